@@ -1,0 +1,155 @@
+"""Values that cross rooms: frames, masks, instances. numpy only; no sockets, no tensors, no files.
+
+Pixels have their origin at the corner of the top-left pixel; boxes are (x0, y0, x1, y1) with x1, y1 exclusive.
+Times are integers of nanoseconds, lengths are metres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+ColourEncoding = Literal["bgr8", "rgb8", "mono8", "jpeg", "png"]
+DepthEncoding = Literal["z16", "z16+zstd", "png16"]
+MaskEncoding = Literal["bits+zstd", "rle"]
+TrackState = Literal["tentative", "tracked", "occluded"]
+Delivery = Literal["newest", "every"]
+Box = tuple[int, int, int, int]
+Buffer = bytes | bytearray | memoryview
+
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsics:
+    """Pinhole intrinsics in pixels, with distortion `coeffs` of `model` (OpenCV's order)."""
+
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+    model: Literal["none", "brown_conrady", "fisheye"] = "none"
+    coeffs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """An encoded depth image: uint16 in units of `scale_m` metres, 0 where unknown.
+
+    `aligned` says that depth pixel (x, y) looks along the ray of colour pixel (x, y).
+    """
+
+    width: int
+    height: int
+    encoding: DepthEncoding
+    scale_m: float
+    aligned: bool
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One camera image as it travels: `colour` holds the bytes in `encoding`, not yet decoded.
+
+    `capture_ns` is read on `clock`: "system" (Unix time), "monotonic" (this host) or "device".
+    """
+
+    camera: str
+    seq: int
+    capture_ns: int
+    width: int
+    height: int
+    encoding: ColourEncoding
+    colour: Buffer
+    clock: str = "system"
+    sent_ns: int = 0
+    depth: Depth | None = None
+    intrinsics: Intrinsics | None = None
+    times: Mapping[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A binary mask of an image of `size` (height, width), stored as the crop inside its box.
+
+    `crop` is bool [y1 - y0, x1 - x0]; an empty mask has box (0, 0, 0, 0) and a crop of shape [0, 0].
+    """
+
+    size: tuple[int, int]
+    box: Box
+    crop: npt.NDArray[np.bool_]
+
+    @classmethod
+    def from_full(cls, full: npt.NDArray[np.bool_]) -> Mask:
+        """Crop a bool [height, width] image to its tight box."""
+        height, width = full.shape
+        rows, columns = np.flatnonzero(full.any(axis=1)), np.flatnonzero(full.any(axis=0))
+        if rows.size == 0:
+            return cls.empty((height, width))
+        x0, y0, x1, y1 = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+        return cls((height, width), (x0, y0, x1, y1), np.ascontiguousarray(full[y0:y1, x0:x1]))
+
+    @classmethod
+    def empty(cls, size: tuple[int, int]) -> Mask:
+        return cls(size, (0, 0, 0, 0), np.zeros((0, 0), dtype=np.bool_))
+
+    def full(self) -> npt.NDArray[np.bool_]:
+        """The whole image, bool [height, width]."""
+        image = np.zeros(self.size, dtype=np.bool_)
+        x0, y0, x1, y1 = self.box
+        image[y0:y1, x0:x1] = self.crop
+        return image
+
+    @property
+    def area(self) -> int:
+        """Pixels inside."""
+        return int(np.count_nonzero(self.crop))
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One tracked object on one frame. `score` is in 0..1; `age` and `frames_since_seen` count frames."""
+
+    id: int
+    label: str
+    score: float
+    state: TrackState
+    age: int
+    frames_since_seen: int
+    mask: Mask
+    position_m: tuple[float, float, float] | None = None
+    frame: str | None = None
+    extent_m: tuple[float, float, float] | None = None
+
+    @property
+    def box(self) -> Box:
+        return self.mask.box
+
+    @property
+    def area(self) -> int:
+        return self.mask.area
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFrame:
+    """All instances of one frame, with the frame's identity and the time each stage took.
+
+    `skipped` counts the frames of this camera that were passed over since the previous MaskFrame.
+    """
+
+    camera: str
+    seq: int
+    capture_ns: int
+    width: int
+    height: int
+    received_ns: int = 0
+    published_ns: int = 0
+    skipped: int = 0
+    model: str = ""
+    stages_us: Mapping[str, int] = field(default_factory=dict)
+    prompts: tuple[str, ...] = ()
+    instances: tuple[Instance, ...] = ()
