@@ -72,6 +72,18 @@ class MissingExtraError(Sam3NodeError):
     code = "missing_extra"
 
 
+class OutputError(Sam3NodeError):
+    """A file (video, image, bag, report) that cannot be written."""
+
+    code = "output"
+
+
+class ProcessError(Sam3NodeError):
+    """A process of a group that could not be started, did not become ready, or ended early."""
+
+    code = "process"
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import `module`, or raise MissingExtraError naming the extra of this package that installs it."""
     try:

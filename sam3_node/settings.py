@@ -83,6 +83,17 @@ class TrackerSettings(Section):
     """Cameras served at once; frames of further ones are counted and dropped."""
 
 
+class GroupSettings(Section):
+    processes: tuple[Literal["camera", "node", "watch"], ...] = ("camera", "node", "watch")
+    """What launch/start brings up, in this order; when one ends, all are taken down."""
+    cameras: tuple[CameraSettings, ...] = ()
+    """Several cameras, the n-th on the n-th of transport.frames; empty starts the one of [camera]."""
+    restart: Literal["never", "on-failure"] = "never"
+    """on-failure: a process that fails is started again, alone, after a growing pause."""
+    grace_s: float = Field(3.0, gt=0.0, le=60.0)
+    """Seconds that a process is given to end after SIGTERM, before it is killed."""
+
+
 class Settings(BaseSettings):
     """Everything that a deployment may choose."""
 
@@ -94,6 +105,7 @@ class Settings(BaseSettings):
     camera: CameraSettings = CameraSettings()
     model: ModelSettings = ModelSettings()
     tracker: TrackerSettings = TrackerSettings()
+    group: GroupSettings = GroupSettings()
 
     @classmethod
     def settings_customise_sources(
