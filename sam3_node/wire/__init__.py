@@ -1,0 +1,39 @@
+"""Wire version 1: bytes only, no sockets. Whatever arrives, unpacking gives a message or raises WireError."""
+
+from .arrays import pack_array, unpack_array
+from .codec import VERSION, Fields, Limits, pack, unpack
+from .control import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
+from .frames import pack_frame, unpack_frame
+from .images import decode_depth, decode_image, encode_depth, encode_image
+from .masks import decode_mask, encode_mask
+from .messages import pack_masks, unpack_masks
+from .topics import frame_topic, masks_topic
+
+__all__ = [
+    "VERSION",
+    "Failure",
+    "Fields",
+    "Limits",
+    "Reply",
+    "Request",
+    "decode_depth",
+    "decode_image",
+    "decode_mask",
+    "encode_depth",
+    "encode_image",
+    "encode_mask",
+    "frame_topic",
+    "masks_topic",
+    "pack",
+    "pack_array",
+    "pack_frame",
+    "pack_masks",
+    "pack_reply",
+    "pack_request",
+    "unpack",
+    "unpack_array",
+    "unpack_frame",
+    "unpack_masks",
+    "unpack_reply",
+    "unpack_request",
+]

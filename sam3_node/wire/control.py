@@ -1,0 +1,81 @@
+"""Control messages: a request {v, id, op, args} and its reply {v, id, ok, result | error {code, message}}.
+
+Masks in arguments and results travel as the maps of `masks.encode_mask`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Sam3NodeError
+from ..types import Buffer
+from .codec import VERSION, Fields, Limits, pack, unpack
+
+_LIMITS = Limits(total_bytes=16 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An operation asked of the node; `id` is the asker's own and comes back in the reply."""
+
+    id: int
+    op: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request failed: the `code` of an error of this package, and its message."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to the request of the same `id`: a result, or an error where `ok` is False."""
+
+    id: int
+    result: Any = None
+    error: Failure | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @classmethod
+    def failed(cls, id: int, error: Sam3NodeError) -> Reply:
+        """The reply that carries an error of this package."""
+        return cls(id, error=Failure(error.code, str(error)))
+
+
+def pack_request(request: Request) -> bytes:
+    """The bytes of a request."""
+    return pack({"v": VERSION, "id": request.id, "op": request.op, "args": request.args})
+
+
+def unpack_request(data: Buffer) -> Request:
+    """The request of such bytes."""
+    fields = Fields(unpack(data, what="request", limits=_LIMITS), "request")
+    fields.require_version()
+    args = fields.fields("args")
+    return Request(fields.integer("id"), fields.text("op"), {name: args.any(name) for name in args.names()})
+
+
+def pack_reply(reply: Reply) -> bytes:
+    """The bytes of a reply."""
+    head = {"v": VERSION, "id": reply.id, "ok": reply.ok}
+    if reply.error is None:
+        return pack(head | {"result": reply.result})
+    return pack(head | {"error": {"code": reply.error.code, "message": reply.error.message}})
+
+
+def unpack_reply(data: Buffer) -> Reply:
+    """The reply of such bytes."""
+    fields = Fields(unpack(data, what="reply", limits=_LIMITS), "reply")
+    fields.require_version()
+    if fields.flag("ok"):
+        return Reply(fields.integer("id"), fields.any("result"))
+    error = fields.fields("error")
+    return Reply(fields.integer("id"), error=Failure(error.text("code"), error.text("message")))

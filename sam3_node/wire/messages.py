@@ -1,0 +1,111 @@
+"""Masks messages: `[b"masks/<camera>", body]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from ..errors import WireError
+from ..types import Buffer, Instance, MaskEncoding, MaskFrame, TrackState
+from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
+from .masks import MAX_MASK_PIXELS, decode_mask, encode_mask
+from .topics import masks_topic, take_camera
+
+_LIMITS = Limits(total_bytes=64 << 20)
+
+
+def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[bytes]:
+    """The parts of one message."""
+    body = {
+        "v": VERSION,
+        "kind": "masks",
+        "camera": masks.camera,
+        "seq": masks.seq,
+        "capture_ns": masks.capture_ns,
+        "received_ns": masks.received_ns,
+        "published_ns": masks.published_ns,
+        "stages_us": dict(masks.stages_us),
+        "skipped": masks.skipped,
+        "width": masks.width,
+        "height": masks.height,
+        "model": masks.model,
+        "prompts": masks.prompts,
+        "instances": [_pack_instance(instance, encoding) for instance in masks.instances],
+    }
+    return [masks_topic(masks.camera), pack(body)]
+
+
+def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
+    """The message of such parts; WireError where anything in it is wrong."""
+    if len(parts) != 2:
+        raise WireError(f"masks: expected 2 parts (topic, body), found {len(parts)}")
+    body = Fields(unpack(parts[1], what="masks", limits=_LIMITS), "masks")
+    body.require_kind("masks")
+    width, height = body.integer("width", 1, MAX_SIDE), body.integer("height", 1, MAX_SIDE)
+    return MaskFrame(
+        camera=take_camera(body, parts[0]),
+        seq=body.integer("seq"),
+        capture_ns=body.integer("capture_ns"),
+        received_ns=body.integer("received_ns"),
+        published_ns=body.integer("published_ns"),
+        stages_us=_unpack_stages(body.fields("stages_us")),
+        skipped=body.integer("skipped"),
+        width=width,
+        height=height,
+        model=body.text("model"),
+        prompts=body.texts("prompts"),
+        instances=_unpack_instances(body.sequence("instances"), (height, width)),
+    )
+
+
+def _unpack_stages(stages: Fields) -> dict[str, int]:
+    return {stage: stages.integer(stage) for stage in stages.names()}
+
+
+def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "id": instance.id,
+        "label": instance.label,
+        "score": instance.score,
+        "box": instance.box,
+        "area": instance.area,
+        "state": instance.state,
+        "age": instance.age,
+        "frames_since_seen": instance.frames_since_seen,
+        "mask": encode_mask(instance.mask, encoding),
+    }
+    optional = {"position_m": instance.position_m, "frame": instance.frame, "extent_m": instance.extent_m}
+    return fields | {key: value for key, value in optional.items() if value is not None}
+
+
+def _unpack_instances(values: Sequence[object], size: tuple[int, int]) -> tuple[Instance, ...]:
+    instances: dict[int, Instance] = {}
+    pixels_left = MAX_MASK_PIXELS
+    for index, value in enumerate(values):
+        instance = _unpack_instance(Fields(value, f"masks: instance {index}"), size, pixels_left)
+        if instances.setdefault(instance.id, instance) is not instance:
+            raise WireError(f"masks: expected each instance's id once, found {instance.id} twice")
+        pixels_left -= instance.mask.crop.size
+    return tuple(instances.values())
+
+
+def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> Instance:
+    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask", max_pixels)
+    if mask.size != size:
+        raise WireError(f"{fields.what}: expected a mask of the frame's size {size}, found {mask.size}")
+    if fields.integers("box", 4) != mask.box or fields.integer("area") != mask.area:
+        raise WireError(
+            f"{fields.what}: expected the box {mask.box} and area {mask.area} of its mask, found others"
+        )
+    return Instance(
+        id=fields.integer("id"),
+        label=fields.text("label"),
+        score=fields.number("score", 0.0, 1.0),
+        state=fields.choice("state", get_args(TrackState)),
+        age=fields.integer("age"),
+        frames_since_seen=fields.integer("frames_since_seen"),
+        mask=mask,
+        position_m=fields.triple("position_m") if fields.has("position_m") else None,
+        frame=fields.text("frame") if fields.has("frame") else None,
+        extent_m=fields.triple("extent_m", low=0.0) if fields.has("extent_m") else None,
+    )

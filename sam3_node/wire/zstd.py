@@ -1,0 +1,42 @@
+"""Zstandard blocks of known size."""
+
+from __future__ import annotations
+
+import threading
+
+import zstandard
+
+from ..errors import WireError
+from ..types import Buffer
+
+# a zstd block is at least 4 bytes long and holds at most 128 KiB
+_MAX_RATIO = (128 << 10) // 4
+
+
+class _Codecs(threading.local):
+    # contexts are costly to make and must not be shared between threads
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_codecs = _Codecs()
+
+
+def compress(data: Buffer) -> bytes:
+    """One zstd frame, level 1, that declares its content size."""
+    return _codecs.compressor.compress(data)
+
+
+def decompress(data: Buffer, size: int, what: str) -> bytes:
+    """The `size` bytes of one zstd frame; WireError, before allocating, where it declares another size."""
+    try:
+        declared = zstandard.get_frame_parameters(data).content_size
+        if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:
+            raise WireError(f"{what}: expected a zstd frame of {size} bytes, found one that cannot hold them")
+        content = _codecs.decompressor.decompress(data, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError) as error:
+        raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error
+    if len(content) != size:
+        raise WireError(f"{what}: expected {size} bytes in the zstd frame, found {len(content)}")
+    return content
