@@ -6,24 +6,40 @@ The string under each field is its help, on the command line and in README's tab
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings.exceptions import SettingsError as UndecodableError
 
 from .errors import SettingsError
 from .types import ColourEncoding, Delivery, MaskEncoding
 
 
+def _split(value: object) -> object:
+    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+
+CommaSeparated = (NoDecode, BeforeValidator(_split))  # "a,b" in the environment and on the command line
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
+    )
 
 
 class TransportSettings(Section):
-    frames: tuple[str, ...] = ("tcp://127.0.0.1:5550",)
-    """Frame endpoints: each camera binds one, the node connects to all. tcp://host:port or ipc://path."""
+    frames: Annotated[tuple[str, ...], *CommaSeparated, Field(min_length=1)] = ("tcp://127.0.0.1:5550",)
+    """Frame endpoints: each camera binds one, the node connects to all. tcp://host:port or ipc://path, …"""
     masks: str = "tcp://127.0.0.1:5551"
     """Endpoint that the node binds and publishes masks on."""
     control: str = "tcp://127.0.0.1:5552"
@@ -84,7 +100,11 @@ class TrackerSettings(Section):
 
 
 class GroupSettings(Section):
-    processes: tuple[Literal["camera", "node", "watch"], ...] = ("camera", "node", "watch")
+    processes: Annotated[tuple[Literal["camera", "node", "watch"], ...], *CommaSeparated] = (
+        "camera",
+        "node",
+        "watch",
+    )
     """What launch/start brings up, in this order; when one ends, all are taken down."""
     cameras: tuple[CameraSettings, ...] = ()
     """Several cameras, the n-th on the n-th of transport.frames; empty starts the one of [camera]."""
@@ -95,10 +115,14 @@ class GroupSettings(Section):
 
 
 class Settings(BaseSettings):
-    """Everything that a deployment may choose."""
+    """Everything that a deployment may choose. Made by `load_settings`, or directly from sections alone."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SAM3_", env_nested_delimiter="__", extra="forbid", use_attribute_docstrings=True, frozen=True
+        env_prefix="SAM3_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        use_attribute_docstrings=True,
+        frozen=True,
     )
 
     transport: TransportSettings = TransportSettings()
@@ -116,8 +140,39 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # the profile is given at birth, and the environment outranks it
-        return env_settings, init_settings
+        # load_settings lays the environment between the profile and the command line
+        return (init_settings,)
+
+
+class Option(NamedTuple):
+    """One field of the tree: `name` is section.field, `default` as it is written, `help` its docstring."""
+
+    name: str
+    default: str
+    help: str
+    choices: tuple[str, ...]
+    is_flag: bool
+    is_text: bool
+
+
+def options() -> Iterator[Option]:
+    """Every field of the tree, in its order. Those that are not `is_text` can only be set in a profile."""
+    for section, holder in Settings.model_fields.items():
+        for name, field in holder.annotation.model_fields.items():  # type: ignore[union-attr]
+            kind = field.annotation
+            choices = tuple(kind.__args__) if get_origin(kind) is Literal else ()
+            is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
+            yield Option(
+                f"{section}.{name}",
+                _write(field.default),
+                field.description or "",
+                choices,
+                kind is bool,
+                is_text,
+            )
+
+
+Layers = Mapping[str, Mapping[str, Any]]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -133,30 +188,74 @@ def read_toml(path: Path) -> dict[str, Any]:
 def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """Build the tree from a TOML profile, the environment and `overrides` ({"model.name": "nano", …}).
 
-    Raises SettingsError that names each wrong field with its place.
+    Raises SettingsError that names each wrong field as section.field, and where it was set.
     """
-    base = read_toml(profile) if profile is not None else {}
+    layers = {str(profile): read_toml(profile)} if profile is not None else {}
+    layers |= {"the environment": _environment(), "the command line": _nest(overrides or {})}
     try:
-        settings = Settings(**base)
-        if not overrides:
-            return settings
-        tree = settings.model_dump()
-        for path, value in overrides.items():
-            section, _, field = path.partition(".")
-            tree[section][field] = value
-        return _revalidate(tree)
+        return Settings(**_merge(layers))
     except ValidationError as error:
-        raise SettingsError(_explain(error, profile)) from error
+        raise SettingsError(_explain(error, layers)) from error
 
 
-def _revalidate(tree: dict[str, Any]) -> Settings:
-    parts = {name: field.annotation(**tree[name]) for name, field in Settings.model_fields.items()}  # type: ignore[misc]
-    return Settings.model_construct(**parts)
+def _environment() -> dict[str, Any]:
+    try:
+        return EnvSettingsSource(Settings)()
+    except UndecodableError as error:
+        raise SettingsError(f"settings in the environment: {error} ({error.__cause__})") from error
 
 
-def _explain(error: ValidationError, profile: Path | None) -> str:
-    where = f" in {profile}" if profile else ""
-    lines = [
-        f"  {'.'.join(map(str, item['loc']))}: {item['msg']} (found {item['input']!r})" for item in error.errors()
-    ]
-    return f"settings do not validate{where}:\n" + "\n".join(lines)
+def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tree: dict[str, dict[str, Any]] = {}
+    for path, value in overrides.items():
+        section, _, name = path.partition(".")
+        tree.setdefault(section, {})[name] = value
+    return tree
+
+
+def _merge(layers: Layers) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for layer in layers.values():
+        for section, fields in layer.items():
+            below = tree.get(section)
+            if isinstance(below, Mapping) and isinstance(fields, Mapping):
+                tree[section] = {**below, **fields}
+            else:
+                tree[section] = fields
+    return tree
+
+
+def _explain(error: ValidationError, layers: Layers) -> str:
+    lines = []
+    for item in error.errors():
+        place, where = ".".join(map(str, item["loc"])), _origin(item["loc"], layers)
+        lines.append(f"{place}: {item['msg']} (found {item['input']!r} in {where})")
+    return "settings do not validate: " + "; ".join(lines)
+
+
+def _origin(place: tuple[int | str, ...], layers: Layers) -> str:
+    """The uppermost layer that holds the section and field."""
+    for name, layer in reversed(list(layers.items())):
+        fields = layer.get(str(place[0]), {})
+        if place[0] in layer and (len(place) == 1 or not isinstance(fields, Mapping) or place[1] in fields):
+            return name
+    return "the defaults"
+
+
+def _write(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def table() -> str:
+    """The configuration as a markdown table, for README."""
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    for option in options():
+        default = f"`{option.default}`" if option.default else ""
+        rows.append(f"| `{option.name}` | {default} | {option.help} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())
