@@ -1,0 +1,158 @@
+"""Where weights come from: the bundled nano, a local folder in transformers' layout, or a hub name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, Sam2VideoModel, Sam3TrackerVideoConfig, Sam3TrackerVideoModel
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from ..errors import ModelError
+from .sam import TrackerModel
+
+NANO = Path(__file__).parent / "nano"
+NANO_SEED = 0
+CLASSES: dict[str, Any] = {
+    "sam3_tracker_video": Sam3TrackerVideoModel,
+    "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; the tracker is taken out
+    "sam2_video": Sam2VideoModel,
+    "sam2": Sam2VideoModel,  # single images: segments, cannot track
+}
+# without these a model segments but cannot track
+MEMORY_MODULES = (
+    "memory_attention.",
+    "memory_encoder.",
+    "memory_temporal_positional_encoding",
+    "no_memory_positional_encoding",
+    "no_object_pointer",
+    "object_pointer_proj.",
+    "mask_downsample.",
+    "temporal_positional_encoding_projection_layer.",
+    "occlusion_spatial_embedding_parameter",
+)
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+CENTRED = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+
+def load_tracker(
+    name_or_path: str | os.PathLike[str] = "nano",
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    compile: bool = False,
+) -> TrackerModel:
+    """Load a tracker: "nano", a folder in transformers' layout, or a hub name such as "facebook/sam3".
+
+    `device` may be "auto" (CUDA where there is one); `dtype` None or "auto" is bfloat16 on CUDA, float32 elsewhere.
+    Raises ModelError when the weights are absent, damaged, or not those of a SAM 2 or SAM 3 tracker.
+    """
+    place = _device(device)
+    number = _dtype(dtype, place)
+    name = os.fspath(name_or_path)
+    if name == "nano":
+        source, can_track, trained = _load_nano()
+    else:
+        source, can_track = _load_pretrained(name)
+        trained = True
+    normalise = _normalisation(str(NANO) if name == "nano" else name, source)
+    model = TrackerModel(
+        _cast(source, place, number),
+        name=Path(name).name if os.path.isdir(name) else name,
+        mean=normalise["image_mean"],
+        std=normalise["image_std"],
+        can_track=can_track,
+    ).to(place)
+    model.trained = trained
+    if compile:
+        model.compile()
+    return model
+
+
+def _load_nano() -> tuple[nn.Module, bool, bool]:
+    if (NANO / "model.safetensors").exists():
+        source, can_track = _load_pretrained(str(NANO))
+        return source, can_track, True
+    config = Sam3TrackerVideoConfig.from_pretrained(NANO)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(NANO_SEED)
+        return Sam3TrackerVideoModel(config).eval(), True, False
+
+
+def _load_pretrained(name: str) -> tuple[nn.Module, bool]:
+    """The transformers model and whether its memory modules were among the weights."""
+    if (os.sep in name or name.startswith(".")) and not os.path.isdir(name) and name.count("/") != 1:
+        raise ModelError(f"no folder {name}: expected 'nano', a folder with config.json and weights, or a hub name")
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        kind = AutoConfig.from_pretrained(name).model_type
+        if kind not in CLASSES:
+            raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(CLASSES)}")
+        source, found = CLASSES[kind].from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
+        raise ModelError(
+            f"cannot load {name}: expected a folder or hub repository with config.json and safetensors; "
+            f"found {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+    missing = sorted(found["missing_keys"])
+    essential = [key for key in missing if not key.startswith(MEMORY_MODULES)]
+    if essential or found["mismatched_keys"]:
+        wrong = essential or [str(item) for item in found["mismatched_keys"]]
+        raise ModelError(f"{name} lacks {len(wrong)} tensors that a tracker needs, among them {', '.join(wrong[:3])}")
+    return source.eval(), not missing
+
+
+def _normalisation(name: str, source: nn.Module) -> dict[str, list[float]]:
+    """Mean and deviation of pixels: as the checkpoint's own processor file says, else the family's."""
+    path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+    if path is not None:
+        found = json.loads(Path(path).read_text())
+        if "image_mean" in found and "image_std" in found:
+            return {key: [float(value) for value in found[key]] for key in ("image_mean", "image_std")}
+    return CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
+
+
+def _cast(source: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Move to device and dtype, rotary frequencies staying float32 as in the reference."""
+    exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith("inv_freq")}
+    source.to(device=device, dtype=dtype)
+    for name, buffer in exact.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(source.get_submodule(owner), attribute, buffer.to(device))
+    return source
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, but torch finds no CUDA device; use --model.device cpu")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype in (None, "auto"):
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"unknown dtype {dtype}; expected float32, bfloat16 or float16")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:300]

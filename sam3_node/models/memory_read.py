@@ -1,0 +1,184 @@
+"""The memory read: features of the present frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
+
+The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
+
+- all objects in one batch, empty memory slots masked;
+- channels of queries and keys permuted so that rotary pairs lie in two halves (dot products do not change);
+- value and output projections applied after the attention, to its 64-channel result (softmax weights sum to one);
+- everything that no memory has influenced yet computed once for all objects.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class MemoryRead(nn.Module):
+    """Reads the bank. Built from a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        config = source.config
+        attention = source.memory_attention
+        if config.memory_attention_num_attention_heads != 1:
+            raise ValueError("the memory read supports one attention head, as every SAM 2 and SAM 3 checkpoint has")
+        height, width = source.backbone_feature_sizes[-1]
+        self.hidden = source.hidden_dim
+        self.memory_channels = source.mem_dim
+        self.pointer_tokens = max(1, self.hidden // self.memory_channels)
+        self.max_pointers = config.max_object_pointers_in_encoder
+        self.pointer_time = (
+            source.temporal_positional_encoding_projection_layer
+            if config.enable_temporal_pos_encoding_for_object_pointers
+            else None
+        )
+        reference = source.no_memory_embedding
+        position = source.memory_encoder.position_encoding(
+            (1, self.memory_channels, height, width), reference.device, torch.float32
+        )
+        # [num_maskmem, HW, 64]: where in the image plus how long ago; the last row serves conditioning frames
+        temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.memory_channels)
+        place = position.flatten(2).transpose(1, 2) + temporal
+        self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
+        self.register_buffer("image_position", 0.1 * _sine(source, (height, width)), persistent=False)
+        cos, sin = attention.rotary_emb(reference, attention.position_ids)
+        self.register_buffer("cos", cos[0, :, ::2].contiguous(), persistent=False)  # [HW, D / 2]
+        self.register_buffer("sin", sin[0, :, ::2].contiguous(), persistent=False)
+        self.layers = nn.ModuleList(_ReadLayer(layer) for layer in attention.layers)
+        self.norm = attention.layer_norm
+
+    def forward(
+        self,
+        top: Tensor,
+        memory: Tensor,
+        offset: Tensor,
+        pointers: Tensor,
+        pointer_age: Tensor,
+        valid: Tensor | None,
+    ) -> Tensor:
+        """Condition the top feature map on each object's memories.
+
+        top [1, C, h, w] · memory [N, S, hw, 64] any float dtype · offset int64 [N, S] rows of the temporal table ·
+        pointers [N, P, C] · pointer_age float32 [N, P] in frames · valid bool [N, S + P], None where all are ->
+        [N, C, h, w].
+        """
+        count, slots, area, channels = memory.shape
+        tokens = memory.to(top.dtype).reshape(count, slots * area, channels)
+        pointer_tokens = pointers.reshape(count, -1, channels)
+        values = torch.cat([tokens, pointer_tokens], dim=1)
+        place = torch.cat(
+            [self.memory_position[offset].reshape(count, slots * area, channels), self._pointer_place(pointer_age)],
+            dim=1,
+        )
+        keys = values + place
+        bias = self._bias(valid, slots, area, top.dtype)
+        x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
+        for layer in self.layers:
+            x = layer(x, keys, values, bias, self.cos, self.sin, slots)
+        return self.norm(x).transpose(1, 2).reshape(count, self.hidden, *top.shape[-2:])
+
+    def _pointer_place(self, age: Tensor) -> Tensor:
+        """Temporal encoding of pointers, [N, P * tokens, 64]; zero where the weights have none."""
+        count, pointers = age.shape
+        if self.pointer_time is None:
+            return self.memory_position.new_zeros(count, pointers * self.pointer_tokens, self.memory_channels)
+        phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
+        place = self.pointer_time(phase.to(self.memory_position.dtype))
+        return place.repeat_interleave(self.pointer_tokens, dim=1)
+
+    def _bias(self, valid: Tensor | None, slots: int, area: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive attention bias [N, 1, tokens]: 0 where valid, minus infinity elsewhere."""
+        if valid is None:
+            return None
+        memory = valid[:, :slots].repeat_interleave(area, dim=1)
+        pointer = valid[:, slots:].repeat_interleave(self.pointer_tokens, dim=1)
+        keep = torch.cat([memory, pointer], dim=1)[:, None]
+        return torch.zeros_like(keep, dtype=dtype).masked_fill_(~keep, float("-inf"))
+
+
+class _ReadLayer(nn.Module):
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
+        self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
+        own, cross = source.self_attn, source.cross_attn_image
+        halves = _halves(own.internal_dim, own.q_proj.weight.device)
+        self.scale = own.scaling
+        # one matrix for query, key and value of the self-attention
+        self.own_weight = nn.Parameter(
+            torch.cat([own.q_proj.weight[halves], own.k_proj.weight[halves], own.v_proj.weight]).detach(), False
+        )
+        self.own_bias = nn.Parameter(
+            torch.cat([own.q_proj.bias[halves], own.k_proj.bias[halves], own.v_proj.bias]).detach(), False
+        )
+        self.own_out = own.o_proj
+        self.query_weight = nn.Parameter(cross.q_proj.weight[halves].detach(), False)
+        self.query_bias = nn.Parameter(cross.q_proj.bias[halves].detach(), False)
+        self.key_weight = nn.Parameter(cross.k_proj.weight[halves].detach(), False)
+        self.key_bias = nn.Parameter(cross.k_proj.bias[halves].detach(), False)
+        # o_proj(v_proj(.)) as one matrix from 64 channels
+        out, value = cross.o_proj, cross.v_proj
+        self.value_weight = nn.Parameter((out.weight.double() @ value.weight.double()).to(out.weight.dtype), False)
+        folded = out.weight.double() @ value.bias.double() + out.bias.double()
+        self.value_bias = nn.Parameter(folded.to(out.bias.dtype), False)
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, slots: int
+    ) -> Tensor:
+        # x [1 or N, hw, C]: one row until the first memory has been read, then one an object
+        x = x + self._attend_self(self.norm1(x), cos, sin)
+        query = _rotate(F.linear(self.norm2(x), self.query_weight, self.query_bias), cos, sin)
+        read = self._attend_memory(query, keys, values, bias, cos, sin, slots)
+        x = x + F.linear(read, self.value_weight, self.value_bias)
+        return x + self.linear2(self.activation(self.linear1(self.norm3(x))))
+
+    def _attend_self(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        query, key, value = F.linear(x, self.own_weight, self.own_bias).chunk(3, dim=-1)
+        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None], scale=self.scale)
+        return self.own_out(out[:, 0])
+
+    def _attend_memory(
+        self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, slots: int
+    ) -> Tensor:
+        count, area = keys.shape[0], cos.shape[0]
+        key = F.linear(keys, self.key_weight, self.key_bias)  # [N, tokens, D]
+        spatial = slots * area  # pointers come last and are not rotated
+        rotated = _rotate(key[:, :spatial].reshape(count, slots, area, -1), cos, sin)
+        key = torch.cat([rotated.reshape(count, spatial, -1), key[:, spatial:]], dim=1)
+        scores = torch.matmul(query * self.scale, key.transpose(1, 2))  # [N, hw, tokens]
+        if bias is not None:
+            scores = scores + bias
+        return torch.matmul(scores.softmax(dim=-1), values)
+
+
+def _halves(size: int, device: torch.device) -> Tensor:
+    """Channel order that brings rotary pairs (0, 1), (2, 3), … into the first and second half."""
+    return torch.arange(size, device=device).reshape(-1, 2).T.reshape(-1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position encoding of x [..., hw, D] whose pairs lie in halves; cos, sin [hw, D / 2] float32."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def _sine_1d(position: Tensor, channels: int) -> Tensor:
+    """Sine encoding of position [...] -> [..., channels], float32."""
+    half = channels // 2
+    period = 10000.0 ** (2 * (torch.arange(half, device=position.device, dtype=torch.float32) // 2) / half)
+    phase = position.unsqueeze(-1) / period
+    return torch.cat([phase.sin(), phase.cos()], dim=-1)
+
+
+def _sine(source: nn.Module, size: tuple[int, int]) -> Tensor:
+    """The sine position map that the vision encoder adds to its top feature map, [1, hw, C]."""
+    encoder = source.memory_encoder.position_encoding
+    reference = source.no_memory_embedding
+    shape = torch.Size((1, source.hidden_dim, *size))
+    position = type(encoder)(num_position_features=source.hidden_dim // 2, normalize=True)(
+        shape, reference.device, torch.float32
+    )
+    return position.flatten(2).transpose(1, 2).to(reference.dtype)

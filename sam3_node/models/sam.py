@@ -1,0 +1,205 @@
+"""One tracker model as stages with plain tensor signatures: encode, read, decode, remember.
+
+Each stage is a pure function of tensors of fixed shape, so that each can be run eagerly, compiled, or replaced by an
+engine. What follows transformers' `Sam3TrackerVideoModel` and `Sam2VideoModel`, which are also the oracle.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .encoder import build_encoder, resize_matrix
+from .memory_read import MemoryRead
+
+ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
+MASK_SCALE, MASK_BIAS = 20.0, -10.0  # a mask given as prompt, as logits
+
+
+class Features(NamedTuple):
+    """What one image is to the tracker: fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
+
+    fine: Tensor
+    middle: Tensor
+    top: Tensor
+
+
+class Decoded(NamedTuple):
+    """Per object: logits [N, 4h, 4w], iou [N] predicted, presence [N] logit, pointer [N, C]."""
+
+    logits: Tensor
+    iou: Tensor
+    presence: Tensor
+    pointer: Tensor
+
+
+class TrackerModel(nn.Module):
+    """The stages of a SAM tracker, sharing the weights of a transformers model. Inference only.
+
+    `can_track` is False for weights without memory modules: they can segment single frames.
+    `trained` is False for random weights.
+    """
+
+    def __init__(self, source: nn.Module, *, name: str, mean: list[float], std: list[float], can_track: bool) -> None:
+        super().__init__()
+        config = source.config
+        self.name, self.can_track, self.trained = name, can_track, True
+        self.image_size: int = source.prompt_encoder.input_image_size
+        self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
+        self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size
+        self.hidden: int = source.hidden_dim
+        self.memory_channels: int = source.mem_dim
+        self.num_maskmem: int = source.num_maskmem
+        self.max_conditioning: int = config.max_cond_frame_num
+        self.max_pointers: int = config.max_object_pointers_in_encoder
+        self.multimask = config.multimask_output_in_sam
+        self.multimask_tracking = config.multimask_output_for_tracking
+        self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
+        self.static_shapes = False
+        self.encode_stage = build_encoder(source)
+        self.read_stage = MemoryRead(source)
+        self.decode_stage = Decoder(source)
+        self.remember_stage = MemoryWrite(source)
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.requires_grad_(False).eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.decode_stage.no_memory.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decode_stage.no_memory.dtype
+
+    def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
+        """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
+        pixels = torch.from_numpy(np.ascontiguousarray(image)).to(self.device, non_blocking=True)
+        pixels = pixels.flip(-1).permute(2, 0, 1)[None]
+        size = (self.image_size, self.image_size)
+        if pixels.device.type != "cpu":
+            pixels = pixels.float()
+        pixels = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=True)
+        return ((pixels.float() / 255 - self.mean) / self.std).to(self.dtype)
+
+    def encode(self, pixels: Tensor) -> Features:
+        """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
+        return Features(*self.encode_stage(pixels.to(self.device, self.dtype)))
+
+    def compile(self) -> None:  # type: ignore[override]
+        """Compile every stage; shapes become static, so that each bucket compiles once."""
+        self.static_shapes = True
+        for stage in (self.encode_stage, self.read_stage, self.decode_stage, self.remember_stage):
+            stage.compile(dynamic=False)
+
+
+class Decoder(nn.Module):
+    """Prompts and features to masks: SAM's prompt encoder and mask decoder, and the object pointer."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.prompt_encoder = source.prompt_encoder
+        self.mask_decoder = source.mask_decoder
+        self.pointer_proj = source.object_pointer_proj
+        self.mask_downsample = source.mask_downsample
+        self.no_memory = source.no_memory_embedding
+        self.no_pointer = source.no_object_pointer
+        position = source.get_image_wide_positional_embeddings()
+        self.register_buffer("position", position.detach().clone(), persistent=False)
+        empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
+        with torch.no_grad():
+            nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
+        self.register_buffer("nothing", nothing.detach().clone(), persistent=False)
+
+    def forward(self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool) -> Decoded:
+        """top [N, C, h, w], fine and middle of one image, sparse [1 or N, 1, T, C], dense [1 or N, C, h, w]."""
+        count = top.shape[0]
+        masks, iou, tokens, presence = self.mask_decoder(
+            image_embeddings=top,
+            image_positional_embeddings=self.position,
+            sparse_prompt_embeddings=sparse.expand(count, -1, -1, -1),
+            dense_prompt_embeddings=dense,
+            multimask_output=multimask,
+            high_resolution_features=[fine, middle],
+        )
+        best = iou[:, 0].argmax(dim=-1)
+        rows = torch.arange(count, device=top.device)
+        present = presence[:, 0] > 0  # [N, 1]
+        logits = masks[rows, 0, best].masked_fill(~present[..., None], ABSENT_LOGIT)
+        token = tokens[rows, 0, best if multimask else torch.zeros_like(best)]
+        pointer = torch.where(present, self.pointer_proj(token), self.no_pointer)
+        return Decoded(logits, iou[rows, 0, best], presence[:, 0, 0], pointer)
+
+    def no_prompt(self) -> tuple[Tensor, Tensor]:
+        """The sparse [1, 1, 2, C] and dense [1, C, h, w] embeddings of no prompt at all."""
+        return self.nothing, self._dense(None)
+
+    def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Embed points [n, 2] in model pixels with labels int [n], and logits [4h, 4w] of an earlier mask, if any.
+
+        Labels: 1 inside, 0 outside, 2 and 3 the top-left and bottom-right corner of a box.
+        """
+        embedded, _ = self.prompt_encoder(points[None, None].to(self.position.dtype), labels[None, None], None, None)
+        return embedded, self._dense(logits)
+
+    def _dense(self, logits: Tensor | None) -> Tensor:
+        if logits is None:
+            return self.prompt_encoder.no_mask_embed.weight.reshape(1, -1, 1, 1).expand(-1, -1, *self.position.shape[-2:])
+        return self.prompt_encoder.mask_embed(logits[None, None].to(self.position.dtype))
+
+    def pointer_of_mask(self, features: Features, mask: Tensor) -> Tensor:
+        """Object pointer [1, C] of a mask given as prompt, float [1, 1, S, S] in 0..1."""
+        small = self.mask_downsample(mask)
+        size = self.prompt_encoder.mask_input_size
+        if small.shape[-2:] != tuple(size):
+            small = F.interpolate(small.float(), size=size, mode="bilinear", align_corners=False, antialias=True)
+        dense = self.prompt_encoder.mask_embed(small.to(mask.dtype))
+        sparse = self.nothing
+        pointer = self(features.top, features.fine, features.middle, sparse, dense, True).pointer
+        return torch.where(mask.any(), pointer, self.no_pointer)
+
+
+class MemoryWrite(nn.Module):
+    """Features and masks to memories: the memory encoder, and the mark of an object that is out of view."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        encoder, config = source.memory_encoder, source.config
+        self.feature_projection = encoder.feature_projection
+        self.mask_downsampler = encoder.mask_downsampler
+        self.memory_fuser, self.projection = encoder.memory_fuser, encoder.projection
+        self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
+        self.occluded = source.occlusion_spatial_embedding_parameter
+        image, low = source.prompt_encoder.input_image_size, source.prompt_encoder.mask_input_size[0]
+        device = source.no_memory_embedding.device
+        # the reference resizes logits to the image and then to the memory encoder's input: two linear maps, one matrix
+        self.register_buffer("from_logits", resize_matrix((low, image, 4 * low)).to(device), persistent=False)
+        self.register_buffer("from_image", resize_matrix((image, 4 * low)).to(device), persistent=False)
+        self.register_buffer("to_logits", resize_matrix((image, low)).to(device), persistent=False)
+
+    def upsample(self, logits: Tensor) -> Tensor:
+        """Low-resolution logits [N, 4h, 4w] -> [N, 1, 16h, 16w], the memory encoder's input size, float32."""
+        return (self.from_logits @ logits.float() @ self.from_logits.T)[:, None]
+
+    def from_mask(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Mask [1, 1, S, S] in 0..1 -> logits [1, 4h, 4w] and memory input [1, 1, 16h, 16w], float32."""
+        high = mask.float() * MASK_SCALE + MASK_BIAS
+        return (self.to_logits @ high @ self.to_logits.T)[:, 0], self.from_image @ high @ self.from_image.T
+
+    def forward(self, top: Tensor, masks: Tensor, prompted: bool, presence: Tensor) -> Tensor:
+        """top [1, C, h, w] of the image, masks [N, 1, 16h, 16w] logits, presence [N] -> memory [N, hw, 64] bfloat16.
+
+        `prompted`: the masks answer a prompt, and are made binary first.
+        """
+        weight = (masks > 0).float() if prompted else masks.sigmoid()
+        embedded = self.mask_downsampler((weight * self.scale + self.bias).to(top.dtype))
+        memory = self.projection(self.memory_fuser(self.feature_projection(top) + embedded))
+        if self.occluded is not None:
+            absent = (presence <= 0).to(memory.dtype)[:, None, None, None]
+            memory = memory + absent * self.occluded[..., None, None]
+        return memory.flatten(2).transpose(1, 2).to(torch.bfloat16)

@@ -1,0 +1,180 @@
+"""The memory bank: every object's memories in two preallocated tensors, written by index.
+
+Per object row: a ring of the newest frames, then slots for conditioning frames (those that were prompted). A ledger
+on the host knows which frame lies where, so that reading needs no question to the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models import TrackerModel
+from .selection import Bools, Floats, Ints, Rule
+
+NO_FRAME = -1
+CONDITIONING_SLOTS = 8  # where the reference would keep all conditioning frames for ever
+CONDITIONING_POINTERS = 16
+
+
+class Memories(NamedTuple):
+    """What N objects attend to, as `MemoryRead` takes it: memory [N, S, hw, 64], offset int64 [N, S],
+    pointers [N, P, C], pointer_age float32 [N, P], valid bool [N, S + P] or None where all are."""
+
+    memory: Tensor
+    offset: Tensor
+    pointers: Tensor
+    pointer_age: Tensor
+    valid: Tensor | None
+
+
+class _Slots(NamedTuple):
+    """Chosen slots of each row: index int64 [N, K], time int64 [N, K], valid bool [N, K]."""
+
+    index: Ints
+    time: Ints
+    valid: Bools
+
+    def trimmed(self) -> _Slots:
+        """Without the columns that no row uses; the valid ones of a row come first."""
+        width = max(1, int(self.valid.sum(axis=1).max()))
+        return _Slots(self.index[:, :width], self.time[:, :width], self.valid[:, :width])
+
+
+class MemoryBank:
+    """Memories of up to `max_objects` objects, for a pool of `bank_size` frames each.
+
+    Its tensors are allocated once. `bank_size` counts the ring and one conditioning frame, so 7 is the reference.
+    """
+
+    def __init__(self, model: TrackerModel, max_objects: int, bank_size: int, rule: Rule) -> None:
+        self._rule = rule
+        self._num_maskmem, self._max_pointers = model.num_maskmem, model.max_pointers
+        self._ring = bank_size - 1
+        self._conditioning = model.max_conditioning if model.max_conditioning > 0 else CONDITIONING_SLOTS
+        self._pointer_ring = max(self._ring, model.max_pointers - 1)
+        area = model.grid[0] * model.grid[1]
+        self.features = torch.zeros(  # [objects, ring + conditioning, hw, 64]
+            (max_objects, self._ring + self._conditioning, area, model.memory_channels),
+            dtype=torch.bfloat16,
+            device=model.device,
+        )
+        self.pointers = torch.zeros(  # [objects, ring + conditioning, C]
+            (max_objects, self._pointer_ring + CONDITIONING_POINTERS, model.hidden),
+            dtype=model.dtype,
+            device=model.device,
+        )
+        shape = (max_objects, self._pointer_ring)
+        self._frame: Ints = np.full(shape, NO_FRAME, dtype=np.int64)
+        self._prompted: Bools = np.zeros(shape, dtype=np.bool_)
+        self._score: Floats = np.zeros(shape, dtype=np.float32)
+        self._conditioning_frame: Ints = np.full((max_objects, self._conditioning), NO_FRAME, dtype=np.int64)
+        self._conditioning_pointer: Ints = np.full((max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64)
+        self._unread_scores: tuple[Ints, int, Tensor] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory that the bank holds, for good."""
+        return self.features.nbytes + self.pointers.nbytes
+
+    def clear(self, row: int) -> None:
+        """Forget the object in `row`."""
+        for ledger in (self._frame, self._conditioning_frame, self._conditioning_pointer):
+            ledger[row] = NO_FRAME
+
+    def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
+        """Store a tracked frame: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`) of N rows."""
+        index = torch.from_numpy(rows).to(self.features.device, non_blocking=True)
+        slot = frame % self._pointer_ring
+        self.features[index, frame % self._ring] = memory
+        self.pointers[index, slot] = pointer
+        self._frame[rows, slot] = frame
+        self._prompted[rows, slot] = False
+        self._unread_scores = (rows, slot, score)
+
+    def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
+        """Store a prompted frame, not later than step `now`: memory [1, hw, 64], pointer [1, C] of one row.
+
+        It outlives the ring; when the conditioning slots are full it takes the place of the oldest.
+        """
+        self._store_conditioning(row, frame, memory[0], pointer[0])
+        if now - frame < self._ring:  # an evicted conditioning frame still counts while it is recent
+            self.features[row, frame % self._ring] = memory[0]
+        if now - frame < self._pointer_ring:
+            slot = frame % self._pointer_ring
+            self._frame[row, slot], self._prompted[row, slot], self._score[row, slot] = frame, True, 1.0
+
+    def _store_conditioning(self, row: int, frame: int, memory: Tensor, pointer: Tensor) -> None:
+        for ledger, store, offset, value in (
+            (self._conditioning_frame[row], self.features, self._ring, memory),
+            (self._conditioning_pointer[row], self.pointers, self._pointer_ring, pointer),
+        ):
+            same = np.flatnonzero(ledger == frame)
+            slot = int(same[0]) if same.size else int(ledger.argmin())
+            if frame >= ledger[slot]:
+                ledger[slot] = frame
+                store[row, offset + slot] = value
+
+    def read(self, rows: Ints, frame: int, static: bool) -> Memories:
+        """What the objects in `rows` attend to on step `frame`. `static`: the same shapes on every step."""
+        self._settle_scores()
+        memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
+        if not static:
+            memory, pointer = memory.trimmed(), pointer.trimmed()
+        valid = np.concatenate([memory.valid, pointer.valid], axis=1)
+        device = self.features.device
+        row, slots, offset, pointer_slots, age = (
+            torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+            for array in (rows[:, None], memory.index, memory.time, pointer.index, pointer.time.astype(np.float32))
+        )
+        keep = None if valid.all() and not static else torch.from_numpy(valid).to(device, non_blocking=True)
+        return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, keep)
+
+    def _memory_slots(self, rows: Ints, frame: int) -> _Slots:
+        frames, ages = self._frame[rows], frame - self._frame[rows]
+        conditioning = self._conditioning_frame[rows]
+        attended = self._prompted[rows] & (frames[:, :, None] == conditioning[:, None, :]).any(axis=2)
+        held = (frames != NO_FRAME) & (ages <= self._ring) & ~attended
+        chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
+        index = np.take_along_axis(frames, chosen, axis=1) % self._ring
+        return _join(
+            _Slots(np.where(valid, index, 0), np.where(valid, offset - 1, 0), valid),
+            self._conditioning_slots(conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)),
+        )
+
+    def _pointer_slots(self, rows: Ints, frame: int) -> _Slots:
+        ages = frame - self._frame[rows]
+        held = (self._frame[rows] != NO_FRAME) & ~self._prompted[rows]
+        chosen, age, valid = self._rule.choose(ages, self._score[rows], held, self._max_pointers - 1)
+        conditioning = self._conditioning_pointer[rows]
+        return _join(
+            _Slots(np.where(valid, chosen, 0), np.where(valid, age, 0), valid),
+            self._conditioning_slots(conditioning, self._pointer_ring, frame - conditioning),
+        )
+
+    @staticmethod
+    def _conditioning_slots(frames: Ints, offset: int, time: Ints) -> _Slots:
+        valid = frames != NO_FRAME
+        index = np.broadcast_to(offset + np.arange(frames.shape[1]), frames.shape)
+        return _Slots(np.where(valid, index, 0), np.where(valid, time, 0), valid)
+
+    def _settle_scores(self) -> None:
+        if self._unread_scores is not None and self._rule.by_rank:
+            rows, slot, score = self._unread_scores
+            self._score[rows, slot] = score.float().cpu().numpy()
+        self._unread_scores = None
+
+
+def confidence(presence: Tensor, iou: Tensor) -> Tensor:
+    """How sure a mask is, 0..1: presence logit and predicted IoU in one (SAM 3's `cal_mem_score`)."""
+    return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
+
+
+def _join(first: _Slots, second: _Slots) -> _Slots:
+    """Both, the valid slots of each row in front."""
+    index, time, valid = (np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
+    order = np.argsort(~valid, axis=1, kind="stable")
+    return _Slots(*(np.take_along_axis(array, order, axis=1) for array in (index, time, valid)))
