@@ -1,0 +1,102 @@
+"""Masks written to MCAP files and read back, whole and broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sam3_node.errors import CameraError, OutputError, Sam3NodeError
+from sam3_node.types import Instance, Mask, MaskFrame
+
+pytest.importorskip("mcap")
+
+from mcap.reader import make_reader
+
+from sam3_node.bags import MaskBagWriter, read_masks
+
+
+def masks_at(seq: int, camera: str = "cam0") -> MaskFrame:
+    full = np.random.default_rng(seq).random((48, 64)) > 0.5
+    instance = Instance(3, "red mug", 0.75, "tracked", seq, 0, Mask.from_full(full))
+    return MaskFrame(
+        camera, seq, 1_000 + seq, 64, 48, 1_100 + seq, 1_200 + seq, 0, "nano", {"track": 5}, (), (instance,)
+    )
+
+
+def assert_same(found: MaskFrame, expected: MaskFrame) -> None:
+    assert (found.camera, found.seq, found.capture_ns, found.published_ns) == (
+        expected.camera,
+        expected.seq,
+        expected.capture_ns,
+        expected.published_ns,
+    )
+    assert found.stages_us == expected.stages_us
+    assert np.array_equal(found.instances[0].mask.full(), expected.instances[0].mask.full())
+
+
+@pytest.mark.parametrize("encoding", ["rle", "bits+zstd"])
+def test_masks_come_back_as_they_were_written(tmp_path: Path, encoding: str) -> None:
+    written = [masks_at(0), masks_at(1, "left"), masks_at(2)]
+    with MaskBagWriter(tmp_path / "new" / "masks.mcap", encoding) as bag:  # type: ignore[arg-type]
+        for masks in written:
+            bag.write(masks)
+    read = list(read_masks(tmp_path / "new" / "masks.mcap"))
+    assert len(read) == 3
+    for found, expected in zip(read, written, strict=True):
+        assert_same(found, expected)
+
+
+def test_any_mcap_reader_sees_topics_times_and_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "masks.mcap"
+    with MaskBagWriter(path) as bag:
+        bag.write(masks_at(7))
+    with path.open("rb") as file:
+        (_, channel, message), *rest = make_reader(file).iter_messages()
+    assert not rest
+    assert (channel.topic, channel.message_encoding) == ("/masks/cam0", "msgpack")
+    assert (message.log_time, message.publish_time, message.sequence) == (1_007, 1_207, 7)
+
+
+def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "masks.mcap"
+    with MaskBagWriter(path, "bits+zstd") as bag:
+        for seq in range(3000):
+            bag.write(masks_at(seq))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 3 // 4])
+    seqs = [masks.seq for masks in read_masks(path)]
+    assert seqs == list(range(len(seqs)))
+    assert len(seqs) > 1000
+
+
+def test_a_file_that_is_no_mcap_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "masks.mcap"
+    path.write_bytes(b"certainly not an MCAP file, and long enough")
+    with pytest.raises(CameraError, match=r"masks\.mcap is not a readable MCAP file"):
+        list(read_masks(path))
+    with pytest.raises(CameraError, match=r"cannot read .*none\.mcap"):
+        list(read_masks(tmp_path / "none.mcap"))
+
+
+def test_flipped_bytes_never_raise_anything_but_errors_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "masks.mcap"
+    with MaskBagWriter(path) as bag:
+        bag.write(masks_at(1))
+    whole = path.read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(whole)
+        broken[int(random.integers(len(broken)))] = int(random.integers(256))
+        path.write_bytes(broken)
+        try:
+            list(read_masks(path))
+        except Sam3NodeError:
+            continue
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*file/masks\.mcap"):
+        MaskBagWriter(tmp_path / "file" / "masks.mcap")
