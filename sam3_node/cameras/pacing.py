@@ -1,0 +1,46 @@
+"""When the next image is due: an absolute grid of times, so that waiting errors never add up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..types import NANOSECONDS
+
+
+class Pacer:
+    """Ticks `fps` times a second from the first tick on. Missed ticks are left out, not made up for."""
+
+    def __init__(self, fps: float, stop: threading.Event) -> None:
+        self._period_ns = NANOSECONDS / fps
+        self._stop = stop
+        self._start_ns: int | None = None
+        self._tick = 0
+
+    def wait(self) -> bool:
+        """Wait for the next tick; False when stopped. Returns at once when that tick is already past."""
+        now = time.monotonic_ns()
+        if self._start_ns is None:
+            self._start_ns = now
+        due = self._start_ns + self._tick * self._period_ns
+        stopped = self._stop.wait(max(0.0, due - now) / NANOSECONDS)
+        passed = int((time.monotonic_ns() - self._start_ns) // self._period_ns)
+        self._tick = max(self._tick, passed) + 1
+        return not stopped
+
+
+class RateLimit:
+    """Passes on at most `fps` images a second of a faster camera, evenly; 0 passes all."""
+
+    def __init__(self, fps: float) -> None:
+        self._period_ns = NANOSECONDS / fps if fps else 0.0
+        self._due_ns = 0.0
+
+    def admits(self, monotonic_ns: int) -> bool:
+        """Whether the image taken at this time of the monotonic clock is to be passed on."""
+        # a quarter of a period early is on time: else jitter would halve the rate of an equally fast camera
+        if monotonic_ns < self._due_ns - self._period_ns / 4:
+            return False
+        late = monotonic_ns - self._due_ns > self._period_ns
+        self._due_ns = (monotonic_ns if late else self._due_ns) + self._period_ns
+        return True
