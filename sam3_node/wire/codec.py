@@ -268,10 +268,9 @@ class Fields:
 
     def require_version(self) -> None:
         """Refuse a message of another wire version."""
-        if self._map.get("v") != VERSION:
-            raise WireError(
-                f"{self.what}: expected wire version {VERSION}, found {describe(self._map.get('v'))}"
-            )
+        version = self._map.get("v")
+        if type(version) is not int or version != VERSION:
+            raise WireError(f"{self.what}: expected wire version {VERSION}, found {describe(version)}")
 
     def require_kind(self, kind: str) -> None:
         """Refuse a message of another wire version or kind."""

@@ -18,7 +18,7 @@ CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 Image = npt.NDArray[np.uint8]
 DepthImage = npt.NDArray[np.uint16]
 
-# no image in these formats is smaller than its pixels by more than deflate's best
+# deflate's best: at a byte or more per pixel not even a blank image has more pixels per byte of file
 _MAX_RATIO = 1032
 _MAX_JPEG_SEGMENTS = 1024
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the start-of-frame markers
