@@ -1,0 +1,61 @@
+"""What the publishers of frames and of masks share: one bound socket, live or lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from ..types import Buffer, Delivery
+from .sockets import bind, open_socket, send_parts
+
+EVERY_QUEUE = 2
+
+
+class Publisher:
+    """Binds a PUB socket (`newest`) or a PUSH socket (`every`).
+
+    `newest` never waits: for a peer that does not keep up, messages beyond a short queue are dropped.
+    `every` waits for room, and for a peer; with several peers each message goes to one of them.
+    For one thread at a time.
+    """
+
+    def __init__(self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._newest = delivery == "newest"
+        # its own context: ending one is the only way to wait until a queue has been flushed
+        self._context = zmq.Context()
+        if self._newest:
+            socket = open_socket(zmq.PUB, queue, max_bytes, context=self._context)
+        else:
+            socket = open_socket(zmq.PUSH, EVERY_QUEUE, max_bytes, heartbeats=False, context=self._context)
+        self._socket = socket
+        try:
+            self.endpoint = bind(socket, endpoint)
+        except BaseException:
+            self.close(0)
+            raise
+
+    def close(self, linger_ms: int | None = None) -> None:
+        """Close, waiting at most `linger_ms` for what is queued to leave. Idempotent.
+
+        The default is 100 for `newest` and 5000 for `every`.
+        """
+        default_ms = 100 if self._newest else 5000
+        self._socket.close(default_ms if linger_ms is None else linger_ms)
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
+        if not self._newest and not self._socket.poll(timeout_ms, zmq.POLLOUT):
+            return False
+        return send_parts(self._socket, pack(), self._max_bytes)
