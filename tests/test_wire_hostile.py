@@ -1,0 +1,449 @@
+"""Hostile bytes: WireError or a message, nothing else, and no memory for what is declared but not present."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import resource
+import struct
+import tracemalloc
+import zlib
+from contextlib import contextmanager, suppress
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sam3_node.errors import WireError
+from sam3_node.types import Depth, Frame
+from sam3_node.wire import (
+    Limits,
+    decode_depth,
+    decode_image,
+    decode_mask,
+    encode_image,
+    unpack,
+    unpack_array,
+    unpack_frame,
+    unpack_masks,
+    unpack_reply,
+    unpack_request,
+)
+
+from .wire_examples import EXAMPLES, JPEG, golden
+
+MEGABYTE = 1 << 20
+
+
+@contextmanager
+def little_memory(megabytes=2):
+    """Fails where Python, or anything else in the process, took more meanwhile."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes * MEGABYTE
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 64 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@contextmanager
+def refused(match="expected", megabytes=2):
+    with little_memory(megabytes), pytest.raises(WireError, match=match):
+        yield
+
+
+def nested(depth):
+    return b"\x91" * depth + b"\xc0"
+
+
+MSGPACK = {
+    "nothing": b"",
+    "an unused byte": b"\xc1",
+    "two values": b"\x01\x02",
+    "4e9 items in an array": b"\xdd\xee\x6b\x28\x00",
+    "4e9 items in a map": b"\xdf\xee\x6b\x28\x00",
+    "4 GB of text": b"\xdb\xff\xff\xff\xff",
+    "4 GB of data": b"\xc6\xff\xff\xff\xff",
+    "4 GB of an extension": b"\xc9\xff\xff\xff\xff\x01",
+    "items declared at each of many levels": b"\xdd\x00\x00\x10\x00" * 500,
+    "nested 20 deep": nested(20),
+    "nested 1000 deep": nested(1000),
+    "nested 100000 deep": nested(100_000),
+    "maps nested 20 deep": b"\x81\xa1a" * 20 + b"\xc0",
+    "an extension": msgpack.packb(msgpack.ExtType(5, b"data")),
+    "an empty extension": b"\xc7\x00\x05",
+    "a time stamp": msgpack.packb(msgpack.Timestamp(1)),
+    "text that is not UTF-8": b"\xa2\xff\xfe",
+    "a key that is a number": b"\x81\x01\x02",
+    "a key that is a list": b"\x81\x90\x02",
+    "a long array": b"\xdc\xff\xff" + b"\x01" * 65535,
+    "a long text": b"\xda\xff\xff" + b"a" * 65535,
+    "many items": b"\x9f" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 15,
+}
+SMALL = Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
+
+
+@pytest.mark.parametrize("data", MSGPACK.values(), ids=MSGPACK.keys())
+def test_msgpack_is_refused(data):
+    with refused("test: expected"):
+        unpack(data, what="test", limits=SMALL)
+
+
+def test_a_message_over_the_limit_is_not_looked_at():
+    with refused("at most 100 bytes, found 1000"):
+        unpack(bytes(1000), what="test", limits=Limits(total_bytes=100))
+
+
+def test_nesting_within_the_limit_is_taken():
+    assert unpack(nested(16), what="test") is not None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_unpack_or_are_refused(data):
+    for call in (unpack_request, unpack_reply, lambda data: unpack_masks([b"masks/cam0", data])):
+        with pytest.raises(WireError):
+            call(data)
+
+
+def mutations(parts, count, seed):
+    """Copies of `parts` with bits flipped, bytes cut out, put in or replaced, ends cut off, parts lost."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        mutated = [bytearray(part) for part in parts]
+        for _ in range(chance.randint(1, 3)):
+            part = chance.choice(mutated)
+            place = chance.randrange(len(part) + 1)
+            kind = chance.randrange(6)
+            if kind == 0 and place < len(part):
+                part[place] ^= 1 << chance.randrange(8)
+            elif kind == 1:
+                del part[place:]
+            elif kind == 2:
+                del part[place : place + chance.randint(1, 9)]
+            elif kind == 3:
+                part[place:place] = chance.randbytes(chance.randint(1, 9))
+            elif kind == 4 and place < len(part):
+                part[place] = chance.choice(b"\xc0\xc1\xc3\xcb\xcf\xd9\xdb\xdd\xdf\xc6\xc9\x7f\xff")
+            elif kind == 5 and len(mutated) > 1 and chance.random() < 0.1:
+                mutated.pop(chance.randrange(len(mutated)))
+        yield [bytes(part) for part in mutated]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_mutated_messages_unpack_or_are_refused(name):
+    refusals = 0
+    with little_memory():
+        for parts in mutations(golden(name), 400, seed=name):
+            try:
+                value = EXAMPLES[name].unpack(parts)
+                if isinstance(value, Frame):
+                    decode_image(value)
+            except WireError:
+                refusals += 1
+    assert refusals > 100
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_truncated_messages_are_refused(name):
+    parts = golden(name)
+    for index, part in enumerate(parts):
+        for length in range(0, len(part), max(1, len(part) // 50)):
+            truncated = [*parts[:index], part[:length], *parts[index + 1 :]]
+            with pytest.raises(WireError):
+                decode_image(EXAMPLES[name].unpack(truncated))
+
+
+WRONG = [
+    None,
+    True,
+    -1,
+    1.5,
+    2**64 - 1,
+    float("nan"),
+    float("inf"),
+    "text",
+    b"data",
+    [],
+    [1, 2, 3, 4],
+    [{}],
+    {},
+]
+
+
+def paths(value, path=()):
+    """The path of every value within a nested message."""
+    children = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, child in children:
+        yield (*path, key)
+        yield from paths(child, (*path, key))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_wrong_types_anywhere_are_refused_or_taken(name):
+    parts = golden(name)
+    body = next(index for index, part in enumerate(parts) if part[0] >= 0x80)
+    for path in paths(msgpack.unpackb(parts[body])):
+        for wrong in WRONG:
+            message = container = msgpack.unpackb(parts[body])
+            for key in path[:-1]:
+                container = container[key]
+            container[path[-1]] = wrong
+            parts[body] = msgpack.packb(message)
+            try:
+                EXAMPLES[name].unpack(parts)
+            except WireError as error:
+                assert len(str(error)) < 400  # noqa: PT017
+            parts = golden(name)
+
+
+def changed(name, *path, value):
+    """A golden message with one field of its map replaced, or left out where `value` is KeyError."""
+    parts = golden(name)
+    body = 0 if len(parts) == 1 else 1
+    message = container = msgpack.unpackb(parts[body])
+    for key in path[:-1]:
+        container = container[key]
+    if value is KeyError:
+        del container[path[-1]]
+    else:
+        container[path[-1]] = value
+    parts[body] = msgpack.packb(message)
+    return parts
+
+
+FIELDS = [
+    ("frame-raw", ["v"], 2, "wire version 1, found 2"),
+    ("frame-raw", ["v"], True, "wire version 1, found True"),
+    ("frame-raw", ["v"], KeyError, "wire version 1, found nothing"),
+    ("frame-raw", ["kind"], "masks", "'kind' to be one of frame, found 'masks'"),
+    ("frame-raw", ["camera"], "other", "expected the topic frame/other, found"),
+    ("frame-raw", ["camera"], "a/b", "expected a camera name"),
+    ("frame-raw", ["camera"], "", "expected a camera name"),
+    ("frame-raw", ["seq"], -1, "'seq' to be an integer in 0.."),
+    ("frame-raw", ["seq"], 2**63, "'seq' to be an integer"),
+    ("frame-raw", ["seq"], True, "'seq' to be an integer"),
+    ("frame-raw", ["seq"], 1.0, "'seq' to be an integer"),
+    ("frame-raw", ["capture_ns"], KeyError, "'capture_ns' to be an integer in .*, found nothing"),
+    ("frame-raw", ["clock"], "sun", "one of system, monotonic, device, found 'sun'"),
+    ("frame-raw", ["width"], 4, "expected 24 bytes .* found 18"),
+    ("frame-raw", ["width"], 0, "'width' to be an integer in 1..16384, found 0"),
+    ("frame-raw", ["height"], -2, "'height' to be an integer in 1..16384, found -2"),
+    ("frame-raw", ["height"], 16385, "'height' to be an integer in 1..16384"),
+    ("frame-raw", ["encoding"], "yuv", "one of bgr8, rgb8, mono8, jpeg, png, found 'yuv'"),
+    ("frame-raw", ["intrinsics", "fx"], float("nan"), "'fx' to be a finite number"),
+    ("frame-raw", ["intrinsics", "fy"], 0.0, "'fy' to be a finite number above 0"),
+    ("frame-raw", ["intrinsics", "coeffs"], [0.0] * 15, "'coeffs' to be a list of at most 14"),
+    ("frame-raw", ["intrinsics", "model"], [], "one of none, brown_conrady, fisheye, found a list of 0"),
+    ("frame-raw", ["depth"], KeyError, "only with, a depth header"),
+    ("frame-raw", ["depth", "width"], 16384, "found 12 bytes"),
+    ("frame-raw", ["depth", "scale_m"], -0.001, "'scale_m' to be a finite number above 0"),
+    ("frame-raw", ["depth", "aligned"], 1, "'aligned' to be true or false, found 1"),
+    ("frame-raw", ["times", "sensor_ns"], float("inf"), "times: expected 'sensor_ns' to be a finite number"),
+    ("frame-raw", ["times"], [1], "times: expected a map, found a list of 1"),
+    ("masks-rle", ["kind"], "frame", "'kind' to be one of masks"),
+    ("masks-rle", ["prompts"], ["mug", 7], "'prompts' to be a list of strings"),
+    ("masks-rle", ["stages_us", "track"], -1, "stages_us: expected 'track'"),
+    ("masks-rle", ["instances", 1, "id"], 3, "each instance's id once, found 3 twice"),
+    ("masks-rle", ["instances", 1, "score"], float("nan"), "instance 1: expected 'score'"),
+    ("masks-rle", ["instances", 1, "score"], 1.5, "'score' to be a finite number in 0.0..1.0, found 1.5"),
+    ("masks-rle", ["instances", 1, "state"], "lost", "one of tentative, tracked, occluded"),
+    ("masks-rle", ["instances", 0, "position_m"], [0.0, 1.0], "'position_m' to be three finite numbers"),
+    ("masks-rle", ["instances", 0, "extent_m"], [0.1, -0.1, 0.1], "'extent_m' to be three finite numbers"),
+    ("masks-rle", ["instances", 0, "area"], 9, "and area 8 of its mask"),
+    ("masks-rle", ["instances", 0, "box"], [0, 0, 8, 5], "expected the box"),
+    ("masks-rle", ["instances", 0, "mask", "size"], [6, 8], "add up to 48 pixels"),
+    ("masks-rle", ["instances", 2, "mask"], KeyError, "instance 2: mask: expected a map, found nothing"),
+    ("masks-rle", ["width"], 9, "a mask of the frame's size"),
+    ("request-status", ["v"], 2, "wire version 1, found 2"),
+    ("request-status", ["args"], [], "args: expected a map"),
+    ("request-status", ["op"], None, "'op' to be a string, found nothing"),
+    ("request-status", ["id"], -1, "'id' to be an integer"),
+    ("reply-error", ["error"], None, "error: expected a map, found nothing"),
+    ("reply-error", ["ok"], 0, "'ok' to be true or false"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "match"), FIELDS)
+def test_a_wrong_field_is_named(name, path, value, match):
+    with refused(match):
+        EXAMPLES[name].unpack(changed(name, *path, value=value))
+
+
+@pytest.mark.parametrize("parts", [[], [b"frame/cam0"], [b"frame/cam0", b"\x80"], [b""] * 5])
+def test_a_wrong_number_of_parts_is_refused(parts):
+    with refused("parts"):
+        unpack_frame(parts)
+    with refused("frame|masks"):
+        unpack_masks(parts)
+
+
+def zstd(data):
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def zstd_header(content_size):
+    """A zstd frame that declares its content size, and then ends."""
+    return struct.pack("<IBQ", 0xFD2FB528, 0b11100000, content_size)
+
+
+HUGE = [16384, 16384]
+FULL = [0, 0, 16384, 16384]
+MASKS = {
+    "bits: 3 bytes for the largest box": ("bits+zstd", HUGE, FULL, b"abc"),
+    "bits: a header alone for the largest box": ("bits+zstd", HUGE, FULL, zstd_header(1 << 25)),
+    "bits: a bomb for a small box": ("bits+zstd", [8, 8], [0, 0, 8, 8], zstd(bytes(100 * MEGABYTE))),
+    "bits: 2^63 bytes declared": ("bits+zstd", [8, 8], [0, 0, 8, 8], zstd_header(2**63)),
+    "bits: too few": ("bits+zstd", [8, 8], [0, 0, 8, 8], zstd(bytes(7))),
+    "bits: none": ("bits+zstd", [8, 8], [0, 0, 8, 8], b""),
+    "bits: something for an empty box": ("bits+zstd", [8, 8], [0, 0, 0, 0], b"abc"),
+    "bits: two zstd frames": ("bits+zstd", [8, 8], [0, 0, 8, 8], zstd(bytes(8)) * 2),
+    "bits: truncated zstd": ("bits+zstd", [8, 8], [0, 0, 8, 8], zstd(bytes(8))[:-1]),
+    "rle: 3 bytes for the largest box": ("rle", HUGE, FULL, b"abc"),
+    "rle: none": ("rle", [8, 8], [0, 0, 8, 8], b""),
+    "rle: too few pixels": ("rle", [8, 8], [0, 0, 8, 8], b"11"),
+    "rle: counts that overflow 64 bits": ("rle", HUGE, FULL, b"o" * 20 + b"1"),
+    "rle: counts that overflow by their sum": ("rle", HUGE, FULL, b"oooooo?" * 3000),
+    "rle: negative counts": ("rle", [8, 8], [0, 0, 8, 8], b"O11"),
+    "rle: no last character": ("rle", [8, 8], [0, 0, 8, 8], b"11o"),
+    "rle: other characters": ("rle", [8, 8], [0, 0, 8, 8], b"\x00\xff1"),
+    "rle: far too many counts": ("rle", HUGE, [0, 0, 1, 1], b"0" * MEGABYTE),
+    "rle: pixels outside the box": ("rle", [8, 8], [2, 2, 4, 4], b"0P2"),
+    "rle: pixels though the box is empty": ("rle", [8, 8], [0, 0, 0, 0], b"0P2"),
+    "box: outside": ("bits+zstd", [8, 8], [0, 0, 9, 8], zstd(bytes(9))),
+    "box: inside out": ("bits+zstd", [8, 8], [4, 4, 2, 2], b""),
+    "box: no pixels": ("bits+zstd", [8, 8], [4, 4, 4, 4], b""),
+    "box: negative": ("bits+zstd", [8, 8], [-1, 0, 8, 8], b""),
+    "box: floats": ("bits+zstd", [8, 8], [0.0, 0, 8, 8], b""),
+    "box: three numbers": ("bits+zstd", [8, 8], [0, 8, 8], b""),
+    "size: larger than allowed": ("bits+zstd", [16385, 8], [0, 0, 8, 8], b""),
+    "size: negative": ("rle", [-8, -8], [0, 0, 0, 0], b"P2"),
+    "size: 2^63": ("rle", [2**63, 2**63], [0, 0, 0, 0], b"0"),
+    "encoding: unknown": ("polygon", [8, 8], [0, 0, 8, 8], b""),
+    "data: text": ("rle", [8, 8], [0, 0, 0, 0], "P2"),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_masks_are_refused(mask):
+    with refused("mask: expected"):
+        decode_mask(dict(zip(("encoding", "size", "box", "data"), mask, strict=True)))
+
+
+@given(
+    st.binary(max_size=60)
+    | st.text(st.characters(min_codepoint=48, max_codepoint=111), max_size=60).map(str.encode)
+)
+def test_any_rle_decodes_or_is_refused(data):
+    value = {"encoding": "rle", "size": [9, 7], "box": [1, 0, 6, 9], "data": data}
+    with suppress(WireError):
+        assert decode_mask(value).crop.shape == (9, 5)
+
+
+def test_a_box_of_more_pixels_than_wanted_is_refused():
+    with refused("at most 100 pixels"):
+        decode_mask({"encoding": "rle", "size": HUGE, "box": FULL, "data": b"abc"}, max_pixels=100)
+
+
+def test_masks_that_together_hold_too_many_pixels_are_refused(monkeypatch):
+    monkeypatch.setattr("sam3_node.wire.messages.MAX_MASK_PIXELS", 50)  # the boxes hold 12 and 40
+    with refused("instance 1: mask: expected a box of at most 38 pixels"):
+        unpack_masks(golden("masks-rle"))
+
+
+ARRAYS = {
+    "of objects": ("object", [1], bytes(8)),
+    "of objects, in numpy's letters": ("|O", [1], bytes(8)),
+    "of text": ("<U4", [1], bytes(16)),
+    "of records": ("i4,f8", [1], bytes(12)),
+    "of no dtype": (None, [1], b"\x00"),
+    "huge": ("float64", [2**31, 2**31], b"abc"),
+    "huge in the product": ("uint8", [2**62, 4], b""),
+    "huge but for a zero": ("float64", [2**60, 2**60, 0], b""),
+    "of a negative side": ("uint8", [-1, -3], b"abc"),
+    "of a shape of floats": ("uint8", [3.0], b"abc"),
+    "of too many dimensions": ("uint8", [1] * 9, b"a"),
+    "short": ("uint8", [4], b"abc"),
+    "long": ("uint8", [2], b"abc"),
+    "of bools that are not": ("bool", [2], b"\x01\x02"),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_are_refused(array):
+    with refused("array: expected"):
+        unpack_array(dict(zip(("dtype", "shape", "data"), array, strict=True)))
+
+
+def png(width, height, bits=8, colour=2, rows=b""):
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def jpeg(width, height):
+    """The golden JPEG, declaring another size."""
+    data = JPEG.read_bytes()
+    place = data.index(b"\xff\xc0") + 5
+    return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
+
+
+IMAGES = {
+    "png bomb": (8, 8, "png", png(60000, 60000)),
+    "png of the largest size without its pixels": (16384, 16384, "png", png(16384, 16384)),
+    "png of another size": (8, 8, "png", png(9, 8, rows=bytes(28 * 8))),
+    "png with no pixels": (8, 8, "png", png(8, 8)),
+    "png whose body is cut": (8, 8, "png", bytes(encode_image(np.zeros((8, 8, 3), np.uint8), "png"))[:-20]),
+    "png called jpeg": (8, 8, "jpeg", png(8, 8, rows=bytes(25 * 8))),
+    "jpeg bomb": (8, 8, "jpeg", jpeg(60000, 60000)),
+    "jpeg of the largest size without its pixels": (16384, 16384, "jpeg", jpeg(16384, 16384)),
+    "jpeg of another size": (8, 8, "jpeg", jpeg(16, 8)),
+    "jpeg cut short": (8, 8, "jpeg", JPEG.read_bytes()[:-30]),
+    "jpeg called png": (8, 8, "png", JPEG.read_bytes()),
+    "jpeg without a size": (8, 8, "jpeg", b"\xff\xd8\xff\xd9"),
+    "jpeg of endless segments": (8, 8, "jpeg", b"\xff\xd8" + b"\xff\xe0\x00\x02" * 100_000 + b"\xff\xd9"),
+    "bmp": (8, 8, "png", b"BM" + bytes(300)),
+    "raw of another size": (16384, 16384, "bgr8", b"abc"),
+}
+
+
+@pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES.keys())
+def test_images_are_refused(image):
+    width, height, encoding, data = image
+    with refused():
+        decode_image(Frame("cam0", 0, 0, width, height, encoding, data))
+
+
+DEPTHS = {
+    "z16 of another size": ("z16", 16384, 16384, b"abc"),
+    "zstd header alone": ("z16+zstd", 16384, 16384, zstd_header(2 * 16384 * 16384)),
+    "zstd bomb": ("z16+zstd", 8, 8, zstd(bytes(100 * MEGABYTE))),
+    "zstd of nothing": ("z16+zstd", 8, 8, b""),
+    "png bomb": ("png16", 8, 8, png(60000, 60000, bits=16, colour=0)),
+    "png of colour": ("png16", 8, 8, png(8, 8, rows=bytes(25 * 8))),
+    "png of 8 bits": ("png16", 8, 8, png(8, 8, colour=0, rows=bytes(9 * 8))),
+}
+
+
+@pytest.mark.parametrize("depth", DEPTHS.values(), ids=DEPTHS.keys())
+def test_depths_are_refused(depth):
+    encoding, width, height, data = depth
+    with refused():
+        decode_depth(Depth(width, height, encoding, 0.001, True, data))
+
+
+def test_a_valid_compressed_image_is_taken_from_a_memoryview():
+    frame = Frame("cam0", 0, 0, 8, 8, "png", memoryview(png(8, 8, rows=bytes(25 * 8))))
+    assert decode_image(frame).shape == (8, 8, 3)
+    assert decode_image(
+        dataclasses.replace(frame, encoding="jpeg", colour=bytearray(JPEG.read_bytes()))
+    ).any()
