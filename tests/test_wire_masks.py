@@ -61,6 +61,7 @@ def test_rle_equals_pycocotools(edge):
     assert encode_mask(Mask.from_full(edge), "rle")["data"] == coco_counts(edge)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_pycocotools_decodes_rle(edge):
     encoded = encode_mask(Mask.from_full(edge), "rle")
     assert np.array_equal(coco.decode({"size": encoded["size"], "counts": encoded["data"]}), edge)
