@@ -1,4 +1,4 @@
-"""Hostile messages: WireError or a message, nothing else, and no memory for what is declared but not present."""
+"""Hostile messages: WireError or a message, and no memory for what is declared but not present."""
 
 from __future__ import annotations
 
