@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket as posix
 from collections.abc import Sequence
 
@@ -16,7 +17,9 @@ MAX_MESSAGE_BYTES = 1 << 26
 """Largest part of a masks or control message."""
 MAX_PARTS = 8
 
-_SCHEMES = ("tcp://", "ipc://")
+_ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>\*|[0-9]{1,5})|ipc://[^\0]+")
+_EXPECTED = "expected tcp://host:port or ipc://path"
+_BINDABLE = "expected an address of this machine, such as 127.0.0.1 or *, or a path in a writable folder"
 _COMMON_OPTIONS = {
     zmq.LINGER: 200,
     zmq.RECONNECT_IVL: 100,
@@ -52,7 +55,7 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
 
     Raises TransportError naming the endpoint and what to do: in use, no such address, malformed.
     """
-    _check_scheme(endpoint)
+    _check_endpoint(endpoint)
     _check_ipc_free(endpoint)
     try:
         socket.bind(endpoint)
@@ -63,7 +66,7 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
 
 def connect(socket: zmq.Socket, endpoint: str) -> None:
     """Connect, whether or not anybody is there yet. Raises TransportError for a malformed endpoint."""
-    _check_scheme(endpoint)
+    _check_endpoint(endpoint)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
@@ -105,9 +108,12 @@ def send_parts(socket: zmq.Socket, parts: Sequence[Buffer], max_bytes: int) -> b
     return True
 
 
-def _check_scheme(endpoint: str) -> None:
-    if not endpoint.startswith(_SCHEMES):
-        raise TransportError(f"endpoint {endpoint!r}: expected tcp://host:port or ipc://path")
+def _check_endpoint(endpoint: str) -> None:
+    match = _ENDPOINT.fullmatch(endpoint)
+    port = match["port"] if match else None
+    # libzmq would take port 70000 for 4464
+    if not match or (port and port.isdigit() and int(port) > 65535):
+        raise TransportError(f"endpoint {endpoint!r}: {_EXPECTED}")
 
 
 def _check_ipc_free(endpoint: str) -> None:
@@ -131,8 +137,6 @@ def _in_use(endpoint: str) -> str:
 def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     if error.errno == zmq.EADDRINUSE:
         return TransportError(_in_use(endpoint))
-    hint = "expected tcp://host:port or ipc://path"
-    if verb == "bind":
-        hint += "; the host of a bind is an address or interface of this machine (127.0.0.1, or * for all)"
-        hint += ", the folder of a path exists and is writable"
-    return TransportError(f"cannot {verb} {endpoint}: {error.strerror.lower()}; {hint}")
+    reason = zmq.strerror(error.errno or 0).lower()
+    hint = _BINDABLE if verb == "bind" else _EXPECTED
+    return TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
