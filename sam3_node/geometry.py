@@ -135,9 +135,13 @@ def _undistort(rays: Array, intrinsics: Intrinsics) -> Array:
     import cv2
 
     coeffs, identity = np.array(intrinsics.coeffs), np.eye(3)
-    camera = cv2.fisheye if intrinsics.model == "fisheye" else cv2
-    undistorted = camera.undistortPoints(rays[:, None], identity, coeffs, criteria=_UNDISTORT_CRITERIA)
-    return undistorted.reshape(-1, 2)
+    if intrinsics.model == "fisheye":
+        found = cv2.fisheye.undistortPoints(rays[:, None], identity, coeffs, criteria=_UNDISTORT_CRITERIA)
+    else:
+        found = cv2.undistortPointsIter(
+            rays[:, None], identity, coeffs, identity, identity, _UNDISTORT_CRITERIA
+        )
+    return found.reshape(-1, 2)
 
 
 def scale_intrinsics(intrinsics: Intrinsics, size: tuple[int, int], new_size: tuple[int, int]) -> Intrinsics:

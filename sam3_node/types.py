@@ -26,7 +26,10 @@ NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Intrinsics:
-    """Pinhole intrinsics in pixels, with distortion `coeffs` of `model` (OpenCV's order)."""
+    """Pinhole intrinsics in pixels, with distortion `coeffs` of `model` (OpenCV's order).
+
+    As in OpenCV and ROS, (cx, cy) counts from the centre of the top-left pixel.
+    """
 
     fx: float
     fy: float

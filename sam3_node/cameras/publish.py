@@ -1,4 +1,4 @@
-"""The camera process: capture, resize, encode, publish, until the source ends or the process is told to stop."""
+"""The camera process: capture, resize, encode, publish, until the source ends or it is told to stop."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .base import CameraSource, CapturedImage, open_camera
 from .calibration import Calibration, load_calibration
 
 _SEND_TIMEOUT_MS = 100
+_STOP_LINGER_MS = 300  # told to stop, a peer that hangs is not waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,11 @@ def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
             print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
             summary = _publish(source, publisher, camera, calibration, stop)
+            if stop.is_set():
+                publisher.close(_STOP_LINGER_MS)
     finally:
         source.close()
-    rate = summary.captured / max(summary.seconds, 1e-9)
-    print(
-        f"camera {camera.name} captured {summary.captured} frames in {summary.seconds:.1f} s ({rate:.1f} fps), "
-        f"{summary.unsent} not sent",
-        flush=True,
-    )
+    print(f"camera {camera.name} {_describe(summary)}", flush=True)
     return summary
 
 
@@ -73,6 +71,14 @@ def frame_from(
         depth=_encode_depth(captured),
         intrinsics=captured.intrinsics,
         times=captured.times,
+    )
+
+
+def _describe(summary: CameraSummary) -> str:
+    rate = summary.captured / max(summary.seconds, 1e-9)
+    return (
+        f"captured {summary.captured} frames in {summary.seconds:.1f} s ({rate:.1f} fps), "
+        f"{summary.unsent} not sent"
     )
 
 

@@ -117,7 +117,10 @@ class Scene:
 
 
 class SceneSource:
-    """A scene as a camera: its frames from index 0 on, at its own rate or at `fps` where that is not 0."""
+    """A scene as a camera: its frames from index 0 on, at its own rate or at `fps` where that is not 0.
+
+    A scene with an end that loops starts again at index 0: the truth of `seq` is that of seq % frames.
+    """
 
     def __init__(self, uri: str, fps: float, loop: bool, stop: threading.Event) -> None:
         self.name = uri

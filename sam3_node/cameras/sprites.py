@@ -14,7 +14,7 @@ from .base import Image
 
 Plane = npt.NDArray[np.float32]
 
-_OVERSAMPLING = 4
+_OVERSAMPLING = 3
 _RADIUS = 0.13  # of an object, in heights of the picture
 _MARGIN = 1.5  # half a sprite's side in radii: room to turn, and for the soft shadow
 _SHADOW_STRENGTH = 0.5

@@ -63,7 +63,7 @@ class WebcamSource:
     def _read(self, device: cv2.VideoCapture) -> None:
         pause_s = _FIRST_RETRY_S
         while not self._ended():
-            if device.isOpened() and self._read_one(device):
+            if self._read_one(device):
                 pause_s = _FIRST_RETRY_S
                 continue
             _log.warning("%s: no image; opening it again in %.2f s", self.name, pause_s)
@@ -74,12 +74,15 @@ class WebcamSource:
         device.release()
 
     def _read_one(self, device: cv2.VideoCapture) -> bool:
-        if not device.grab():
+        try:
+            if not device.grab():
+                return False
+            capture_ns = time.time_ns()
+            if not self._limit.admits(time.monotonic_ns()):
+                return True
+            found, image = device.retrieve()
+        except cv2.error:  # some backends raise on a damaged image
             return False
-        capture_ns = time.time_ns()
-        if not self._limit.admits(time.monotonic_ns()):
-            return True
-        found, image = device.retrieve()
         if found:
             with self._arrived:
                 self._newest = CapturedImage(image, capture_ns)
