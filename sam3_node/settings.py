@@ -190,8 +190,8 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
 
     Raises SettingsError that names each wrong field as section.field, and where it was set.
     """
-    layers = {str(profile): read_toml(profile)} if profile is not None else {}
-    layers |= {"the environment": _environment(), "the command line": _nest(overrides or {})}
+    layers = {f"in {profile}": read_toml(profile)} if profile is not None else {}
+    layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
     try:
         return Settings(**_merge(layers))
     except ValidationError as error:
@@ -229,7 +229,7 @@ def _explain(error: ValidationError, layers: Layers) -> str:
     lines = []
     for item in error.errors():
         place, where = ".".join(map(str, item["loc"])), _origin(item["loc"], layers)
-        lines.append(f"{place}: {item['msg']} (found {item['input']!r} in {where})")
+        lines.append(f"{place}: {item['msg']} (found {item['input']!r} {where})")
     return "settings do not validate: " + "; ".join(lines)
 
 
@@ -239,7 +239,7 @@ def _origin(place: tuple[int | str, ...], layers: Layers) -> str:
         fields = layer.get(str(place[0]), {})
         if place[0] in layer and (len(place) == 1 or not isinstance(fields, Mapping) or place[1] in fields):
             return name
-    return "the defaults"
+    return "by default"
 
 
 def _write(value: object) -> str:

@@ -1,0 +1,8 @@
+"""`python -m sam3_node` is `sam3-node`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The door: `sam3-node <verb>`. Heavy imports happen inside the verb that needs them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import verbs
+from .errors import Sam3NodeError
+from .settings import Settings, load_settings, options
+
+Verb = Callable[[argparse.Namespace, Settings], int | None]
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code is 0, 2 for an error of ours (one line on stderr), 130 after Ctrl-C."""
+    args = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    try:
+        overrides = {name: value for name, value in vars(args).items() if "." in name}
+        code = args.run(args, load_settings(args.profile, overrides))
+        sys.stdout.flush()
+        return code or 0
+    except Sam3NodeError as error:
+        print("sam3-node: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # whoever read our output has gone; the interpreter's own flush at exit must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Help(argparse.HelpFormatter):
+    """Settings are listed below, but not in the usage line, which they would fill."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        shown = [action for action in actions if "." not in action.dest or not action.option_strings]
+        super().add_usage(usage, shown, groups, prefix)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sam3-node",
+        description="Camera frames in over ZeroMQ, tracked instance masks out.",
+        epilog="Every verb takes --profile FILE.toml and one option for each setting: sam3-node run --help",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"sam3-node {_version()}")
+    parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    common = _settings_parser()
+    _verb(
+        parsers, common, "run", verbs.run, "the node: track objects on the frames of cameras, publish masks"
+    )
+    camera = _verb(
+        parsers, common, "camera", verbs.camera, "publish frames: scene:shapes, video:FILE, webcam:INDEX"
+    )
+    camera.add_argument(
+        "camera.source", metavar="SOURCE", nargs="?", default=argparse.SUPPRESS, help="what to publish"
+    )
+    watch = _verb(parsers, common, "watch", verbs.watch, "masks as a table in the terminal")
+    watch.add_argument(
+        "--overlay", type=Path, metavar="OUT.mp4", help="write frames with masks drawn on them"
+    )
+    watch.add_argument("--frames", type=int, default=0, metavar="N", help="stop after N frames; 0 never")
+    _add_object_verbs(parsers, common)
+    segment = _verb(parsers, common, "segment", verbs.segment, "a mask on a recent frame, without tracking")
+    _add_prompt(segment)
+    segment.add_argument("--out", type=Path, metavar="MASK.png", help="write the mask, 255 inside")
+    prompt = _verb(parsers, common, "prompt", verbs.look_for, "name what to look for, live")
+    prompt.add_argument("names", nargs="*", metavar="NAME", help='such as "red mug"')
+    demo = _verb(
+        parsers, common, "demo", verbs.demo, "camera, node and watcher on this machine, with a drawn scene"
+    )
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="where results go")
+    demo.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long to play")
+    _verb(parsers, common, "doctor", verbs.doctor, "what is installed, what the GPU can do, what to fix")
+    _verb(parsers, common, "status", verbs.status, "the state of a running node, as JSON")
+    return parser
+
+
+def _add_object_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
+    text = "add, correct, remove and list tracked objects, live"
+    objects = parsers.add_parser("object", help=text, description=text).add_subparsers(
+        metavar="VERB", required=True
+    )
+    add = _verb(objects, common, "add", verbs.object_add, "track an object; prints its id")
+    add.add_argument("--label", help="what to call it")
+    refine = _verb(objects, common, "refine", verbs.object_refine, "correct an object")
+    remove = _verb(objects, common, "remove", verbs.object_remove, "stop tracking an object")
+    for parser in (refine, remove):
+        parser.add_argument("id", type=int, metavar="ID")
+    for parser in (add, refine):
+        _add_prompt(parser)
+        parser.add_argument(
+            "--mask", type=Path, metavar="FILE.png", help="an image of the frame's size, non-zero inside"
+        )
+    listed = _verb(objects, common, "list", verbs.object_list, "list the objects")
+    for parser in (remove, listed):
+        parser.add_argument("--camera", metavar="NAME", help="which camera, where the node serves several")
+
+
+def _verb(
+    parsers: Any, common: argparse.ArgumentParser, name: str, run: Verb, text: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = parsers.add_parser(
+        name, parents=[common], help=text, description=text, allow_abbrev=False, formatter_class=_Help
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    """Where an object is, in pixels of the frame."""
+    parser.add_argument(
+        "--point", type=_numbers(2), action="append", default=[], metavar="X,Y", help="inside it"
+    )
+    parser.add_argument(
+        "--exclude", type=_numbers(2), action="append", default=[], metavar="X,Y", help="outside it"
+    )
+    parser.add_argument("--box", type=_numbers(4), metavar="X0,Y0,X1,Y1", help="around it")
+    parser.add_argument(
+        "--seq", type=int, metavar="N", help="the recent frame that is meant; else the newest"
+    )
+    parser.add_argument("--camera", metavar="NAME", help="which camera, where the node serves several")
+
+
+def _numbers(count: int) -> Callable[[str], tuple[float, ...]]:
+    def numbers(text: str) -> tuple[float, ...]:
+        values = tuple(float(part) for part in text.split(","))
+        if len(values) != count:
+            raise argparse.ArgumentTypeError(f"expected {count} numbers with commas between, found {text!r}")
+        return values
+
+    return numbers
+
+
+def _settings_parser() -> argparse.ArgumentParser:
+    """--profile, and an option for each field of the settings."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--profile", type=Path, metavar="FILE.toml", help="settings to begin with")
+    groups: dict[str, Any] = {}
+    for option in options():
+        section = option.name.split(".")[0]
+        if not option.is_text:
+            continue
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"{section} settings")
+        groups[section].add_argument(
+            f"--{option.name}",
+            default=argparse.SUPPRESS,
+            metavar="{" + ",".join(option.choices) + "}"
+            if option.choices
+            else option.name.split(".")[1].upper(),
+            help=f"{option.help} [{option.default}]".replace("%", "%%"),
+            **({"nargs": "?", "const": "true"} if option.is_flag else {}),
+        )
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("sam3-node")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

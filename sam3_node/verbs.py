@@ -1,0 +1,157 @@
+"""What each verb of the command line does. Heavy imports happen inside the verb that needs them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import OutputError, RequestError, require
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .client import PerceptionClient
+    from .types import Mask
+
+CONTROL_TIMEOUT_MS = 5000
+
+
+def run(args: Namespace, settings: Settings) -> None:
+    """Serve as the node until a signal."""
+    require("torch", "node")
+    require("transformers", "node")
+    from .node import Node
+
+    with Node(settings) as node:
+        # not before it is ready: until then there is no frame to finish, and a signal simply ends the process
+        node.main_loop(_stop_on_signals())
+
+
+def camera(args: Namespace, settings: Settings) -> None:
+    """Publish frames until a signal, or the end of the source."""
+    from .cameras.publish import run_camera
+
+    run_camera(settings, _stop_on_signals())
+
+
+def watch(args: Namespace, settings: Settings) -> None:
+    """Show masks until a signal."""
+    from .watch import run_watch
+
+    run_watch(settings, args.overlay, args.frames, _stop_on_signals())
+
+
+def demo(args: Namespace, settings: Settings) -> None:
+    """Play the demonstration."""
+    from .demo import run_demo
+
+    run_demo(args.out, args.seconds)
+
+
+def doctor(args: Namespace, settings: Settings) -> int:
+    """Report what is installed; 0 when the core works."""
+    from .doctor import run_doctor
+
+    return run_doctor(settings)
+
+
+def _client(settings: Settings) -> PerceptionClient:
+    from .client import PerceptionClient
+
+    return PerceptionClient(
+        settings.transport.masks, settings.transport.control, timeout_ms=CONTROL_TIMEOUT_MS
+    )
+
+
+def object_add(args: Namespace, settings: Settings) -> None:
+    """Track an object and print its id."""
+    with _client(settings) as client:
+        print(client.add_object(**_prompt(args), mask=_read_mask(args.mask), label=args.label))
+
+
+def object_refine(args: Namespace, settings: Settings) -> None:
+    """Correct an object."""
+    with _client(settings) as client:
+        client.refine_object(args.id, **_prompt(args), mask=_read_mask(args.mask))
+
+
+def object_remove(args: Namespace, settings: Settings) -> None:
+    """Forget an object."""
+    with _client(settings) as client:
+        client.remove_object(args.id, camera=args.camera)
+
+
+def object_list(args: Namespace, settings: Settings) -> None:
+    """Print a line for each object."""
+    with _client(settings) as client:
+        objects = client.list_objects(camera=args.camera)
+    for known in objects:
+        print(f"{known.id:>4}  {known.label:<24} {known.state:<10} score {known.score:.2f}  age {known.age}")
+
+
+def segment(args: Namespace, settings: Settings) -> None:
+    """Print, and maybe write, a mask on a recent frame."""
+    with _client(settings) as client:
+        found = client.segment(**_prompt(args))
+    box = ",".join(map(str, found.mask.box))
+    print(f"seq {found.seq}  score {found.score:.3f}  area {found.mask.area}  box {box}")
+    if args.out is not None:
+        _write_mask(args.out, found.mask)
+
+
+def look_for(args: Namespace, settings: Settings) -> None:
+    """Name what to look for."""
+    with _client(settings) as client:
+        client.set_prompts(args.names)
+
+
+def status(args: Namespace, settings: Settings) -> None:
+    """Print the node's status as JSON."""
+    with _client(settings) as client:
+        print(json.dumps(client.status(), indent=2))
+
+
+def _prompt(args: Namespace) -> dict[str, Any]:
+    points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
+    return {
+        "points": points or None,
+        "labels": labels or None,
+        "box": args.box,
+        "seq": args.seq,
+        "camera": args.camera,
+    }
+
+
+def _read_mask(path: Path | None) -> Mask | None:
+    """An image file whose non-zero pixels are inside."""
+    if path is None:
+        return None
+    import cv2
+
+    from .types import Mask
+
+    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    if image is None:
+        raise RequestError(f"mask {path}: expected an image file, found none that can be read")
+    return Mask.from_full(image > 0)
+
+
+def _write_mask(path: Path, mask: Mask) -> None:
+    import cv2
+
+    done, encoded = cv2.imencode(".png", mask.full().astype("uint8") * 255)
+    try:
+        path.write_bytes(encoded.tobytes() if done else b"")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set, and nothing else."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
