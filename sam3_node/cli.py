@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         parsers, common, "demo", verbs.demo, "camera, node and watcher on this machine, with a drawn scene"
     )
     demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="where results go")
-    demo.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long to play")
+    demo.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to play")
     _verb(parsers, common, "doctor", verbs.doctor, "what is installed, what the GPU can do, what to fix")
     _verb(parsers, common, "status", verbs.status, "the state of a running node, as JSON")
     return parser

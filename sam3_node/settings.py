@@ -39,7 +39,7 @@ class Section(BaseModel):
 
 class TransportSettings(Section):
     frames: Annotated[tuple[str, ...], *CommaSeparated, Field(min_length=1)] = ("tcp://127.0.0.1:5550",)
-    """Frame endpoints: each camera binds one, the node connects to all. tcp://host:port or ipc://path, …"""
+    """Frame endpoints: each camera binds one, the node connects to all. With commas between."""
     masks: str = "tcp://127.0.0.1:5551"
     """Endpoint that the node binds and publishes masks on."""
     control: str = "tcp://127.0.0.1:5552"

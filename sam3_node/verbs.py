@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .client import PerceptionClient
     from .types import Mask
 
-CONTROL_TIMEOUT_MS = 5000
+CONTROL_TIMEOUT_MS = 3000
 
 
 def run(args: Namespace, settings: Settings) -> None:
@@ -48,7 +48,7 @@ def demo(args: Namespace, settings: Settings) -> None:
     """Play the demonstration."""
     from .demo import run_demo
 
-    run_demo(args.out, args.seconds)
+    run_demo(args.out, args.seconds, settings)
 
 
 def doctor(args: Namespace, settings: Settings) -> int:

@@ -1,0 +1,122 @@
+"""Layers of settings, errors that name their field, and the documentation made from the tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sam3_node.errors import SettingsError
+from sam3_node.settings import Settings, load_settings, options, table
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in options():
+        monkeypatch.delenv("SAM3_" + option.name.upper().replace(".", "__"), raising=False)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "profile.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(profile: Path | None = None, **overrides: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(profile, {name.replace("__", "."): value for name, value in overrides.items()})
+    return str(caught.value)
+
+
+def test_profile_below_environment_below_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = write(tmp_path, '[camera]\nname = "profile"\nfps = 10\n[tracker]\nbank_size = 15\n')
+    monkeypatch.setenv("SAM3_CAMERA__NAME", "environment")
+    monkeypatch.setenv("SAM3_TRACKER__BANK_SIZE", "30")
+    settings = load_settings(profile, {"camera.name": "line"})
+    assert settings.camera.name == "line"
+    assert settings.tracker.bank_size == 30
+    assert settings.camera.fps == 10
+    assert settings.camera.loop is False
+
+
+def test_text_becomes_the_type_of_its_field() -> None:
+    overrides = {"model.compile": "true", "camera.fps": "12.5", "transport.frames": "ipc://a,ipc://b"}
+    settings = load_settings(None, overrides)
+    assert settings.model.compile is True
+    assert settings.camera.fps == 12.5
+    assert settings.transport.frames == ("ipc://a", "ipc://b")
+
+
+def test_lists_in_the_environment_have_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAM3_TRANSPORT__FRAMES", "ipc://a,ipc://b")
+    assert load_settings().transport.frames == ("ipc://a", "ipc://b")
+
+
+def test_an_error_names_field_value_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = write(tmp_path, "[tracker]\nbank_size = 1\n")
+    monkeypatch.setenv("SAM3_MODEL__THREADS", "many")
+    text = refusal(profile, camera__fps="fast")
+    assert "tracker.bank_size" in text
+    assert f"found 1 in {profile}" in text
+    assert "model.threads" in text
+    assert "found 'many' in the environment" in text
+    assert "camera.fps" in text
+    assert "found 'fast' on the command line" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[tracker]\nbank = 3", "tracker.bank"),
+        ("[trucker]\nbank_size = 3", "trucker"),
+        ("tracker = 3", "tracker"),
+        ("[camera]\nname = 'a/b'", "camera.name"),
+        ("[camera]\nfps = nan", "camera.fps"),
+        ("[transport]\nframes = []", "transport.frames"),
+        ("[model]\ndevice = 'tpu'", "model.device"),
+    ],
+)
+def test_a_wrong_profile_is_refused_by_field(tmp_path: Path, text: str, named: str) -> None:
+    assert f"{named}: " in refusal(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["[tracker", "\x00", "a = 1\na = 2"])
+def test_a_profile_that_is_no_toml(tmp_path: Path, text: str) -> None:
+    assert "profile.toml is not valid TOML" in refusal(write(tmp_path, text))
+
+
+def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere.toml" in refusal(tmp_path / "nowhere.toml")
+
+
+def test_broken_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAM3_GROUP__CAMERAS", "{")
+    assert "group" in refusal()
+
+
+def test_directly_made_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAM3_CAMERA__NAME", "environment")
+    assert Settings().camera.name == "cam0"
+
+
+def test_every_field_is_explained() -> None:
+    for option in options():
+        assert option.help.endswith("."), option.name
+
+
+def test_the_table_is_printed_and_readme_has_it() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "sam3_node.settings"], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout.strip() == table()
+    readme = ROOT / "README.md"
+    _, mark, rest = (readme.read_text() if readme.exists() else "").partition("<!-- settings -->")
+    if not mark:
+        pytest.skip("README has no configuration table yet")
+    assert rest.partition("<!-- /settings -->")[0].strip() == table()
