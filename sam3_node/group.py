@@ -16,8 +16,8 @@ from .settings import CameraSettings, Settings, load_settings
 from .supervisor import Group, Process, describe_exit
 
 CAMERA_READY = r"^camera \S+ publishing on (\S+)"
-NODE_READY = r"^node "
-WATCH_READY = r"^watch "
+NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
+WATCH_READY = r"^watch masks from"
 
 
 def processes_of(settings: Settings, profile: Path) -> list[Process]:

@@ -1,0 +1,57 @@
+# Each target sets up what it needs, once: a virtual environment with the package and its development tools.
+#   make demo PYTHON=python3.12 PIP_FLAGS='--index-url …'
+PYTHON ?= python3
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo 'make demo    play a scene through camera, node and subscriber; results in out/demo'
+	@echo 'make test    lint, then every test'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make bench   short forms of the benchmarks'
+	@echo 'make clean   remove the environment, caches and results'
+
+demo: $(READY)
+	$(BIN)/sam3-node demo --out out/demo
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python tools/bench/step.py
+	$(BIN)/python tools/bench/node.py
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call apt,packages,what is wrong): install Debian packages where that is possible, else say how and fail
+define apt
+	{ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo '$(2): installing $(1)' && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(1); \
+	else \
+		echo 'error: $(2); on Debian or Ubuntu: sudo apt-get install $(1)' >&2; exit 1; \
+	fi; }
+endef
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+		echo 'error: $(PYTHON) is not there; on Debian or Ubuntu: sudo apt-get install python3 python3-venv' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: expected Python 3.11 or newer, found $$($(PYTHON) --version); name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || $(call apt,python3-venv,$(PYTHON) has no venv)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo 'installing the package and its tools into $(VENV): some minutes, once'
+	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev]'
+	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(call apt,libgl1 libglib2.0-0,OpenCV lacks system libraries)
+	@$(BIN)/python -c 'import cv2'
+	@touch $@
