@@ -14,9 +14,10 @@ import zmq
 from ..errors import RequestError, Sam3NodeError, TransportError, WireError
 from ..types import Buffer
 from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
-from .sockets import MAX_MESSAGE_BYTES, bind, connect, open_socket, receive_parts, send_parts
+from .sockets import MAX_MESSAGE_BYTES, BoundSocket, connect, open_socket, receive_parts, send_parts
 
 QUEUE = 64
+LINGER_MS = 100
 MALFORMED_PER_CALL = 64
 
 Peer = tuple[bytes, ...]
@@ -32,12 +33,9 @@ class ControlServer:
     def __init__(self, endpoint: str) -> None:
         self.rejected = 0
         self.last_error: str | None = None
-        self._socket = open_socket(zmq.ROUTER, QUEUE, MAX_MESSAGE_BYTES)
-        try:
-            self.endpoint = bind(self._socket, endpoint)
-        except BaseException:
-            self.close()
-            raise
+        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_MESSAGE_BYTES)
+        self._socket = self._bound.socket
+        self.endpoint = self._bound.endpoint
 
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
         """The next request and whom to reply to, or None when none came in time.
@@ -66,8 +64,8 @@ class ControlServer:
         return self._socket
 
     def close(self) -> None:
-        """Stop answering. Idempotent."""
-        self._socket.close()
+        """Stop answering; replies on their way still leave. Idempotent."""
+        self._bound.close(LINGER_MS)
 
     def __enter__(self) -> Self:
         return self

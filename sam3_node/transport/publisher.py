@@ -9,7 +9,7 @@ from typing import Self
 import zmq
 
 from ..types import Buffer, Delivery
-from .sockets import bind, open_socket, send_parts
+from .sockets import BoundSocket, send_parts
 
 EVERY_QUEUE = 2
 
@@ -25,18 +25,11 @@ class Publisher:
     def __init__(self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._newest = delivery == "newest"
-        # its own context: ending one is the only way to wait until a queue has been flushed
-        self._context = zmq.Context()
         if self._newest:
-            socket = open_socket(zmq.PUB, queue, max_bytes, context=self._context)
+            self._bound = BoundSocket(zmq.PUB, endpoint, queue, max_bytes)
         else:
-            socket = open_socket(zmq.PUSH, EVERY_QUEUE, max_bytes, heartbeats=False, context=self._context)
-        self._socket = socket
-        try:
-            self.endpoint = bind(socket, endpoint)
-        except BaseException:
-            self.close(0)
-            raise
+            self._bound = BoundSocket(zmq.PUSH, endpoint, EVERY_QUEUE, max_bytes, heartbeats=False)
+        self.endpoint = self._bound.endpoint
 
     def close(self, linger_ms: int | None = None) -> None:
         """Close, waiting at most `linger_ms` for what is queued to leave. Idempotent.
@@ -44,8 +37,7 @@ class Publisher:
         The default is 100 for `newest` and 5000 for `every`.
         """
         default_ms = 100 if self._newest else 5000
-        self._socket.close(default_ms if linger_ms is None else linger_ms)
-        self._context.term()
+        self._bound.close(default_ms if linger_ms is None else linger_ms)
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +48,6 @@ class Publisher:
         self.close()
 
     def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
-        if not self._newest and not self._socket.poll(timeout_ms, zmq.POLLOUT):
+        if not self._newest and not self._bound.socket.poll(timeout_ms, zmq.POLLOUT):
             return False
-        return send_parts(self._socket, pack(), self._max_bytes)
+        return send_parts(self._bound.socket, pack(), self._max_bytes)

@@ -50,18 +50,29 @@ def open_socket(
     return socket
 
 
-def bind(socket: zmq.Socket, endpoint: str) -> str:
-    """Bind, and return the endpoint really bound (port 0 and * resolved).
+class BoundSocket:
+    """A socket bound to `endpoint` (port 0 and * resolved), in a context of its own.
 
+    Ending that is the only way to wait until libzmq has sent what is queued and given the address back.
     Raises TransportError naming the endpoint and what to do: in use, no such address, malformed.
     """
-    _check_endpoint(endpoint)
-    _check_ipc_free(endpoint)
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise _explain("bind", endpoint, error) from error
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def __init__(self, kind: int, endpoint: str, queue: int, max_bytes: int, heartbeats: bool = True) -> None:
+        _check_endpoint(endpoint)
+        _check_ipc_free(endpoint)
+        self._context = zmq.Context()
+        self.socket = open_socket(kind, queue, max_bytes, heartbeats, self._context)
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise _explain("bind", endpoint, error) from error
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def close(self, linger_ms: int) -> None:
+        """Close, waiting at most `linger_ms` for what is queued to leave. Idempotent."""
+        self.socket.close(linger_ms)
+        self._context.term()
 
 
 def connect(socket: zmq.Socket, endpoint: str) -> None:

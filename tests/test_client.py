@@ -1,0 +1,203 @@
+"""The client of a policy, against real publishers and a real control server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.client import PerceptionClient, Segmentation, TrackedObject
+from sam3_node.errors import RequestError, TransportError, UnknownObjectError, WireError
+from sam3_node.settings import TransportSettings
+from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.types import Mask
+from sam3_node.wire import Reply, Request, decode_mask, encode_mask
+
+from .transport_peer import make_masks, wait_until
+
+TCP = "tcp://127.0.0.1:*"
+Answer = Callable[[Request], Any]
+
+
+@contextmanager
+def node(answer: Answer) -> Iterator[tuple[MaskPublisher, PerceptionClient, list[Request]]]:
+    """Sockets of a node that answers with `answer`, a client of them, and the requests that came."""
+    requests: list[Request] = []
+    done = threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            asked = control.receive(20)
+            if asked is not None:
+                requests.append(asked[1])
+                control.reply(asked[0], Reply(asked[1].id, answer(asked[1])))
+
+    with ControlServer(TCP) as control, MaskPublisher(TCP) as masks:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with PerceptionClient(masks.endpoint, control.endpoint) as client:
+                yield masks, client, requests
+        finally:
+            done.set()
+            thread.join()
+
+
+def asked(answer: Any, operation: Callable[[PerceptionClient], Any]) -> tuple[Any, str, dict[str, Any]]:
+    """What an operation returns when the node gives `answer`, and what it asked for."""
+    with node(lambda request: answer) as (_, client, requests):
+        result = operation(client)
+    (request,) = requests
+    return result, request.op, request.args
+
+
+def test_it_imports_nothing_heavy() -> None:
+    heavy = "cv2", "torch", "transformers", "pydantic", "scipy"
+    code = f"import sys, sam3_node.client; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_it_looks_where_the_node_is_by_default() -> None:
+    settings = TransportSettings()
+    from sam3_node import client
+
+    assert (settings.masks, settings.control) == (client.MASKS_ENDPOINT, client.CONTROL_ENDPOINT)
+
+
+def test_it_reads_the_newest_masks() -> None:
+    with node(lambda request: None) as (publisher, client, _):
+        wait_until(lambda: publisher.send(make_masks(0)) and client.latest(20))
+        assert client.connected
+        while client.latest(100) is not None:
+            pass
+        for seq in (4, 5):
+            publisher.send(make_masks(seq))
+            masks = client.latest(5000)
+            assert masks is not None
+            assert masks.seq == seq
+            assert np.array_equal(masks.instances[0].mask.full(), make_masks(seq).instances[0].mask.full())
+        publisher.send(make_masks(6))
+        assert next(iter(client)).seq == 6
+        threading.Timer(0.1, client.close).start()
+        assert list(client) == []
+
+
+def test_objects_are_added_by_points_box_or_mask() -> None:
+    def add(**prompt: Any) -> Callable[[PerceptionClient], Any]:
+        return lambda client: client.add_object(**prompt)
+
+    assert asked({"id": 3, "score": 0.5}, add(points=[(1, 2.5)], labels=[1], label="cup")) == (
+        3,
+        "add_object",
+        {"points": [[1.0, 2.5]], "labels": [1], "label": "cup"},
+    )
+    box = np.array([1, 2, 30, 40])
+    assert asked({"id": 0}, add(box=box, seq=9, camera="cam0"))[2] == {
+        "box": [1.0, 2.0, 30.0, 40.0],
+        "seq": 9,
+        "camera": "cam0",
+    }
+    full = np.zeros((20, 30), np.bool_)
+    full[3:9, 4:8] = True
+    for mask in (full, Mask.from_full(full)):
+        args = asked({"id": 1}, add(mask=mask))[2]
+        assert list(args) == ["mask"]
+        assert np.array_equal(decode_mask(args["mask"]).full(), full)
+
+
+def test_prompts_of_the_wrong_shape_are_told_before_they_are_sent() -> None:
+    with node(lambda request: None) as (_, client, requests):
+        for wrong in (
+            {"points": [1, 2]},
+            {"points": [[1, 2, 3]]},
+            {"points": [["a", "b"]]},
+            {"box": [1, 2, 3]},
+            {"mask": np.zeros((4, 4))},
+            {"mask": np.zeros((2, 4, 4), np.bool_)},
+        ):
+            with pytest.raises(RequestError, match=f"{next(iter(wrong))}: expected .* found"):
+                client.add_object(**wrong)  # type: ignore[arg-type]
+        assert requests == []
+
+
+def test_objects_are_refined_removed_and_listed() -> None:
+    refined = asked(
+        {"id": 3}, lambda client: client.refine_object(3, points=np.ones((2, 2)), labels=(1, 0), seq=5)
+    )
+    assert refined == (
+        None,
+        "refine_object",
+        {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5},
+    )
+    assert asked({}, lambda client: client.remove_object(3, camera="a")) == (
+        None,
+        "remove_object",
+        {"id": 3, "camera": "a"},
+    )
+    line = {"id": 3, "label": "cup", "state": "occluded", "score": 0.25, "age": 12}
+    listed = asked({"objects": [line]}, lambda client: client.list_objects())
+    assert listed == ([TrackedObject(3, "cup", "occluded", 0.25, 12)], "list_objects", {})
+
+
+def test_segment_gives_mask_and_score() -> None:
+    mask = make_masks(1).instances[0].mask
+    answer = {"seq": 8, "score": 0.75, "mask": encode_mask(mask)}
+    result, op, args = asked(answer, lambda client: client.segment(box=(1, 2, 3, 4), seq=8))
+    assert isinstance(result, Segmentation)
+    assert (result.seq, result.score) == (8, 0.75)
+    assert np.array_equal(result.mask.full(), mask.full())
+    assert (op, args) == ("segment", {"box": [1, 2, 3, 4], "seq": 8})
+
+
+def test_the_node_is_told_what_to_do() -> None:
+    assert asked({}, lambda client: client.set_prompts(("red mug", "tape")))[1:] == (
+        "set_prompts",
+        {"prompts": ["red mug", "tape"]},
+    )
+    assert asked({}, lambda client: client.pause())[1:] == ("pause", {})
+    assert asked({}, lambda client: client.resume())[1:] == ("resume", {})
+    assert asked({}, lambda client: client.reset(camera="a"))[1:] == ("reset", {"camera": "a"})
+    assert asked({"paused": False}, lambda client: client.status()) == ({"paused": False}, "status", {})
+
+
+def test_errors_of_the_node_are_raised() -> None:
+    with ControlServer(TCP) as control:
+        answered: list[Any] = []
+
+        def serve() -> None:
+            peer, request = control.receive(5000) or pytest.fail("no request")
+            control.reply(
+                peer, Reply.failed(request.id, UnknownObjectError("expected a tracked id, found 9"))
+            )
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with PerceptionClient("tcp://127.0.0.1:9", control.endpoint) as client:
+            assert not client.connected
+            with pytest.raises(UnknownObjectError, match="found 9"):
+                answered.append(client.remove_object(9))
+        thread.join()
+
+
+def test_an_answer_of_another_shape_is_an_error() -> None:
+    for answer in (None, {}, {"id": "three"}, {"id": -1}):
+        with pytest.raises(WireError, match="add_object: expected"):
+            asked(answer, lambda client: client.add_object(box=(0, 0, 1, 1)))
+
+
+def test_nobody_there_is_an_error_in_time() -> None:
+    with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timeout_ms=100) as client:
+        assert client.latest(10) is None
+        with pytest.raises(TransportError, match="nobody is at"):
+            client.status()
+    with pytest.raises(TransportError, match="expected tcp://"):
+        PerceptionClient("masks", "tcp://127.0.0.1:9")

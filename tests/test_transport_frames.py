@@ -1,0 +1,345 @@
+"""Frames between sockets: live and lossless, one camera and several."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from sam3_node.errors import TransportError, WireError
+from sam3_node.settings import TransportSettings
+from sam3_node.transport import ControlServer, FramePublisher, FrameSubscriber, MaskPublisher, poll, sockets
+from sam3_node.types import Delivery, Depth, Frame, Intrinsics
+
+from .transport_peer import make_frame, next_line, output_of, peer, wait_until
+
+TCP = "tcp://127.0.0.1:*"
+
+
+def send_until(publisher: FramePublisher, subscriber: FrameSubscriber, frame: Frame) -> None:
+    """Publish `frame` until the subscription has reached the publisher and the frame waits."""
+    wait_until(lambda: publisher.send(frame) and waits(subscriber, 20))
+
+
+def waits(subscriber: FrameSubscriber, timeout_ms: int = 0) -> bool:
+    with ControlServer(TCP) as control:
+        return poll(subscriber, control, timeout_ms)
+
+
+def endpoint_of(scheme: str, folder: Path) -> str:
+    return TCP if scheme == "tcp" else f"ipc://{folder}/frames"
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+@pytest.mark.parametrize("delivery", ["newest", "every"])
+def test_a_frame_arrives_as_it_was_sent(scheme: str, delivery: Delivery, tmp_path: Path) -> None:
+    depth = Depth(4, 3, "z16", 0.001, True, np.arange(12, dtype=np.uint16).tobytes())
+    frame = dataclasses.replace(
+        make_frame(3), depth=depth, intrinsics=Intrinsics(1.0, 2.0, 3.0, 4.0), times={"device_ms": 1.5}
+    )
+    before_ns = time.time_ns()
+    with (
+        FramePublisher(endpoint_of(scheme, tmp_path), delivery) as publisher,
+        FrameSubscriber([publisher.endpoint], delivery) as subscriber,
+    ):
+        send_until(publisher, subscriber, frame)
+        received = subscriber.take(5000)
+    assert received is not None
+    got = received.frame
+    assert got.depth is not None
+    assert bytes(got.colour) == bytes(frame.colour)
+    assert bytes(got.depth.data) == depth.data
+    assert before_ns < got.sent_ns <= received.received_ns <= time.time_ns()
+    same = {"colour": b"", "depth": None, "sent_ns": 0}
+    assert dataclasses.replace(got, **same) == dataclasses.replace(frame, **same)
+
+
+def test_a_sent_time_that_is_given_is_kept() -> None:
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
+        send_until(publisher, subscriber, dataclasses.replace(make_frame(0), sent_ns=5))
+        received = subscriber.take(5000)
+    assert received is not None
+    assert received.frame.sent_ns == 5
+
+
+def test_the_newest_frame_wins_and_every_skipped_one_is_counted() -> None:
+    with (
+        peer("camera", TCP, "cam0", "newest", 1, 100_000, 16) as camera,
+        FrameSubscriber([next_line(camera)]) as subscriber,
+    ):
+        taken = []
+        for _ in range(10):
+            asked_ns = time.time_ns()
+            time.sleep(0.1)  # a slow consumer: about a hundred frames pass
+            received = subscriber.take(10_000)
+            assert received is not None
+            taken.append(received)
+            assert received.frame.capture_ns > asked_ns, "a frame from before the wait: it was queued"
+    seqs = [received.frame.seq for received in taken]
+    assert seqs == sorted(set(seqs))
+    assert sum(received.skipped for received in taken) + len(taken) == seqs[-1] - seqs[0] + 1
+    assert sum(received.skipped for received in taken) > len(taken)
+
+
+def test_large_frames_do_not_queue_behind_a_slow_consumer() -> None:
+    with (
+        peer("camera", TCP, "cam0", "newest", 5, 100_000, 1500) as camera,
+        FrameSubscriber([next_line(camera)]) as subscriber,
+    ):
+        assert subscriber.take(10_000) is not None
+        for _ in range(5):
+            asked_ns = time.time_ns()
+            time.sleep(0.15)
+            received = subscriber.take(10_000)
+            assert received is not None
+            assert received.frame.capture_ns > asked_ns
+            assert set(bytes(received.frame.colour)) == {received.frame.seq % 256}
+
+
+def test_cameras_have_their_turns() -> None:
+    with (
+        FramePublisher(TCP) as quick,
+        FramePublisher(TCP) as slow,
+        FrameSubscriber([quick.endpoint, slow.endpoint]) as subscriber,
+    ):
+        wait_until(lambda: len(subscriber.connected) == 2)
+        turns = []
+        with ControlServer(TCP) as control:
+            for seq in range(6):
+                for number in range(10):
+                    quick.send(make_frame(seq * 10 + number, "quick"))
+                    time.sleep(0.002)
+                slow.send(make_frame(seq, "slow"))
+                time.sleep(0.05)
+                while poll(subscriber, control, 0):
+                    received = subscriber.take()
+                    assert received is not None
+                    turns.append(received.frame.camera)
+                    if len(turns) % 2:  # the quick one never stops
+                        quick.send(make_frame(seq * 10 + 9, "quick"))
+    assert turns.count("slow") >= 4
+    longest = max(map(len, "".join(name[0] for name in turns).split("s")))
+    assert longest <= 3, turns
+
+
+def test_only_the_cameras_asked_for() -> None:
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint], cameras=["cam1"]) as one:
+        for _ in range(20):
+            publisher.send(make_frame(0, "cam10"))  # its topic begins with that of cam1
+            time.sleep(0.01)
+        send_until(publisher, one, make_frame(4, "cam1"))
+        received = one.take(1000)
+        assert received is not None
+        assert received.frame.camera == "cam1"
+        assert one.rejected == 0
+
+
+def test_cameras_beyond_the_last_are_counted() -> None:
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint], max_cameras=2) as subscriber:
+        for camera in ("a", "b"):
+            wait_until(lambda camera=camera: publisher.send(make_frame(0, camera)) and waits(subscriber, 20))
+            assert subscriber.take(1000) is not None
+        wait_until(lambda: publisher.send(make_frame(0, "c")) and subscriber.rejected)
+        assert subscriber.last_error is not None
+        assert "at most 2 cameras" in subscriber.last_error
+        send_until(publisher, subscriber, make_frame(1, "a"))
+
+
+def test_a_restarted_camera_has_skipped_nothing() -> None:
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
+        send_until(publisher, subscriber, make_frame(100))
+        while subscriber.take(100) is not None:
+            pass
+        skipped = []
+        for seq in (103, 2, 3):
+            publisher.send(make_frame(seq))
+            received = subscriber.take(5000)
+            assert received is not None
+            skipped.append(received.skipped)
+    assert skipped == [2, 0, 0]
+
+
+def test_every_frame_arrives_in_order_through_a_stall_longer_than_the_heartbeats() -> None:
+    count = 40
+    with (
+        peer("camera", TCP, "cam0", "every", 0, count, 1000) as camera,
+        FrameSubscriber([next_line(camera)], "every") as subscriber,
+    ):
+        assert subscriber.take(10_000) is not None
+        time.sleep(2.5)
+        sent = []
+        threading.Thread(target=lambda: sent.extend(output_of(camera)), daemon=True).start()
+        time.sleep(0.2)
+        assert 0 < len(sent) < count - 5, "the publisher must wait for a consumer that stalls"
+        seqs = [0]
+        while seqs[-1] < count - 1:
+            received = subscriber.take(10_000)
+            assert received is not None, f"nothing after {seqs[-1]}"
+            assert received.skipped == 0
+            seqs.append(received.frame.seq)
+        assert seqs == list(range(count))
+        assert camera.wait(10) == 0
+
+
+def test_what_is_queued_outlives_the_publisher() -> None:
+    with (
+        peer("camera", TCP, "cam0", "every", 0, 8, 16) as camera,
+        FrameSubscriber([next_line(camera)], "every") as subscriber,
+    ):
+        assert camera.wait(10) == 0
+        seqs = []
+        while len(seqs) < 8:
+            received = subscriber.take(5000)
+            assert received is not None
+            seqs.append(received.frame.seq)
+            time.sleep(0.02)
+    assert seqs == list(range(8))
+
+
+def test_lossless_from_two_cameras_keeps_both_orders() -> None:
+    with (
+        peer("camera", TCP, "a", "every", 0, 50, 200) as one,
+        peer("camera", TCP, "b", "every", 0, 50, 200) as two,
+        FrameSubscriber([next_line(one), next_line(two)], "every") as subscriber,
+    ):
+        seqs: dict[str, list[int]] = {"a": [], "b": []}
+        for _ in range(100):
+            received = subscriber.take(10_000)
+            assert received is not None
+            seqs[received.frame.camera].append(received.frame.seq)
+    assert seqs == {"a": list(range(50)), "b": list(range(50))}
+
+
+def test_lossless_send_waits_for_a_subscriber() -> None:
+    with FramePublisher(TCP, "every") as publisher:
+        assert not publisher.send(make_frame(0), timeout_ms=20)
+        with FrameSubscriber([publisher.endpoint], "every") as subscriber:
+            assert publisher.send(make_frame(1), timeout_ms=5000)
+            received = subscriber.take(5000)
+            assert received is not None
+            assert received.frame.seq == 1
+
+
+def test_pixels_stay_valid_after_later_frames_and_close() -> None:
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
+        send_until(publisher, subscriber, make_frame(1, side=600))
+        first = subscriber.take(5000)
+        for seq in range(2, 40):
+            publisher.send(make_frame(seq, side=600))
+            subscriber.take(100)
+    assert first is not None
+    colour = memoryview(first.frame.colour)
+    assert colour.readonly
+    assert set(bytes(colour)) == {1}
+
+
+def test_poll_tells_frames_and_requests_apart_from_nothing() -> None:
+    with (
+        FramePublisher(TCP) as publisher,
+        FrameSubscriber([publisher.endpoint]) as subscriber,
+        ControlServer(TCP) as control,
+    ):
+        assert not poll(subscriber, control, 10)
+        send_until(publisher, subscriber, make_frame(0))
+        assert poll(subscriber, control, None)
+        assert not poll(None, control, 10)
+        assert subscriber.take(0) is not None
+        wait_until(lambda: subscriber.take(0) is None)
+        assert not poll(subscriber, control, 10)
+
+
+@pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
+def test_an_address_in_use_is_told(opener: type[FramePublisher], tmp_path: Path) -> None:
+    for endpoint in (TCP, f"ipc://{tmp_path}/one"):
+        with opener(endpoint) as first:
+            with pytest.raises(TransportError, match="another process has it") as caught:
+                opener(first.endpoint)
+            assert first.endpoint in str(caught.value)
+        with opener(first.endpoint):
+            pass
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "camera",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:70000",
+        "udp://127.0.0.1:5",
+        "ipc://",
+        "ipc://a\0b",
+    ],
+)
+def test_malformed_endpoints_are_told(endpoint: str) -> None:
+    for opener in (
+        FramePublisher,
+        ControlServer,
+        lambda endpoint: FrameSubscriber([TCP[:-1] + "9", endpoint]),
+    ):
+        with pytest.raises(TransportError, match="expected tcp://host:port or ipc://path"):
+            opener(endpoint)  # type: ignore[operator]
+    with pytest.raises(TransportError, match="at least one endpoint"):
+        FrameSubscriber([])
+
+
+def test_an_address_of_another_machine_is_told() -> None:
+    for endpoint in ("tcp://192.0.2.1:5550", "ipc:///no/such/folder/frames"):
+        with pytest.raises(TransportError, match=r"cannot bind .* expected an address of this machine"):
+            FramePublisher(endpoint)
+
+
+def test_defaults_are_on_this_machine_only() -> None:
+    settings = TransportSettings()
+    for endpoint in (*settings.frames, settings.masks, settings.control):
+        assert endpoint.startswith("tcp://127.0.0.1:")
+
+
+def test_frames_that_no_subscriber_takes_are_refused() -> None:
+    huge = np.zeros(sockets.MAX_FRAME_BYTES + 1, np.uint8)
+    frame = Frame("cam0", 0, 0, 16384, 16384, "jpeg", huge.data)
+    with FramePublisher(TCP) as publisher:
+        with pytest.raises(WireError):
+            publisher.send(dataclasses.replace(make_frame(0), width=17))
+        with pytest.raises(
+            TransportError, match=f"may hold {sockets.MAX_FRAME_BYTES} bytes, found {huge.size}"
+        ):
+            publisher.send(frame)
+
+
+def test_close_wakes_whoever_waits() -> None:
+    subscriber = FrameSubscriber(["tcp://127.0.0.1:9"])
+    closer = threading.Timer(0.1, subscriber.close)
+    closer.start()
+    assert subscriber.take() is None
+    closer.join()
+    subscriber.close()
+    assert subscriber.take(10) is None
+
+
+@pytest.mark.parametrize("delivery", ["newest", "every"])
+def test_nothing_is_left_after_close(delivery: Delivery) -> None:
+    def once() -> None:
+        with (
+            FramePublisher(TCP, delivery) as publisher,
+            FrameSubscriber([publisher.endpoint], delivery) as reader,
+        ):
+            for seq in range(3):
+                publisher.send(make_frame(seq, side=400), timeout_ms=2000)
+            reader.take(200)
+
+    once()
+    process, threads = psutil.Process(os.getpid()), set(threading.enumerate())
+    descriptors, system_threads = process.num_fds(), process.num_threads()
+    for _ in range(10):
+        once()
+    assert set(threading.enumerate()) == threads
+    wait_until(lambda: process.num_fds() <= descriptors)
+    wait_until(lambda: process.num_threads() <= system_threads)
