@@ -1,0 +1,140 @@
+"""launch/: profiles validate, units name real verbs, and launch/start brings a group up and down."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sam3_node.group import processes_of
+from sam3_node.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCH = ROOT / "launch"
+
+PROFILE = """
+[transport]
+frames = ["ipc://{folder}/frames"]
+masks = "ipc://{folder}/masks"
+control = "ipc://{folder}/control"
+[camera]
+fps = 10
+[model]
+threads = 1
+[group]
+processes = [{processes}]
+"""
+
+
+@pytest.mark.parametrize("profile", sorted(LAUNCH.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_profile_validates_and_names_processes(profile: Path) -> None:
+    assert processes_of(load_settings(profile), profile)
+
+
+@pytest.mark.parametrize(("unit", "verb"), [("sam3-camera.service", "camera"), ("sam3-node.service", "run")])
+def test_every_unit_starts_a_real_verb(unit: str, verb: str) -> None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((LAUNCH / "systemd" / unit).read_text())
+    command = parser["Service"]["ExecStart"].split()
+    assert command[1:3] == [verb, "--profile"]
+    help_text = subprocess.run(
+        [sys.executable, "-m", "sam3_node", verb, "--help"], capture_output=True, text=True, timeout=30
+    )
+    assert help_text.returncode == 0
+    assert "--profile" in help_text.stdout
+
+
+@contextmanager
+def started(profile: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """launch/start once its group is up, and the processes that it started."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, LAUNCH / "start", profile], stdout=subprocess.PIPE, text=True, env=environment
+    ) as starter:
+        try:
+            assert starter.stdout is not None
+            for line in starter.stdout:
+                if line.startswith("group up"):
+                    break
+            yield starter, psutil.Process(starter.pid).children()
+        finally:
+            starter.kill()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=10)[1]
+
+
+def write_profile(folder: Path, *processes: str) -> Path:
+    path = folder / "profile.toml"
+    path.write_text(PROFILE.format(folder=folder, processes=", ".join(f'"{name}"' for name in processes)))
+    return path
+
+
+def read_until(starter: subprocess.Popen[str], wanted: Callable[[str], bool]) -> str:
+    assert starter.stdout is not None
+    deadline = time.monotonic() + 30
+    for line in starter.stdout:
+        if wanted(line) or time.monotonic() > deadline:
+            return line
+    return ""
+
+
+def test_start_brings_camera_node_and_watcher_up_and_takes_them_down(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with started(write_profile(tmp_path, "camera", "node", "watch")) as (starter, processes):
+        assert len(processes) == 3
+        assert read_until(starter, lambda line: line.startswith("watch | cam0 #"))
+        starter.send_signal(signal.SIGTERM)
+        rest = starter.communicate(timeout=20)[0]
+        assert starter.returncode == 0
+        assert "watch | summary: " in rest
+        assert gone(processes)
+
+
+def test_the_end_of_one_process_ends_the_group_with_its_exit_code(tmp_path: Path) -> None:
+    with started(write_profile(tmp_path, "camera", "watch")) as (starter, processes):
+        processes[0].kill()
+        rest = starter.communicate(timeout=20)[0]
+        assert "camera ended with SIGKILL; taking the group down" in rest
+        assert starter.returncode == 128 + signal.SIGKILL
+        assert gone(processes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_killing_start_leaves_no_orphan(tmp_path: Path) -> None:
+    with started(write_profile(tmp_path, "camera", "watch")) as (starter, processes):
+        starter.kill()
+        assert gone(processes)
+
+
+def test_a_profile_that_does_not_validate_is_explained(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.toml"
+    profile.write_text('[group]\nprocesses = ["kamera"]\n')
+    done = subprocess.run([LAUNCH / "start", profile], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "group.processes" in done.stderr
+    assert "kamera" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_says_what_the_machine_lacks(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2 && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    for python, wanted in ((old, "found Python 3.9.2"), (tmp_path / "none", "apt-get install python3")):
+        command = ["make", "-C", str(ROOT), "lint", f"PYTHON={python}", f"VENV={tmp_path}/venv"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode != 0
+        assert wanted in done.stderr
