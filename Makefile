@@ -27,7 +27,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python tools/bench/step.py
+	$(BIN)/python tools/bench/step.py --no-variants
 	$(BIN)/python tools/bench/node.py
 
 clean:

@@ -6,6 +6,7 @@ that the latest message is about.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -89,11 +90,18 @@ def _start(group: Group, settings: Settings) -> tuple[str, str]:
     ready = group.wait_ready("camera", READY_S)
     assert ready is not None
     transport = TransportSettings(frames=(ready.group(1),), masks=ANY_PORT, control=ANY_PORT)
-    environment = _environment(transport=transport, model=settings.model, tracker=settings.tracker)
+    model = settings.model.model_copy(update={"threads": settings.model.threads or _spare_threads()})
+    environment = _environment(transport=transport, model=model, tracker=settings.tracker)
     group.start(Process("node", _command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
     assert ready is not None
     return ready.group(1), ready.group(2)
+
+
+def _spare_threads() -> int:
+    """All cores but one, which is for camera and subscriber: threads that share a core stall each other."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, cores - 1)
 
 
 def _command(verb: str) -> tuple[str, ...]:
