@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
+
+from .algebra import fold_convolution, fold_transposed
+from .vit import WindowedViT
 
 
 def build_encoder(source: nn.Module) -> nn.Module:
@@ -26,25 +28,42 @@ class Sam3Encoder(nn.Module):
     def __init__(self, source: nn.Module) -> None:
         super().__init__()
         vision = source.vision_encoder
-        self.backbone = vision.backbone
-        self.patch = vision.config.backbone_config.patch_size
+        self.backbone = _backbone(vision)
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
         first, activation, second = fine.scale_layers
         self.fine = nn.Sequential(
-            first, activation, _fold_transposed(second, fine.proj1), _fold(fine.proj2, decoder.conv_s0)
+            first, activation, fold_transposed(second, fine.proj1), fold_convolution(fine.proj2, decoder.conv_s0)
         )
         self.middle = nn.Sequential(
-            _fold_transposed(middle.scale_layers[0], middle.proj1), _fold(middle.proj2, decoder.conv_s1)
+            fold_transposed(middle.scale_layers[0], middle.proj1), fold_convolution(middle.proj2, decoder.conv_s1)
         )
         self.top = nn.Sequential(top.proj1, top.proj2)
+        self.to(memory_format=torch.channels_last)  # tokens are channels-last already
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
-        tokens = self.backbone(pixels).last_hidden_state
-        height, width = pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch
-        image = tokens.view(1, height, width, -1).permute(0, 3, 1, 2)
+        image = self.backbone(pixels)
         return self.fine(image), self.middle(image), self.top(image)
+
+
+class ReferenceViT(nn.Module):
+    """SAM 3's ViT as transformers runs it, for grids that the windows do not divide (they are padded there)."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.source, self.patch = source, source.config.patch_size
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels [1, 3, S, S] -> feature map [1, C, h, w]."""
+        tokens = self.source(pixels).last_hidden_state.transpose(1, 2)
+        return tokens.unflatten(2, (pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch))
+
+
+def _backbone(vision: nn.Module) -> nn.Module:
+    config = vision.backbone.config
+    divided = (config.image_size // config.patch_size) % config.window_size == 0
+    return WindowedViT(vision.backbone) if divided else ReferenceViT(vision.backbone)
 
 
 class Sam2Encoder(nn.Module):
@@ -59,35 +78,3 @@ class Sam2Encoder(nn.Module):
         """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
         fine, middle, top = self.vision(pixels, return_dict=True).fpn_hidden_states
         return self.conv_s0(fine), self.conv_s1(middle), top
-
-
-@torch.no_grad()
-def _fold(first: nn.Conv2d, second: nn.Conv2d) -> nn.Conv2d:
-    """One convolution equal to `second` (1x1) after `first`."""
-    pointwise = second.weight[:, :, 0, 0].double()
-    folded = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
-    folded.to(first.weight)
-    folded.weight.copy_(torch.einsum("om,mikl->oikl", pointwise, first.weight.double()))
-    folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
-    return folded
-
-
-@torch.no_grad()
-def _fold_transposed(first: nn.ConvTranspose2d, second: nn.Conv2d) -> nn.ConvTranspose2d:
-    """One transposed convolution equal to `second` (1x1) after `first`."""
-    pointwise = second.weight[:, :, 0, 0].double()
-    folded = nn.ConvTranspose2d(first.in_channels, second.out_channels, first.kernel_size, stride=first.stride)
-    folded.to(first.weight)
-    folded.weight.copy_(torch.einsum("om,imkl->iokl", pointwise, first.weight.double()))
-    folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
-    return folded
-
-
-def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
-    """The matrix [sizes[-1], sizes[0]] of bilinear resizing along one axis, size after size (antialiased as needed)."""
-    matrix = torch.eye(sizes[0])[None, None]
-    for size in sizes[1:]:
-        matrix = F.interpolate(
-            matrix, size=(size, sizes[0]), mode="bilinear", align_corners=False, antialias=size < matrix.shape[-2]
-        )
-    return matrix[0, 0]

@@ -3,7 +3,6 @@
 The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
 
 - all objects in one batch, empty memory slots masked;
-- channels of queries and keys permuted so that rotary pairs lie in two halves (dot products do not change);
 - value and output projections applied after the attention, to its 64-channel result (softmax weights sum to one);
 - everything that no memory has influenced yet computed once for all objects.
 """
@@ -13,6 +12,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .algebra import fold_linear, join_linear, rotate, shares_memory
 
 
 class MemoryRead(nn.Module):
@@ -43,9 +44,8 @@ class MemoryRead(nn.Module):
         place = position.flatten(2).transpose(1, 2) + temporal
         self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
         self.register_buffer("image_position", 0.1 * _sine(source, (height, width)), persistent=False)
-        cos, sin = attention.rotary_emb(reference, attention.position_ids)
-        self.register_buffer("cos", cos[0, :, ::2].contiguous(), persistent=False)  # [HW, D / 2]
-        self.register_buffer("sin", sin[0, :, ::2].contiguous(), persistent=False)
+        cos, sin = attention.rotary_emb(reference, attention.position_ids)  # [1, hw, D], each value twice
+        self.register_buffer("rotation", torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1), persistent=False)
         self.layers = nn.ModuleList(_ReadLayer(layer) for layer in attention.layers)
         self.norm = attention.layer_norm
 
@@ -73,10 +73,12 @@ class MemoryRead(nn.Module):
             dim=1,
         )
         keys = values + place
-        bias = self._bias(valid, slots, area, top.dtype)
+        # fused attention wants values as wide as keys; the padding costs less than a separate softmax
+        values = F.pad(values, (0, self.hidden - channels))
+        mask = self._mask(valid, slots, area)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
-            x = layer(x, keys, values, bias, self.cos, self.sin, slots)
+            x = layer(x, keys, values, mask, self.rotation, slots * area)
         return self.norm(x).transpose(1, 2).reshape(count, self.hidden, *top.shape[-2:])
 
     def _pointer_place(self, age: Tensor) -> Tensor:
@@ -88,14 +90,13 @@ class MemoryRead(nn.Module):
         place = self.pointer_time(phase.to(self.memory_position.dtype))
         return place.repeat_interleave(self.pointer_tokens, dim=1)
 
-    def _bias(self, valid: Tensor | None, slots: int, area: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive attention bias [N, 1, tokens]: 0 where valid, minus infinity elsewhere."""
+    def _mask(self, valid: Tensor | None, slots: int, area: int) -> Tensor | None:
+        """Which tokens to attend to, bool [N, 1, 1, tokens]."""
         if valid is None:
             return None
         memory = valid[:, :slots].repeat_interleave(area, dim=1)
         pointer = valid[:, slots:].repeat_interleave(self.pointer_tokens, dim=1)
-        keep = torch.cat([memory, pointer], dim=1)[:, None]
-        return torch.zeros_like(keep, dtype=dtype).masked_fill_(~keep, float("-inf"))
+        return torch.cat([memory, pointer], dim=1)[:, None, None]
 
 
 class _ReadLayer(nn.Module):
@@ -104,65 +105,37 @@ class _ReadLayer(nn.Module):
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
         self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
         own, cross = source.self_attn, source.cross_attn_image
-        halves = _halves(own.internal_dim, own.q_proj.weight.device)
-        self.scale = own.scaling
-        # one matrix for query, key and value of the self-attention
-        self.own_weight = nn.Parameter(
-            torch.cat([own.q_proj.weight[halves], own.k_proj.weight[halves], own.v_proj.weight]).detach(), False
-        )
-        self.own_bias = nn.Parameter(
-            torch.cat([own.q_proj.bias[halves], own.k_proj.bias[halves], own.v_proj.bias]).detach(), False
-        )
+        self.own = join_linear(own.q_proj, own.k_proj, own.v_proj)
         self.own_out = own.o_proj
-        self.query_weight = nn.Parameter(cross.q_proj.weight[halves].detach(), False)
-        self.query_bias = nn.Parameter(cross.q_proj.bias[halves].detach(), False)
-        self.key_weight = nn.Parameter(cross.k_proj.weight[halves].detach(), False)
-        self.key_bias = nn.Parameter(cross.k_proj.bias[halves].detach(), False)
-        # o_proj(v_proj(.)) as one matrix from 64 channels
-        out, value = cross.o_proj, cross.v_proj
-        self.value_weight = nn.Parameter((out.weight.double() @ value.weight.double()).to(out.weight.dtype), False)
-        folded = out.weight.double() @ value.bias.double() + out.bias.double()
-        self.value_bias = nn.Parameter(folded.to(out.bias.dtype), False)
+        self.query, self.key = cross.q_proj, cross.k_proj
+        self.value_width = cross.v_proj.in_features
+        self.value_out = fold_linear(cross.v_proj, cross.o_proj)
 
     def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, slots: int
+        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
         # x [1 or N, hw, C]: one row until the first memory has been read, then one an object
-        x = x + self._attend_self(self.norm1(x), cos, sin)
-        query = _rotate(F.linear(self.norm2(x), self.query_weight, self.query_bias), cos, sin)
-        read = self._attend_memory(query, keys, values, bias, cos, sin, slots)
-        x = x + F.linear(read, self.value_weight, self.value_bias)
+        x = x + self._attend_self(self.norm1(x), rotation)
+        query = rotate(self.query(self.norm2(x)), rotation)
+        x = x + self.value_out(self._attend_memory(query, keys, values, mask, rotation, spatial))
         return x + self.linear2(self.activation(self.linear1(self.norm3(x))))
 
-    def _attend_self(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        query, key, value = F.linear(x, self.own_weight, self.own_bias).chunk(3, dim=-1)
-        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-        out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None], scale=self.scale)
-        return self.own_out(out[:, 0])
+    def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
+        query, key, value = self.own(x).unflatten(-1, (3, -1)).unbind(-2)
+        query, key = rotate(query, rotation), rotate(key, rotation)
+        return self.own_out(F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0])
 
     def _attend_memory(
-        self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, slots: int
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
-        count, area = keys.shape[0], cos.shape[0]
-        key = F.linear(keys, self.key_weight, self.key_bias)  # [N, tokens, D]
-        spatial = slots * area  # pointers come last and are not rotated
-        rotated = _rotate(key[:, :spatial].reshape(count, slots, area, -1), cos, sin)
-        key = torch.cat([rotated.reshape(count, spatial, -1), key[:, spatial:]], dim=1)
-        scores = torch.matmul(query * self.scale, key.transpose(1, 2))  # [N, hw, tokens]
-        if bias is not None:
-            scores = scores + bias
-        return torch.matmul(scores.softmax(dim=-1), values)
-
-
-def _halves(size: int, device: torch.device) -> Tensor:
-    """Channel order that brings rotary pairs (0, 1), (2, 3), … into the first and second half."""
-    return torch.arange(size, device=device).reshape(-1, 2).T.reshape(-1)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position encoding of x [..., hw, D] whose pairs lie in halves; cos, sin [hw, D / 2] float32."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+        count, area = keys.shape[0], rotation.shape[0]
+        key = self.key(keys)  # [N, tokens, D]; pointers come last and are not rotated
+        memory = rotate(key[:, :spatial].unflatten(1, (-1, area)), rotation).flatten(1, 2)
+        if not shares_memory(memory, key):
+            key = torch.cat([memory, key[:, spatial:]], dim=1)
+        query = query.expand(count, -1, -1)
+        out = F.scaled_dot_product_attention(query[:, None], key[:, None], values[:, None], attn_mask=mask)
+        return out[:, 0, :, : self.value_width]
 
 
 def _sine_1d(position: Tensor, channels: int) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .encoder import build_encoder, resize_matrix
+from .algebra import centre_convolution, resize_matrix
+from .encoder import build_encoder
 from .memory_read import MemoryRead
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
@@ -171,7 +172,8 @@ class MemoryWrite(nn.Module):
         super().__init__()
         encoder, config = source.memory_encoder, source.config
         self.feature_projection = encoder.feature_projection
-        self.mask_downsampler = encoder.mask_downsampler
+        self.downsample = nn.ModuleList(_Downsample(layer) for layer in encoder.mask_downsampler.layers)
+        self.embed = encoder.mask_downsampler.final_conv
         self.memory_fuser, self.projection = encoder.memory_fuser, encoder.projection
         self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
         self.occluded = source.occlusion_spatial_embedding_parameter
@@ -197,9 +199,29 @@ class MemoryWrite(nn.Module):
         `prompted`: the masks answer a prompt, and are made binary first.
         """
         weight = (masks > 0).float() if prompted else masks.sigmoid()
-        embedded = self.mask_downsampler((weight * self.scale + self.bias).to(top.dtype))
-        memory = self.projection(self.memory_fuser(self.feature_projection(top) + embedded))
+        x = (weight * self.scale + self.bias).to(top.dtype)
+        for layer in self.downsample:
+            x = layer(x)
+        memory = self.projection(self.memory_fuser(self.feature_projection(top) + self.embed(x)))
         if self.occluded is not None:
             absent = (presence <= 0).to(memory.dtype)[:, None, None, None]
             memory = memory + absent * self.occluded[..., None, None]
         return memory.flatten(2).transpose(1, 2).to(torch.bfloat16)
+
+
+class _Downsample(nn.Module):
+    """Convolution, layer norm over channels and activation; the norm's mean is taken out by the convolution."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.activation = centre_convolution(source.conv), source.activation
+        self.eps = source.layer_norm.eps
+        self.weight, self.bias = (
+            nn.Parameter(value.detach().reshape(1, -1, 1, 1), False)
+            for value in (source.layer_norm.weight, source.layer_norm.bias)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
+        return self.activation(torch.addcmul(self.bias, x * inverse, self.weight))

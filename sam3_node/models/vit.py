@@ -1,0 +1,74 @@
+"""SAM 3's plain ViT (arXiv 2511.16719), arranged for one image at a time.
+
+Tokens stay in window order from the first layer to the last, so that windowed attention needs no copies and global
+attention, which does not mind the order, needs none either.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .algebra import join_linear, patch_linear, rotate
+
+
+class WindowedViT(nn.Module):
+    """The backbone of a transformers `Sam3TrackerVideoModel`; the window size must divide the token grid."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        config = source.config
+        self.patch = patch_linear(source.embeddings.patch_embeddings.projection)
+        self.patch_size = config.patch_size
+        grid = config.image_size // config.patch_size
+        self.grid, self.window = grid, config.window_size
+        position = source.embeddings._tile_position_embeddings(source.embeddings.position_embeddings, grid, grid)
+        order = _window_order(grid, self.window).to(position.device)
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("inverse", order.argsort(), persistent=False)
+        self.register_buffer("position", position.detach()[:, order].clone(), persistent=False)
+        self.norm = source.layer_norm
+        self.layers = nn.ModuleList(_Layer(layer, self.window, order) for layer in source.layers)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels [1, 3, S, S] -> feature map [1, C, h, w]."""
+        patches = pixels.unflatten(3, (self.grid, self.patch_size)).unflatten(2, (self.grid, self.patch_size))
+        x = self.patch(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)[:, self.order])
+        x = self.norm(x + self.position)
+        for layer in self.layers:
+            x = layer(x)
+        return x[:, self.inverse].transpose(1, 2).unflatten(2, (self.grid, self.grid))  # channels last in memory
+
+
+class _Layer(nn.Module):
+    def __init__(self, source: nn.Module, window: int, order: Tensor) -> None:
+        super().__init__()
+        attention = source.attention
+        self.norm1, self.norm2, self.mlp = source.layer_norm1, source.layer_norm2, source.mlp
+        self.heads = attention.num_attention_heads
+        self.qkv = join_linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = attention.o_proj
+        self.span = window * window if source.window_size > 0 else order.numel()  # tokens that attend to one another
+        cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value twice
+        rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
+        if source.window_size == 0:
+            rotation = rotation[order]
+        self.register_buffer("rotation", rotation[:, None].contiguous(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.out(self._attend(self.norm1(x)))
+        return x + self.mlp(self.norm2(x))
+
+    def _attend(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).view(-1, self.span, 3 * self.heads, x.shape[-1] // self.heads)
+        query, key = rotate(qkv[:, :, : 2 * self.heads], self.rotation).transpose(1, 2).chunk(2, dim=1)
+        value = qkv[:, :, 2 * self.heads :].transpose(1, 2)
+        out = F.scaled_dot_product_attention(query, key, value)  # [windows, heads, span, D]
+        return out.transpose(1, 2).reshape(x.shape)
+
+
+def _window_order(grid: int, window: int) -> Tensor:
+    """Indices of a row-major token grid, window after window."""
+    tokens = torch.arange(grid * grid).view(grid // window, window, grid // window, window)
+    return tokens.transpose(1, 2).reshape(-1)
