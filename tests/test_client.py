@@ -125,7 +125,7 @@ def test_prompts_of_the_wrong_shape_are_told_before_they_are_sent() -> None:
             {"mask": np.zeros((2, 4, 4), np.bool_)},
         ):
             with pytest.raises(RequestError, match=f"{next(iter(wrong))}: expected .* found"):
-                client.add_object(**wrong)  # type: ignore[arg-type]
+                client.add_object(**wrong)
         assert requests == []
 
 
@@ -171,7 +171,6 @@ def test_the_node_is_told_what_to_do() -> None:
 
 def test_errors_of_the_node_are_raised() -> None:
     with ControlServer(TCP) as control:
-        answered: list[Any] = []
 
         def serve() -> None:
             peer, request = control.receive(5000) or pytest.fail("no request")
@@ -184,7 +183,7 @@ def test_errors_of_the_node_are_raised() -> None:
         with PerceptionClient("tcp://127.0.0.1:9", control.endpoint) as client:
             assert not client.connected
             with pytest.raises(UnknownObjectError, match="found 9"):
-                answered.append(client.remove_object(9))
+                client.remove_object(9)
         thread.join()
 
 

@@ -24,7 +24,7 @@ from sam3_node.transport import (
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request, unpack_reply
 
-from .transport_peer import make_frame, make_masks, peer, wait_until
+from .transport_peer import make_frame, make_masks, next_line, output_of, peer, wait_until
 
 TCP = "tcp://127.0.0.1:*"
 MEGABYTE = 1 << 20
@@ -187,9 +187,8 @@ def test_memory_stays_bounded_when_nobody_takes(delivery: Delivery) -> None:
 def test_memory_stays_bounded_when_a_subscriber_hangs() -> None:
     process = psutil.Process(os.getpid())
     with FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
-        assert reader.stdout is not None
-        os.set_blocking(reader.stdout.fileno(), False)
-        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and reader.stdout.readline())
+        os.set_blocking(output_of(reader).fileno(), False)
+        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and next_line(reader))
         os.kill(reader.pid, signal.SIGSTOP)
         before = process.memory_info().rss
         for seq in range(300):

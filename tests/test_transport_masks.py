@@ -17,11 +17,16 @@ TCP = "tcp://127.0.0.1:*"
 
 
 def first_of(publisher: MaskPublisher, subscriber: MaskSubscriber, masks: MaskFrame) -> MaskFrame:
-    found: list[MaskFrame | None] = []
-    wait_until(lambda: publisher.send(masks) and (found.append(subscriber.take(20)) or found[-1]))
-    while (more := subscriber.take(100)) is not None:
-        found.append(more)
-    assert found[-1] is not None
+    """Publish `masks` until they arrive, and take every copy; the last one."""
+    found: list[MaskFrame] = []
+
+    def arrived() -> bool:
+        publisher.send(masks)
+        while (more := subscriber.take(50)) is not None:
+            found.append(more)
+        return bool(found)
+
+    wait_until(arrived)
     return found[-1]
 
 

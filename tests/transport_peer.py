@@ -92,4 +92,5 @@ def run_server(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    {"camera": run_camera, "reader": run_reader, "server": run_server}[sys.argv[1]](*sys.argv[2:])
+    roles: dict[str, Callable[..., None]] = {"camera": run_camera, "reader": run_reader, "server": run_server}
+    roles[sys.argv[1]](*sys.argv[2:])
