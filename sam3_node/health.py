@@ -24,6 +24,7 @@ class CameraHealth:
 
     def __init__(self) -> None:
         self.stepped = self.failed = self.skipped = 0
+        self.last_seq: int | None = None
         self.last_error: str | None = None
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
@@ -42,6 +43,7 @@ class CameraHealth:
     def end(self, frame: Frame, received_ns: int) -> None:
         """The frame's masks are on their way."""
         self.stepped += 1
+        self.last_seq = frame.seq
         self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
         self._ends_s.append(time.monotonic())
 
@@ -57,6 +59,7 @@ class CameraHealth:
             "stepped": self.stepped,
             "skipped": self.skipped,
             "failed": self.failed,
+            "last_seq": self.last_seq,
             "last_error": self.last_error,
             "fps": self._rate(),
             "age_p50_ms": _percentile_ms(self._ages_ns, 0.50),

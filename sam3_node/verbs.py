@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from argparse import Namespace
@@ -150,8 +151,20 @@ def _write_mask(path: Path, mask: Mask) -> None:
 
 
 def _stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set, and nothing else."""
+    """An event that SIGTERM and SIGINT set, and nothing else.
+
+    A thread sets it: a handler runs in the main thread, which may hold the event's own lock at that moment.
+    """
     stop = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: None)
+
+    def set_after_a_signal() -> None:
+        os.read(reader, 1)
+        stop.set()
+
+    threading.Thread(target=set_after_a_signal, name="signals", daemon=True).start()
     return stop
