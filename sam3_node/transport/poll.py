@@ -9,7 +9,7 @@ from .frames import FrameSubscriber
 
 
 def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None = None) -> bool:
-    """Wait until a frame or a request is there; False when neither came within `timeout_ms` (None: no limit)."""
+    """Wait for a frame or a request; False when neither came within `timeout_ms` (None: no limit)."""
     poller = zmq.Poller()
     poller.register(frames.wakeup, zmq.POLLIN)
     poller.register(control.wakeup, zmq.POLLIN)
