@@ -15,7 +15,12 @@ from transformers import (
     Sam3TrackerVideoModel,
 )
 
-SESSIONS = {Sam2VideoModel: Sam2VideoInferenceSession, Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession}
+from sam3_node.models.sam import TrackerModel
+
+SESSIONS = {
+    Sam2VideoModel: Sam2VideoInferenceSession,
+    Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
+}
 
 
 def memory_options(hidden: int, grid: int) -> dict:
@@ -125,6 +130,26 @@ def random_source(family: str, seed: int = 0, presence: float | None = None, **o
     return source
 
 
+def stages_of(source: nn.Module) -> TrackerModel:
+    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+
+
+def tiny_model(family: str = "sam3", **options: int) -> TrackerModel:
+    """The stages of a `random_source`."""
+    return stages_of(random_source(family, **options))
+
+
+def noise_clip(size: int, frames: int, seed: int = 7) -> list[Tensor]:
+    """Pixels [1, 3, size, size] that change a little from frame to frame."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(1, 3, size, size, generator=generator)
+    clip = []
+    for _ in range(frames):
+        pixels = 0.8 * pixels + 0.6 * torch.randn(pixels.shape, generator=generator)
+        clip.append(pixels)
+    return clip
+
+
 class Oracle:
     """transformers' streaming inference, one session an object, so that objects cannot disturb one another."""
 
@@ -148,7 +173,9 @@ class Oracle:
                 session.add_point_inputs(index, self.frame, inputs)
             session.obj_with_new_inputs.append(object_id)
         found = {
-            object_id: self.source(inference_session=session, frame=pixels, frame_idx=self.frame).pred_masks[0, 0]
+            object_id: self.source(inference_session=session, frame=pixels, frame_idx=self.frame).pred_masks[
+                0, 0
+            ]
             for object_id, session in self.sessions.items()
         }
         self.frame += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,7 +40,9 @@ def join_linear(*layers: nn.Linear) -> nn.Linear:
 @torch.no_grad()
 def patch_linear(layer: nn.Conv2d) -> nn.Linear:
     """The linear map of flattened patches [C * p * p] that equals a convolution whose stride is its kernel."""
-    linear = nn.Linear(layer.weight[0].numel(), layer.out_channels, bias=layer.bias is not None).to(layer.weight)
+    linear = nn.Linear(layer.weight[0].numel(), layer.out_channels, bias=layer.bias is not None).to(
+        layer.weight
+    )
     linear.weight.copy_(layer.weight.flatten(1))
     if layer.bias is not None:
         linear.bias.copy_(layer.bias)
@@ -55,10 +59,10 @@ def fold_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
 
 
 @torch.no_grad()
-def fold_convolution(first: nn.Conv2d, second: nn.Conv2d) -> nn.Conv2d:
+def fold_convolution(first: Any, second: Any) -> nn.Conv2d:
     """One convolution equal to `second` (1x1) after `first`."""
     pointwise = second.weight[:, :, 0, 0].double()
-    folded = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
+    folded: Any = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
     folded.to(first.weight)
     folded.weight.copy_(torch.einsum("om,mikl->oikl", pointwise, first.weight.double()))
     folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
@@ -66,10 +70,12 @@ def fold_convolution(first: nn.Conv2d, second: nn.Conv2d) -> nn.Conv2d:
 
 
 @torch.no_grad()
-def fold_transposed(first: nn.ConvTranspose2d, second: nn.Conv2d) -> nn.ConvTranspose2d:
+def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
     """One transposed convolution equal to `second` (1x1) after `first`."""
     pointwise = second.weight[:, :, 0, 0].double()
-    folded = nn.ConvTranspose2d(first.in_channels, second.out_channels, first.kernel_size, stride=first.stride)
+    folded: Any = nn.ConvTranspose2d(
+        first.in_channels, second.out_channels, first.kernel_size, stride=first.stride
+    )
     folded.to(first.weight)
     folded.weight.copy_(torch.einsum("om,imkl->iokl", pointwise, first.weight.double()))
     folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
@@ -77,9 +83,9 @@ def fold_transposed(first: nn.ConvTranspose2d, second: nn.Conv2d) -> nn.ConvTran
 
 
 @torch.no_grad()
-def centre_convolution(layer: nn.Conv2d) -> nn.Conv2d:
+def centre_convolution(layer: Any) -> nn.Conv2d:
     """The convolution whose output channels are those of `layer` less their mean, as a layer norm would make them."""
-    centred = nn.Conv2d(
+    centred: Any = nn.Conv2d(
         layer.in_channels, layer.out_channels, layer.kernel_size, stride=layer.stride, padding=layer.padding
     ).to(layer.weight)
     centred.weight.copy_(layer.weight - layer.weight.mean(dim=0, keepdim=True))
@@ -92,6 +98,10 @@ def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
     matrix = torch.eye(sizes[0])[None, None]
     for size in sizes[1:]:
         matrix = F.interpolate(
-            matrix, size=(size, sizes[0]), mode="bilinear", align_corners=False, antialias=size < matrix.shape[-2]
+            matrix,
+            size=(size, sizes[0]),
+            mode="bilinear",
+            align_corners=False,
+            antialias=size < matrix.shape[-2],
         )
     return matrix[0, 0]

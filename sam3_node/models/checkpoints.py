@@ -18,6 +18,7 @@ from .sam import TrackerModel
 
 NANO = Path(__file__).parent / "nano"
 NANO_SEED = 0
+NANO_PRESENCE = 4.0
 CLASSES: dict[str, Any] = {
     "sam3_tracker_video": Sam3TrackerVideoModel,
     "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; the tracker is taken out
@@ -81,13 +82,18 @@ def _load_nano() -> tuple[nn.Module, bool, bool]:
     config = Sam3TrackerVideoConfig.from_pretrained(NANO)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(NANO_SEED)
-        return Sam3TrackerVideoModel(config).eval(), True, False
+        source = Sam3TrackerVideoModel(config).eval()
+    with torch.no_grad():  # else random weights would call every object absent
+        source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(NANO_PRESENCE)
+    return source, True, False
 
 
 def _load_pretrained(name: str) -> tuple[nn.Module, bool]:
     """The transformers model and whether its memory modules were among the weights."""
     if (os.sep in name or name.startswith(".")) and not os.path.isdir(name) and name.count("/") != 1:
-        raise ModelError(f"no folder {name}: expected 'nano', a folder with config.json and weights, or a hub name")
+        raise ModelError(
+            f"no folder {name}: expected 'nano', a folder with config.json and weights, or a hub name"
+        )
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -110,11 +116,13 @@ def _load_pretrained(name: str) -> tuple[nn.Module, bool]:
     essential = [key for key in missing if not key.startswith(MEMORY_MODULES)]
     if essential or found["mismatched_keys"]:
         wrong = essential or [str(item) for item in found["mismatched_keys"]]
-        raise ModelError(f"{name} lacks {len(wrong)} tensors that a tracker needs, among them {', '.join(wrong[:3])}")
+        raise ModelError(
+            f"{name} lacks {len(wrong)} tensors that a tracker needs, among them {', '.join(wrong[:3])}"
+        )
     return source.eval(), not missing
 
 
-def _normalisation(name: str, source: nn.Module) -> dict[str, list[float]]:
+def _normalisation(name: str, source: Any) -> dict[str, list[float]]:
     """Mean and deviation of pixels: as the checkpoint's own processor file says, else the family's."""
     path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
     if path is not None:
@@ -124,7 +132,7 @@ def _normalisation(name: str, source: nn.Module) -> dict[str, list[float]]:
     return CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
 
 
-def _cast(source: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _cast(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move to device and dtype, rotary frequencies staying float32 as in the reference."""
     exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith("inv_freq")}
     source.to(device=device, dtype=dtype)

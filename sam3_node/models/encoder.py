@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
@@ -10,7 +12,7 @@ from .algebra import fold_convolution, fold_transposed
 from .vit import WindowedViT
 
 
-def build_encoder(source: nn.Module) -> nn.Module:
+def build_encoder(source: Any) -> nn.Module:
     """The encoder stage of a transformers tracker."""
     if isinstance(source, Sam3TrackerVideoModel):
         return Sam3Encoder(source)
@@ -25,7 +27,7 @@ class Sam3Encoder(nn.Module):
     rounding, and the two fine levels cost an eighth and a quarter.
     """
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
         self.backbone = _backbone(vision)
@@ -33,13 +35,17 @@ class Sam3Encoder(nn.Module):
         decoder = source.mask_decoder
         first, activation, second = fine.scale_layers
         self.fine = nn.Sequential(
-            first, activation, fold_transposed(second, fine.proj1), fold_convolution(fine.proj2, decoder.conv_s0)
+            first,
+            activation,
+            fold_transposed(second, fine.proj1),
+            fold_convolution(fine.proj2, decoder.conv_s0),
         )
         self.middle = nn.Sequential(
-            fold_transposed(middle.scale_layers[0], middle.proj1), fold_convolution(middle.proj2, decoder.conv_s1)
+            fold_transposed(middle.scale_layers[0], middle.proj1),
+            fold_convolution(middle.proj2, decoder.conv_s1),
         )
         self.top = nn.Sequential(top.proj1, top.proj2)
-        self.to(memory_format=torch.channels_last)  # tokens are channels-last already
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # tokens are channels-last already
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
@@ -50,7 +56,7 @@ class Sam3Encoder(nn.Module):
 class ReferenceViT(nn.Module):
     """SAM 3's ViT as transformers runs it, for grids that the windows do not divide (they are padded there)."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.source, self.patch = source, source.config.patch_size
 
@@ -60,7 +66,7 @@ class ReferenceViT(nn.Module):
         return tokens.unflatten(2, (pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch))
 
 
-def _backbone(vision: nn.Module) -> nn.Module:
+def _backbone(vision: Any) -> nn.Module:
     config = vision.backbone.config
     divided = (config.image_size // config.patch_size) % config.window_size == 0
     return WindowedViT(vision.backbone) if divided else ReferenceViT(vision.backbone)
@@ -69,7 +75,7 @@ def _backbone(vision: nn.Module) -> nn.Module:
 class Sam2Encoder(nn.Module):
     """SAM 2's Hiera and its feature pyramid, as transformers runs them."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.vision = source.vision_encoder
         self.conv_s0, self.conv_s1 = source.mask_decoder.conv_s0, source.mask_decoder.conv_s1

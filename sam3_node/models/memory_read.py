@@ -9,6 +9,8 @@ The arithmetic equals transformers' memory attention on the same weights, rearra
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,18 +21,24 @@ from .algebra import fold_linear, join_linear, rotate, shares_memory
 class MemoryRead(nn.Module):
     """Reads the bank. Built from a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
 
-    def __init__(self, source: nn.Module) -> None:
+    memory_position: Tensor
+    image_position: Tensor
+    rotation: Tensor
+
+    def __init__(self, source: Any) -> None:
         super().__init__()
         config = source.config
         attention = source.memory_attention
         if config.memory_attention_num_attention_heads != 1:
-            raise ValueError("the memory read supports one attention head, as every SAM 2 and SAM 3 checkpoint has")
+            raise ValueError(
+                "the memory read supports one attention head, as every SAM 2 and SAM 3 checkpoint has"
+            )
         height, width = source.backbone_feature_sizes[-1]
         self.hidden = source.hidden_dim
         self.memory_channels = source.mem_dim
         self.pointer_tokens = max(1, self.hidden // self.memory_channels)
         self.max_pointers = config.max_object_pointers_in_encoder
-        self.pointer_time = (
+        self.pointer_time: nn.Module | None = (
             source.temporal_positional_encoding_projection_layer
             if config.enable_temporal_pos_encoding_for_object_pointers
             else None
@@ -40,12 +48,16 @@ class MemoryRead(nn.Module):
             (1, self.memory_channels, height, width), reference.device, torch.float32
         )
         # [num_maskmem, HW, 64]: where in the image plus how long ago; the last row serves conditioning frames
-        temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.memory_channels)
+        temporal = (
+            source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.memory_channels)
+        )
         place = position.flatten(2).transpose(1, 2) + temporal
         self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
         self.register_buffer("image_position", 0.1 * _sine(source, (height, width)), persistent=False)
         cos, sin = attention.rotary_emb(reference, attention.position_ids)  # [1, hw, D], each value twice
-        self.register_buffer("rotation", torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1), persistent=False)
+        self.register_buffer(
+            "rotation", torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1), persistent=False
+        )
         self.layers = nn.ModuleList(_ReadLayer(layer) for layer in attention.layers)
         self.norm = attention.layer_norm
 
@@ -69,7 +81,10 @@ class MemoryRead(nn.Module):
         pointer_tokens = pointers.reshape(count, -1, channels)
         values = torch.cat([tokens, pointer_tokens], dim=1)
         place = torch.cat(
-            [self.memory_position[offset].reshape(count, slots * area, channels), self._pointer_place(pointer_age)],
+            [
+                self.memory_position[offset].reshape(count, slots * area, channels),
+                self._pointer_place(pointer_age),
+            ],
             dim=1,
         )
         keys = values + place
@@ -100,7 +115,7 @@ class MemoryRead(nn.Module):
 
 
 class _ReadLayer(nn.Module):
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
         self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
@@ -123,7 +138,9 @@ class _ReadLayer(nn.Module):
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
         query, key, value = self.own(x).unflatten(-1, (3, -1)).unbind(-2)
         query, key = rotate(query, rotation), rotate(key, rotation)
-        return self.own_out(F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0])
+        return self.own_out(
+            F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+        )
 
     def _attend_memory(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
@@ -146,7 +163,7 @@ def _sine_1d(position: Tensor, channels: int) -> Tensor:
     return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
 
-def _sine(source: nn.Module, size: tuple[int, int]) -> Tensor:
+def _sine(source: Any, size: tuple[int, int]) -> Tensor:
     """The sine position map that the vision encoder adds to its top feature map, [1, hw, C]."""
     encoder = source.memory_encoder.position_encoding
     reference = source.no_memory_embedding

@@ -6,7 +6,8 @@ engine. What follows transformers' `Sam3TrackerVideoModel` and `Sam2VideoModel`,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import warnings
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from .encoder import build_encoder
 from .memory_read import MemoryRead
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
+CPU_BATCH = 4  # objects whose intermediate results still fit a CPU's cache
+GPU_BATCH = 64
 MASK_SCALE, MASK_BIAS = 20.0, -10.0  # a mask given as prompt, as logits
 
 
@@ -46,7 +49,12 @@ class TrackerModel(nn.Module):
     `trained` is False for random weights.
     """
 
-    def __init__(self, source: nn.Module, *, name: str, mean: list[float], std: list[float], can_track: bool) -> None:
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, source: Any, *, name: str, mean: list[float], std: list[float], can_track: bool
+    ) -> None:
         super().__init__()
         config = source.config
         self.name, self.can_track, self.trained = name, can_track, True
@@ -78,31 +86,46 @@ class TrackerModel(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.decode_stage.no_memory.dtype
 
+    @property
+    def batch_size(self) -> int:
+        """Objects to run at once on this device."""
+        return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
+
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
         """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
-        pixels = torch.from_numpy(np.ascontiguousarray(image)).to(self.device, non_blocking=True)
-        pixels = pixels.flip(-1).permute(2, 0, 1)[None]
-        size = (self.image_size, self.image_size)
+        pixels = _as_tensor(image).to(self.device, non_blocking=True).permute(2, 0, 1)[None]
         if pixels.device.type != "cpu":
             pixels = pixels.float()
+        size = (self.image_size, self.image_size)
         pixels = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=True)
-        return ((pixels.float() / 255 - self.mean) / self.std).to(self.dtype)
+        return ((pixels.flip(1).float() / 255 - self.mean) / self.std).to(self.dtype)
 
     def encode(self, pixels: Tensor) -> Features:
         """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
         return Features(*self.encode_stage(pixels.to(self.device, self.dtype)))
 
-    def compile(self) -> None:  # type: ignore[override]
+    def compile(self) -> None:
         """Compile every stage; shapes become static, so that each bucket compiles once."""
         self.static_shapes = True
         for stage in (self.encode_stage, self.read_stage, self.decode_stage, self.remember_stage):
             stage.compile(dynamic=False)
 
 
+def _as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:
+    """Share the array's memory; torch would warn that it is read-only, but nothing here writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(np.ascontiguousarray(image))
+
+
 class Decoder(nn.Module):
     """Prompts and features to masks: SAM's prompt encoder and mask decoder, and the object pointer."""
 
-    def __init__(self, source: nn.Module) -> None:
+    position: Tensor
+    nothing: Tensor
+    no_memory: Tensor
+
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.prompt_encoder = source.prompt_encoder
         self.mask_decoder = source.mask_decoder
@@ -117,7 +140,9 @@ class Decoder(nn.Module):
             nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
         self.register_buffer("nothing", nothing.detach().clone(), persistent=False)
 
-    def forward(self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool) -> Decoded:
+    def forward(
+        self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool
+    ) -> Decoded:
         """top [N, C, h, w], fine and middle of one image, sparse [1 or N, 1, T, C], dense [1 or N, C, h, w]."""
         count = top.shape[0]
         masks, iou, tokens, presence = self.mask_decoder(
@@ -145,12 +170,16 @@ class Decoder(nn.Module):
 
         Labels: 1 inside, 0 outside, 2 and 3 the top-left and bottom-right corner of a box.
         """
-        embedded, _ = self.prompt_encoder(points[None, None].to(self.position.dtype), labels[None, None], None, None)
+        embedded, _ = self.prompt_encoder(
+            points[None, None].to(self.position.dtype), labels[None, None], None, None
+        )
         return embedded, self._dense(logits)
 
     def _dense(self, logits: Tensor | None) -> Tensor:
         if logits is None:
-            return self.prompt_encoder.no_mask_embed.weight.reshape(1, -1, 1, 1).expand(-1, -1, *self.position.shape[-2:])
+            return self.prompt_encoder.no_mask_embed.weight.reshape(1, -1, 1, 1).expand(
+                -1, -1, *self.position.shape[-2:]
+            )
         return self.prompt_encoder.mask_embed(logits[None, None].to(self.position.dtype))
 
     def pointer_of_mask(self, features: Features, mask: Tensor) -> Tensor:
@@ -158,7 +187,9 @@ class Decoder(nn.Module):
         small = self.mask_downsample(mask)
         size = self.prompt_encoder.mask_input_size
         if small.shape[-2:] != tuple(size):
-            small = F.interpolate(small.float(), size=size, mode="bilinear", align_corners=False, antialias=True)
+            small = F.interpolate(
+                small.float(), size=size, mode="bilinear", align_corners=False, antialias=True
+            )
         dense = self.prompt_encoder.mask_embed(small.to(mask.dtype))
         sparse = self.nothing
         pointer = self(features.top, features.fine, features.middle, sparse, dense, True).pointer
@@ -168,7 +199,11 @@ class Decoder(nn.Module):
 class MemoryWrite(nn.Module):
     """Features and masks to memories: the memory encoder, and the mark of an object that is out of view."""
 
-    def __init__(self, source: nn.Module) -> None:
+    from_logits: Tensor
+    from_image: Tensor
+    to_logits: Tensor
+
+    def __init__(self, source: Any) -> None:
         super().__init__()
         encoder, config = source.memory_encoder, source.config
         self.feature_projection = encoder.feature_projection
@@ -212,7 +247,7 @@ class MemoryWrite(nn.Module):
 class _Downsample(nn.Module):
     """Convolution, layer norm over channels and activation; the norm's mean is taken out by the convolution."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.conv, self.activation = centre_convolution(source.conv), source.activation
         self.eps = source.layer_norm.eps

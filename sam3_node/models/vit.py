@@ -6,6 +6,8 @@ attention, which does not mind the order, needs none either.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,14 +18,16 @@ from .algebra import join_linear, patch_linear, rotate
 class WindowedViT(nn.Module):
     """The backbone of a transformers `Sam3TrackerVideoModel`; the window size must divide the token grid."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         config = source.config
         self.patch = patch_linear(source.embeddings.patch_embeddings.projection)
         self.patch_size = config.patch_size
         grid = config.image_size // config.patch_size
         self.grid, self.window = grid, config.window_size
-        position = source.embeddings._tile_position_embeddings(source.embeddings.position_embeddings, grid, grid)
+        position = source.embeddings._tile_position_embeddings(
+            source.embeddings.position_embeddings, grid, grid
+        )
         order = _window_order(grid, self.window).to(position.device)
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("inverse", order.argsort(), persistent=False)
@@ -38,18 +42,24 @@ class WindowedViT(nn.Module):
         x = self.norm(x + self.position)
         for layer in self.layers:
             x = layer(x)
-        return x[:, self.inverse].transpose(1, 2).unflatten(2, (self.grid, self.grid))  # channels last in memory
+        return (
+            x[:, self.inverse].transpose(1, 2).unflatten(2, (self.grid, self.grid))
+        )  # channels last in memory
 
 
 class _Layer(nn.Module):
-    def __init__(self, source: nn.Module, window: int, order: Tensor) -> None:
+    rotation: Tensor
+
+    def __init__(self, source: Any, window: int, order: Tensor) -> None:
         super().__init__()
         attention = source.attention
         self.norm1, self.norm2, self.mlp = source.layer_norm1, source.layer_norm2, source.mlp
         self.heads = attention.num_attention_heads
         self.qkv = join_linear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = attention.o_proj
-        self.span = window * window if source.window_size > 0 else order.numel()  # tokens that attend to one another
+        self.span = (
+            window * window if source.window_size > 0 else order.numel()
+        )  # tokens that attend to one another
         cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value twice
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
         if source.window_size == 0:

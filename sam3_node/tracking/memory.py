@@ -32,16 +32,16 @@ class Memories(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """Chosen slots of each row: index int64 [N, K], time int64 [N, K], valid bool [N, K]."""
+    """Chosen slots of each row: slot int64 [N, K], time int64 [N, K], valid bool [N, K]."""
 
-    index: Ints
+    slot: Ints
     time: Ints
     valid: Bools
 
     def trimmed(self) -> _Slots:
         """Without the columns that no row uses; the valid ones of a row come first."""
         width = max(1, int(self.valid.sum(axis=1).max()))
-        return _Slots(self.index[:, :width], self.time[:, :width], self.valid[:, :width])
+        return _Slots(self.slot[:, :width], self.time[:, :width], self.valid[:, :width])
 
 
 class MemoryBank:
@@ -72,8 +72,10 @@ class MemoryBank:
         self._prompted: Bools = np.zeros(shape, dtype=np.bool_)
         self._score: Floats = np.zeros(shape, dtype=np.float32)
         self._conditioning_frame: Ints = np.full((max_objects, self._conditioning), NO_FRAME, dtype=np.int64)
-        self._conditioning_pointer: Ints = np.full((max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64)
-        self._unread_scores: tuple[Ints, int, Tensor] | None = None
+        self._conditioning_pointer: Ints = np.full(
+            (max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64
+        )
+        self._unread_scores: list[tuple[Ints, int, Tensor]] = []
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +95,8 @@ class MemoryBank:
         self.pointers[index, slot] = pointer
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
-        self._unread_scores = (rows, slot, score)
+        if self._rule.by_score:
+            self._unread_scores.append((rows, slot, score))
 
     def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
         """Store a prompted frame, not later than step `now`: memory [1, hw, 64], pointer [1, C] of one row.
@@ -128,7 +131,13 @@ class MemoryBank:
         device = self.features.device
         row, slots, offset, pointer_slots, age = (
             torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-            for array in (rows[:, None], memory.index, memory.time, pointer.index, pointer.time.astype(np.float32))
+            for array in (
+                rows[:, None],
+                memory.slot,
+                memory.time,
+                pointer.slot,
+                pointer.time.astype(np.float32),
+            )
         )
         keep = None if valid.all() and not static else torch.from_numpy(valid).to(device, non_blocking=True)
         return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, keep)
@@ -142,7 +151,9 @@ class MemoryBank:
         index = np.take_along_axis(frames, chosen, axis=1) % self._ring
         return _join(
             _Slots(np.where(valid, index, 0), np.where(valid, offset - 1, 0), valid),
-            self._conditioning_slots(conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)),
+            self._conditioning_slots(
+                conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
+            ),
         )
 
     def _pointer_slots(self, rows: Ints, frame: int) -> _Slots:
@@ -162,10 +173,10 @@ class MemoryBank:
         return _Slots(np.where(valid, index, 0), np.where(valid, time, 0), valid)
 
     def _settle_scores(self) -> None:
-        if self._unread_scores is not None and self._rule.by_rank:
-            rows, slot, score = self._unread_scores
+        """Fetch the last frame's scores; by now the device has long had them ready."""
+        for rows, slot, score in self._unread_scores:
             self._score[rows, slot] = score.float().cpu().numpy()
-        self._unread_scores = None
+        self._unread_scores.clear()
 
 
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:

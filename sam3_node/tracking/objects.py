@@ -35,9 +35,13 @@ class ObjectPrompt:
         points, labels = self._points()
         coordinates = torch.cat([corners, points])
         if coordinates.shape[0] == 0:
-            raise RequestError(f"prompt for object {self.object_id}: expected points, a box or a mask, found none")
+            raise RequestError(
+                f"prompt for object {self.object_id}: expected points, a box or a mask, found none"
+            )
         if not bool(torch.isfinite(coordinates).all()):
-            raise RequestError(f"prompt for object {self.object_id}: expected finite coordinates, found NaN or inf")
+            raise RequestError(
+                f"prompt for object {self.object_id}: expected finite coordinates, found NaN or inf"
+            )
         tags = torch.cat([torch.tensor(BOX_LABELS[: corners.shape[0]], dtype=torch.int32), labels])
         return coordinates.to(device), tags.to(device)
 
@@ -54,7 +58,9 @@ class ObjectPrompt:
             return torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
         points = _tensor(self.points, "points")
         if points.ndim != 2 or points.shape[1] != 2 or not 1 <= points.shape[0] <= MAX_POINTS:
-            raise RequestError(f"points: expected 1 to {MAX_POINTS} rows (x, y), found shape {list(points.shape)}")
+            raise RequestError(
+                f"points: expected 1 to {MAX_POINTS} rows (x, y), found shape {list(points.shape)}"
+            )
         labels = torch.ones(len(points)) if self.labels is None else _tensor(self.labels, "labels")
         if labels.shape != (len(points),) or not bool(((labels == 0) | (labels == 1)).all()):
             raise RequestError(f"labels: expected {len(points)} values of 0 or 1, found {labels.tolist()}")
@@ -63,7 +69,9 @@ class ObjectPrompt:
     def as_mask(self, size: int, device: torch.device) -> Tensor:
         """The mask as float32 [1, 1, S, S]; RequestError on another size or beside points or a box."""
         if self.points is not None or self.box is not None:
-            raise RequestError(f"prompt for object {self.object_id}: a mask goes alone, found points or a box too")
+            raise RequestError(
+                f"prompt for object {self.object_id}: a mask goes alone, found points or a box too"
+            )
         mask = _tensor(self.mask, "mask")
         if mask.shape != (size, size):
             raise RequestError(f"mask: expected [{size}, {size}] model pixels, found {list(mask.shape)}")
@@ -98,7 +106,9 @@ class ObjectRows:
         try:
             return self._rows[object_id]
         except KeyError:
-            raise UnknownObjectError(f"no object {object_id}; tracked are {sorted(self._rows) or 'none'}") from None
+            raise UnknownObjectError(
+                f"no object {object_id}; tracked are {sorted(self._rows) or 'none'}"
+            ) from None
 
     def check_room(self, count: int) -> None:
         """Raise CapacityError unless `count` more objects fit."""

@@ -22,11 +22,12 @@ class Rule:
     """A selection rule: the newest of the eligible frames are attended to.
 
     `eligible` takes ages int [N, R] in steps, scores float [N, R] and the limit, and answers bool [N, R].
-    A chosen frame's temporal offset is its rank (1 the newest) if `by_rank`, else its age.
+    A chosen frame's temporal offset is its rank (1 the newest) if `by_rank`, else its age. `by_score`: scores matter.
     """
 
     eligible: Callable[[Ints, Floats, int], Bools]
     by_rank: bool
+    by_score: bool
 
     def choose(self, ages: Ints, scores: Floats, held: Bools, limit: int) -> tuple[Ints, Ints, Bools]:
         """Indices into the second axis [N, limit], their temporal offsets, and which of them are valid."""
@@ -47,10 +48,10 @@ def _confident(ages: Ints, scores: Floats, limit: int) -> Bools:
 
 RULES = {
     # frames at most `limit` steps old: the reference's rule
-    "recent": Rule(_recent, by_rank=False),
+    "recent": Rule(_recent, by_rank=False, by_score=False),
     # the newest frames whose mask was sure, however old, and the last frame in any case: SAM 3's memory selection
     # (`frame_filter` in facebookresearch/sam3), which keeps an occlusion from pushing the appearance out of memory
-    "confident": Rule(_confident, by_rank=True),
+    "confident": Rule(_confident, by_rank=True, by_score=True),
 }
 
 

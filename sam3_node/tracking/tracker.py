@@ -51,7 +51,9 @@ class Tracker:
         self, model: TrackerModel, max_objects: int = 16, bank_size: int = 7, selection: str = "recent"
     ) -> None:
         if max_objects < 1 or bank_size < 2:
-            raise SettingsError(f"expected max_objects >= 1 and bank_size >= 2, found {max_objects} and {bank_size}")
+            raise SettingsError(
+                f"expected max_objects >= 1 and bank_size >= 2, found {max_objects} and {bank_size}"
+            )
         self.model = model
         self.frame_number = 0
         self.bank = MemoryBank(model, max_objects, bank_size, rule(selection))
@@ -121,7 +123,9 @@ class Tracker:
     def _check(self, prompts: Sequence[ObjectPrompt]) -> set[int]:
         """Refuse what cannot be done before anything is done; -> the prompted ids."""
         if prompts and not self.model.can_track:
-            raise ModelError(f"{self.model.name} has no memory modules: it can segment a frame, but not track objects")
+            raise ModelError(
+                f"{self.model.name} has no memory modules: it can segment a frame, but not track objects"
+            )
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
@@ -134,15 +138,21 @@ class Tracker:
         return ids
 
     def _follow(self, features: Features, ids: list[int], frame: int) -> list[_Result]:
-        """Unprompted objects: read the bank, decode, write the bank, all in one batch."""
-        if not ids:
-            return []
+        """Unprompted objects, in batches as large as the device likes them."""
+        size = self.model.batch_size
+        batches = (ids[start : start + size] for start in range(0, len(ids), size))
+        return [result for batch in batches for result in self._follow_batch(features, batch, frame)]
+
+    def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[_Result]:
+        """Read the bank, decode, write the bank."""
         model, static = self.model, self.model.static_shapes
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
-        batch = _padded(rows) if static else rows
-        top = model.read_stage(features.top, *self.bank.read(batch, frame, static))
+        memories = self.bank.read(_padded(rows) if static else rows, frame, static)
+        top = model.read_stage(features.top, *memories)
         sparse, dense = model.decode_stage.no_prompt()
-        decoded = model.decode_stage(top, features.fine, features.middle, sparse, dense, self._multimask(0, False))
+        decoded = model.decode_stage(
+            top, features.fine, features.middle, sparse, dense, self._multimask(0, False)
+        )
         masks = model.remember_stage.upsample(decoded.logits)
         memory = model.remember_stage(features.top, masks, False, decoded.presence)
         count = len(ids)

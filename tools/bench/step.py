@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import Sam3TrackerVideoConfig, Sam3TrackerVideoInferenceSession, Sam3TrackerVideoModel
@@ -24,7 +25,7 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 PRESENT = 4.0  # random weights must not call every object absent
 
 
-def random_source(full: bool, device: str) -> torch.nn.Module:
+def random_source(full: bool, device: str) -> Any:
     """The nano or the full-size SAM 3 tracker of transformers, seeded random weights."""
     torch.manual_seed(0)
     config = Sam3TrackerVideoConfig() if full else Sam3TrackerVideoConfig.from_pretrained(NANO)
@@ -40,7 +41,9 @@ def points(count: int, size: int) -> list[list[float]]:
 class Ours:
     def __init__(self, model: TrackerModel, objects: int) -> None:
         self.tracker = Tracker(model, max_objects=objects)
-        self.prompts = [ObjectPrompt(i, points=[xy]) for i, xy in enumerate(points(objects, model.image_size))]
+        self.prompts = [
+            ObjectPrompt(i, points=[xy]) for i, xy in enumerate(points(objects, model.image_size))
+        ]
 
     def step(self, pixels: torch.Tensor) -> torch.Tensor:
         prompts, self.prompts = self.prompts, []
@@ -50,7 +53,7 @@ class Ours:
 class Theirs:
     """transformers' streaming inference, all objects in one session."""
 
-    def __init__(self, source: torch.nn.Module, objects: int) -> None:
+    def __init__(self, source: Any, objects: int) -> None:
         self.source, device = source, source.no_memory_embedding.device
         size = source.prompt_encoder.input_image_size
         self.session = Sam3TrackerVideoInferenceSession(
@@ -63,7 +66,10 @@ class Theirs:
         )
         for i, xy in enumerate(points(objects, size)):
             index = self.session.obj_id_to_idx(i)
-            prompt = {"point_coords": torch.tensor([[[xy]]]), "point_labels": torch.ones(1, 1, 1, dtype=torch.int32)}
+            prompt = {
+                "point_coords": torch.tensor([[[xy]]]),
+                "point_labels": torch.ones(1, 1, 1, dtype=torch.int32),
+            }
             self.session.add_point_inputs(index, 0, prompt)
             self.session.obj_with_new_inputs.append(i)
 
@@ -80,14 +86,16 @@ def timed(step: Callable[[torch.Tensor], torch.Tensor], pixels: torch.Tensor) ->
     return (time.perf_counter() - start) * 1e3, logits.float()
 
 
-def clip(source: torch.nn.Module, frames: int) -> list[torch.Tensor]:
+def clip(source: Any, frames: int) -> list[torch.Tensor]:
     size, device = source.prompt_encoder.input_image_size, source.no_memory_embedding.device
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(1, 3, size, size, generator=generator)
-    return [(0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device) for _ in range(frames)]
+    return [
+        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device) for _ in range(frames)
+    ]
 
 
-def compare(source: torch.nn.Module, model: TrackerModel, objects: int, frames: int, warm: int) -> str:
+def compare(source: Any, model: TrackerModel, objects: int, frames: int, warm: int) -> str:
     """One row of the table."""
     ours, theirs = Ours(model, objects), Theirs(source, objects)
     mine, peers, error = [], [], 0.0
@@ -102,7 +110,7 @@ def compare(source: torch.nn.Module, model: TrackerModel, objects: int, frames: 
     return f"{objects:7d} {median:10.1f} {peer:14.1f} {peer / median:8.2f}x {error:14.1e}"
 
 
-def variants(source: torch.nn.Module, objects: int, frames: int, warm: int) -> None:
+def variants(source: Any, objects: int, frames: int, warm: int) -> None:
     """What bf16 and compile add, each against the float32 eager step in the same run."""
     print(f"\nvariants, {objects} objects       ms   of float32 eager")
     for name, dtype, compiled in (("bf16", torch.bfloat16, False), ("compile", torch.float32, True)):
@@ -117,17 +125,21 @@ def variants(source: torch.nn.Module, objects: int, frames: int, warm: int) -> N
         print(f"  {name:22s} {b:10.1f} {a / b:8.2f}x", flush=True)
 
 
-def stages(source: torch.nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False) -> TrackerModel:
+def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = False) -> TrackerModel:
     copy = type(source)(source.config).eval()
     copy.load_state_dict(source.state_dict())
-    model = TrackerModel(copy.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    model = TrackerModel(
+        copy.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True
+    )
     if compiled:
         model.compile()
     return model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=["nano", "full"], default="nano")
     parser.add_argument("--objects", type=int, nargs="+", default=None)
     parser.add_argument("--frames", type=int, default=None)
@@ -141,7 +153,9 @@ def main() -> None:
     warm = 1 if full else 10
     source = random_source(full, args.device)
     parameters = sum(p.numel() for p in source.parameters()) / 1e6
-    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {args.threads} threads"
+    device = (
+        torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {args.threads} threads"
+    )
     print(f"{args.model}, {parameters:.1f} M parameters, float32, {device}, torch {torch.__version__}")
     print("objects    ours ms   transformers ms   ratio   largest logit difference")
     model = stages(source)

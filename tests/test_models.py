@@ -1,0 +1,142 @@
+"""Loading weights, and the encoder's rearrangements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Sam3VideoConfig, Sam3VideoModel
+
+from sam3_node.errors import ModelError
+from sam3_node.models import load_tracker
+from sam3_node.models.encoder import ReferenceViT
+from sam3_node.models.vit import WindowedViT
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.tiny import noise_clip, random_source, sam3_config, stages_of, tiny_model
+
+PROMPT = ObjectPrompt(1, points=[[30.0, 40.0]])
+
+
+def logits(model, frames: int = 4) -> torch.Tensor:
+    tracker = Tracker(model)
+    clip = noise_clip(model.image_size, frames)
+    return torch.stack(
+        [tracker.step(pixels, [PROMPT] if i == 0 else []).logits[0] for i, pixels in enumerate(clip)]
+    )
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+def test_a_local_folder_loads(tmp_path: Path, family: str) -> None:
+    source = random_source(family)
+    source.save_pretrained(tmp_path / "weights")
+    model = load_tracker(tmp_path / "weights")
+    assert model.name == "weights"
+    assert model.can_track
+    assert model.trained
+    assert (logits(model) - logits(stages_of(source))).abs().max() < 1e-4
+
+
+def test_the_tracker_of_a_composite_checkpoint_loads(tmp_path: Path) -> None:
+    """facebook/sam3's layout: the detector owns the ViT, the tracker has a neck of its own."""
+    tracker = sam3_config(hidden=64)
+    small = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    detector = {
+        "vision_config": tracker.vision_config.to_dict(),
+        "text_config": {**text, "projection_dim": 32},
+        "geometry_encoder_config": {**small, "num_layers": 1},
+        "detr_encoder_config": {**small, "num_layers": 1},
+        "detr_decoder_config": {**small, "num_layers": 1, "num_queries": 5},
+        "mask_decoder_config": {"hidden_size": 64, "num_attention_heads": 2},
+    }
+    torch.manual_seed(0)
+    composite = Sam3VideoModel(Sam3VideoConfig(tracker_config=tracker.to_dict(), detector_config=detector))
+    composite.save_pretrained(tmp_path)
+    model = load_tracker(tmp_path)
+    assert model.can_track
+    pixels = noise_clip(model.image_size, 1)[0]
+    with torch.inference_mode():
+        vision = composite.detector_model.vision_encoder(pixels)
+        maps, _ = composite.get_vision_features_for_tracker(vision)
+        ours = model.encode(pixels)
+    for mine, theirs in zip(ours, maps, strict=True):
+        assert (mine.flatten(2).permute(2, 0, 1) - theirs).abs().max() < 1e-5
+
+
+def test_weights_without_memory_modules_segment_only(tmp_path: Path) -> None:
+    source = random_source("sam2")
+    state = {
+        k: v for k, v in source.state_dict().items() if not k.startswith(("memory_", "object_pointer_proj"))
+    }
+    source.save_pretrained(tmp_path, state_dict=state)
+    assert not load_tracker(tmp_path).can_track
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    source = random_source("sam3")
+    state = {k: v for k, v in source.state_dict().items() if "mask_decoder.iou_token" not in k}
+    source.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ModelError, match=r"lacks 1 tensors.*iou_token"):
+        load_tracker(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "no config", "another model"])
+def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
+    random_source("sam3").save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "garbage":
+        weights.write_bytes(b"\xff" * 1000)
+    elif damage == "no config":
+        config.unlink()
+    else:
+        config.write_text('{"model_type": "bert"}')
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_tracker(tmp_path)
+
+
+def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no folder"):
+        load_tracker(tmp_path / "absent" / "weights")
+
+
+def test_nano_is_the_same_every_time() -> None:
+    first, second = load_tracker("nano"), load_tracker("nano")
+    assert first.image_size == 252
+    assert sum(p.numel() for p in first.parameters()) < 6e6
+    assert (logits(first, 2) - logits(second, 2)).abs().max() == 0
+
+
+def test_a_device_that_is_not_there_is_a_clear_error() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(ModelError, match="no CUDA device"):
+        load_tracker("nano", device="cuda")
+    with pytest.raises(ModelError, match="dtype"):
+        load_tracker("nano", dtype="float7")
+
+
+def test_the_window_ordered_vit_equals_the_reference() -> None:
+    backbone = random_source("sam3").vision_encoder.backbone
+    pixels = noise_clip(112, 1)[0]
+    with torch.inference_mode():
+        assert (WindowedViT(backbone)(pixels) - ReferenceViT(backbone)(pixels)).abs().max() < 1e-4
+
+
+def test_windows_that_do_not_divide_the_grid(tmp_path: Path) -> None:
+    model = tiny_model(size=126)  # 9 tokens a side, windows of 4
+    assert isinstance(model.encode_stage.backbone, ReferenceViT)
+    assert logits(model, 2).shape[0] == 2
+
+
+def test_preprocess_squashes_to_the_models_square_in_rgb() -> None:
+    model = tiny_model()
+    image = np.zeros((40, 60, 3), dtype=np.uint8)
+    image[..., 2] = 255  # red in BGR
+    image.flags.writeable = False
+    pixels = model.preprocess(image)
+    assert pixels.shape == (1, 3, 112, 112)
+    assert torch.allclose(pixels[0, :, 5, 5], torch.tensor([1.0, -1.0, -1.0]))
