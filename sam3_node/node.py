@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -69,6 +70,9 @@ class Node:
         self._frames = self._open.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MOST_CAMERA_NAMES)
         )
+        # what is here now stays: collections that skip it neither delay a frame nor, at exit, the end
+        gc.collect()
+        gc.freeze()
         self._next_health_s = time.monotonic() + HEALTH_EVERY_S
 
     def main_loop(self, stop: threading.Event) -> None:

@@ -22,6 +22,8 @@ CONTROL_TIMEOUT_MS = 3000
 
 def run(args: Namespace, settings: Settings) -> None:
     """Serve as the node until a signal."""
+    # before torch: threads that spin at barriers are many times slower on cores shared with cameras
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     require("torch", "node")
     require("transformers", "node")
     from .node import Node
