@@ -36,7 +36,7 @@ CLOCK_MARKS = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", 
 
 
 class Row(NamedTuple):
-    """One finding. `warn` limits something; `fix` stops the core from working, and `advice` says what to do."""
+    """One finding. `warn` limits something, `fix` keeps the core from working; `advice` says what to do."""
 
     name: str
     status: Literal["ok", "warn", "fix"]
@@ -93,7 +93,7 @@ def parse_requirement(line: str) -> Requirement:
 
 
 def satisfies(version: str, bounds: str) -> bool:
-    """Whether a version lies within bounds such as `>=2.11,<2.14`; local and pre-release tags are left out."""
+    """Whether a version lies within bounds such as `>=2.11,<2.14`; pre-release tags do not count."""
     have = _release(version)
     for bound in filter(None, map(str.strip, bounds.split(","))):
         match = re.match(r"(>=|<=|==|!=|>|<)\s*(.+)", bound)

@@ -34,8 +34,8 @@ def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> M
 def _aligned_span(begin: int, end: int, low: int, high: int) -> tuple[slice, int, float]:
     """The span of the low axis that [begin, end) needs, where on the high axis it starts, and the scale.
 
-    One pixel more at each side, as far as a positive logit reaches. Both ends lie where a pixel edge of one axis
-    falls on a pixel edge of the other, so that the span scales to a whole number of pixels.
+    One pixel more at each side, as far as a positive logit reaches. Both ends lie where a pixel edge of one
+    axis falls on a pixel edge of the other, so that the span scales to a whole number of pixels.
     """
     step = low // gcd(low, high)
     first = max(begin - 1, 0) // step * step

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ import zmq
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
+from sam3_node.node import Node
+from sam3_node.pipeline import Pipeline
+from sam3_node.settings import ModelSettings, Settings, TrackerSettings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Request, pack_frame, pack_request, unpack_masks
@@ -375,3 +379,65 @@ def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: 
         camera.send(picture(count), timeout_ms=1000)
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(timeout=10) == 0
+
+
+@pytest.fixture
+def near(rig: Rig, tmp_path: Path) -> Iterator[Node]:
+    """A node for one camera in this process, so that faults can be put into it."""
+    transport = TransportSettings(
+        frames=(f"ipc://{tmp_path}/f",), masks=f"ipc://{tmp_path}/m", control=f"ipc://{tmp_path}/c"
+    )
+    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
+    settings = Settings(transport=transport, model=model, tracker=TrackerSettings(max_cameras=1))
+    stop = threading.Event()
+    with Node(settings) as node:
+        loop = threading.Thread(target=node.main_loop, args=(stop,))
+        loop.start()
+        yield node
+        stop.set()
+        loop.join(timeout=10)
+        assert not loop.is_alive()
+
+
+def test_an_unforeseen_failure_is_counted_and_logged(
+    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    endpoints = f"ipc://{tmp_path}/m", f"ipc://{tmp_path}/c"
+    with FramePublisher(f"ipc://{tmp_path}/f") as camera, PerceptionClient(*endpoints) as client:
+        numbers = itertools.count()
+
+        def next_masks() -> MaskFrame | None:
+            camera.send(picture(next(numbers)))
+            return client.latest(timeout_ms=50)
+
+        until(next_masks, "masks")
+        with monkeypatch.context() as fault:
+            fault.setattr(Pipeline, "step", fail)
+            until(lambda: next_masks() or client.status()["cameras"]["cam1"]["failed"], "a failure")
+        until(next_masks, "masks after it")
+        assert "RuntimeError: out of memory" in client.status()["cameras"]["cam1"]["last_error"]
+    assert "Traceback" in caplog.text
+
+
+def test_a_silent_camera_gives_its_place_to_another(
+    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FramePublisher(f"ipc://{tmp_path}/f") as camera, MaskSubscriber(f"ipc://{tmp_path}/m") as masks:
+
+        def masks_of(name: str, also: str = "") -> bool:
+            for seq, sender in enumerate(filter(None, (name, also))):
+                camera.send(picture(seq, sender))
+            found = masks.take(timeout_ms=50)
+            return found is not None and found.camera == name
+
+        until(lambda: masks_of("first"), "the first camera")
+        until(
+            lambda: masks_of("first", also="second") and near.status()["frames_rejected"], "a refused camera"
+        )
+        assert list(near.pipelines) == ["first"]
+        monkeypatch.setattr("sam3_node.node.CAMERA_IDLE_S", 0.05)
+        until(lambda: masks_of("second"), "the second camera")
+        assert list(near.pipelines) == ["second"]

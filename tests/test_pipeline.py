@@ -214,6 +214,25 @@ def test_a_frame_that_does_not_decode_changes_nothing(pipeline: Pipeline) -> Non
     assert ids(pipeline.step(frame(2))) == [1]
 
 
+def test_a_step_that_fails_loses_what_was_to_enter_and_no_more(
+    model: TrackerModel, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    pipeline.step(frame(1))
+    pipeline.add(BOX)
+    with monkeypatch.context() as fault:
+        fault.setattr(model.decode_stage, "forward", run_out_of_memory)
+        with pytest.raises(RuntimeError):
+            pipeline.step(frame(2))
+    assert [known.id for known in pipeline.objects] == [1]
+    assert ids(pipeline.step(frame(3))) == [1]
+    assert pipeline.add(BOX).id == 3
+
+
 def test_no_more_objects_than_room(pipeline: Pipeline) -> None:
     pipeline.step(frame(0))
     for _ in range(4):
