@@ -23,7 +23,9 @@ def save_tiny_checkpoint(folder: Path) -> Path:
     """Save a SAM 3 tracker of some milliseconds a frame, seeded random weights whose masks are smooth regions."""
     import torch
     from transformers import Sam3TrackerVideoModel
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(SEED)
     source = Sam3TrackerVideoModel(_tiny_config()).eval().requires_grad_(False)
     decoder = source.mask_decoder

@@ -24,10 +24,11 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from _common import Processes, add_points, free_ports, next_masks, percentile, save_tiny_checkpoint
@@ -39,13 +40,14 @@ from sam3_node.cameras.scene import Scene
 from sam3_node.client import PerceptionClient
 from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher
+from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 
 FPS = 30
 BLOCK = 30  # frames before the camera turns to the next path
 PATHS = ("ours", "bare", "forward")
 MODEL_STAGES = ("preprocess", "encode", "detect", "track", "masks")
-STAMP = struct.Struct("<qq")  # seq, capture_ns
+STAMP = struct.Struct("<qqq")  # capture_ns; received_ns and published_ns of the relay
 TOPIC = b"frame/bench"
 SIZES = ((640, 480), (1920, 1080))
 
@@ -61,6 +63,25 @@ class Ends:
     forward_answers: str
 
 
+class Overhead(NamedTuple):
+    """Where the time of one frame went, in milliseconds; the model's is left out."""
+
+    hop_in: float
+    inside: float
+    hop_out: float
+
+    @classmethod
+    def between(cls, capture_ns: int, received_ns: int, published_ns: int, arrived_ns: int) -> Overhead:
+        stamps = capture_ns, received_ns, published_ns, arrived_ns
+        return cls(*((later - earlier) / 1e6 for earlier, later in pairwise(stamps)))
+
+    @classmethod
+    def of(cls, masks: MaskFrame, arrived_ns: int) -> Overhead:
+        found = cls.between(masks.capture_ns, masks.received_ns, masks.published_ns, arrived_ns)
+        model_us = sum(masks.stages_us.get(stage, 0) for stage in MODEL_STAGES)
+        return found._replace(inside=found.inside - model_us / 1e3)
+
+
 def run_sender(ends: Ends, width: int, height: int, ready: Connection) -> None:
     """The camera process: the same drawn pictures to each path in turn, until it is terminated."""
     scene = Scene(width=width, height=height)
@@ -70,7 +91,7 @@ def run_sender(ends: Ends, width: int, height: int, ready: Connection) -> None:
     pacer = Pacer(FPS, threading.Event())
     with FramePublisher(ends.ours) as publisher:
         ready.send(True)
-        for seq in _forever():
+        for seq in count():
             picture = pictures[seq % len(pictures)]
             pacer.wait()
             capture_ns = time.time_ns()
@@ -78,7 +99,7 @@ def run_sender(ends: Ends, width: int, height: int, ready: Connection) -> None:
             if path == "ours":
                 publisher.send(frame_from(CapturedImage(picture, capture_ns), seq, settings))
             else:
-                _send_bare(bare[path], picture, seq, capture_ns)
+                _send_bare(bare[path], picture, capture_ns)
 
 
 def run_relay(frames: str, answers: str, answer_bytes: int, forwards: bool) -> None:
@@ -87,56 +108,57 @@ def run_relay(frames: str, answers: str, answer_bytes: int, forwards: bool) -> N
     publisher = _bound(zmq.PUB, answers)
     filling = bytes(answer_bytes)
     while True:
-        parts = newest.take()
-        last = parts[2] if forwards else filling
-        publisher.send_multipart([b"masks/bench", parts[1], last], copy=False)
+        parts, received_ns = newest.take()
+        stamp = STAMP.pack(STAMP.unpack(parts[1].buffer)[0], received_ns, time.time_ns())
+        publisher.send_multipart([b"masks/bench", stamp, parts[2] if forwards else filling], copy=False)
 
 
 class Newest:
-    """A thread that drains a SUB socket into one slot."""
+    """A thread that drains a SUB socket into one slot, with the time of arrival."""
 
     def __init__(self, endpoint: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(endpoint)
         self._changed = threading.Condition()
-        self._slot: list[zmq.Frame] | None = None
+        self._slot: tuple[list[zmq.Frame], int] | None = None
         threading.Thread(target=self._drain, daemon=True).start()
 
-    def take(self) -> list[zmq.Frame]:
+    def take(self) -> tuple[list[zmq.Frame], int]:
         with self._changed:
             self._changed.wait_for(lambda: self._slot is not None)
-            parts, self._slot = self._slot, None
-        assert parts is not None
-        return parts
+            taken, self._slot = self._slot, None
+        assert taken is not None
+        return taken
 
     def _drain(self) -> None:
         while True:
             parts = self._socket.recv_multipart(copy=False)
             with self._changed:
-                self._slot = parts
+                self._slot = parts, time.time_ns()
                 self._changed.notify()
 
 
-def collect_bare(endpoint: str, overheads_ms: list[float]) -> None:
+def collect_bare(endpoint: str, overheads: list[Overhead]) -> None:
     """The bare subscriber, for a thread: overhead of each answer."""
     newest = Newest(endpoint)
     while True:
-        parts = newest.take()
-        _, capture_ns = STAMP.unpack(parts[1].buffer)
-        overheads_ms.append((time.time_ns() - capture_ns) / 1e6)
+        parts, _ = newest.take()
+        capture_ns, received_ns, published_ns = STAMP.unpack(parts[1].buffer)
+        overheads.append(Overhead.between(capture_ns, received_ns, published_ns, time.time_ns()))
 
 
-def collect_ours(client: PerceptionClient, until_s: float, overheads_ms: list[float]) -> None:
+def collect_ours(client: PerceptionClient, until_s: float, overheads: list[Overhead]) -> None:
     """Our subscriber: overhead of each masks message."""
     while time.monotonic() < until_s:
         masks = client.latest(timeout_ms=200)
         if masks is not None:
-            model_us = sum(masks.stages_us.get(stage, 0) for stage in MODEL_STAGES)
-            overheads_ms.append((time.time_ns() - masks.capture_ns) / 1e6 - model_us / 1e3)
+            overheads.append(Overhead.of(masks, time.time_ns()))
 
 
-def measure(weights: Path, width: int, height: int, objects: int, seconds: float) -> dict[str, list[float]]:
+def measure(
+    weights: Path, width: int, height: int, objects: int, seconds: float
+) -> dict[str, list[Overhead]]:
     """Overheads in milliseconds of the three paths."""
     spawn = multiprocessing.get_context("spawn")
     with Processes(SAM3_MODEL__NAME=str(weights), SAM3_MODEL__THREADS="1") as processes:
@@ -162,12 +184,12 @@ def measure(weights: Path, width: int, height: int, objects: int, seconds: float
         for process in (sender, *relays):
             process.terminate()
             process.join()
-    print(f"  {width}x{height}: masks message of {answer_bytes} bytes", flush=True)
+    print(f"{width}x{height}, masks message of {answer_bytes} bytes")
     return found
 
 
-def _collect(client: PerceptionClient, ends: Ends, seconds: float) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {path: [] for path in PATHS}
+def _collect(client: PerceptionClient, ends: Ends, seconds: float) -> dict[str, list[Overhead]]:
+    found: dict[str, list[Overhead]] = {path: [] for path in PATHS}
     for path, endpoint in (("bare", ends.bare_answers), ("forward", ends.forward_answers)):
         threading.Thread(target=collect_bare, args=(endpoint, found[path]), daemon=True).start()
     _settle(client, found)
@@ -175,7 +197,7 @@ def _collect(client: PerceptionClient, ends: Ends, seconds: float) -> dict[str, 
     return found
 
 
-def _settle(client: PerceptionClient, found: dict[str, list[float]]) -> None:
+def _settle(client: PerceptionClient, found: dict[str, list[Overhead]]) -> None:
     """Wait until all three flow, then forget what was measured meanwhile."""
     while not (found["bare"] and found["forward"]):
         collect_ours(client, time.monotonic() + 1, found["ours"])
@@ -184,44 +206,42 @@ def _settle(client: PerceptionClient, found: dict[str, list[float]]) -> None:
 
 
 def _bound(kind: int, endpoint: str) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(kind)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.bind(endpoint)
     return socket
 
 
-def _send_bare(socket: zmq.Socket[bytes], picture: Image, seq: int, capture_ns: int) -> None:
-    socket.send_multipart([TOPIC, STAMP.pack(seq, capture_ns), picture], copy=False)
+def _send_bare(socket: zmq.Socket[bytes], picture: Image, capture_ns: int) -> None:
+    socket.send_multipart([TOPIC, STAMP.pack(capture_ns, 0, 0), picture.data], copy=False)
 
 
-def _forever() -> Iterator[int]:
-    seq = 0
-    while True:
-        yield seq
-        seq += 1
-
-
-def report(width: int, height: int, found: dict[str, list[float]]) -> None:
-    for part in (0.50, 0.99):
-        ours, bare, forward = (percentile(found[path], part) for path in PATHS)
-        print(
-            f"{width:5d}x{height:<5d} p{100 * part:2.0f} {ours:9.2f} {bare:9.2f} {ours / bare:7.2f}x"
-            f" {forward:11.2f} {ours / forward:7.2f}x   {len(found['ours'])}, {len(found['bare'])}",
-            flush=True,
-        )
+def report(found: dict[str, list[Overhead]]) -> None:
+    print(
+        "               p50 ms   p99 ms   ours, p50   ours, p99     hop in   inside   hop out (p50)   frames"
+    )
+    totals = {path: [sum(overhead) for overhead in overheads] for path, overheads in found.items()}
+    ours = {part: percentile(totals["ours"], part) for part in (0.50, 0.99)}
+    for path, overheads in found.items():
+        p50, p99 = (percentile(totals[path], part) for part in ours)
+        parts = "".join(f"{percentile(column, 0.5):9.2f}" for column in zip(*overheads, strict=True))
+        ratios = f"{ours[0.50] / p50:10.2f}x {ours[0.99] / p99:10.2f}x"
+        print(f"  {path:10s} {p50:8.2f} {p99:8.2f} {ratios}  {parts} {len(overheads):18d}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--objects", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         weights = save_tiny_checkpoint(Path(folder) / "tiny")
-        print(f"raw bgr8 over tcp at {FPS} Hz, {args.objects} objects; milliseconds from capture, without the model")
-        results = {size: measure(weights, *size, args.objects, args.seconds) for size in SIZES}
-    print("                  ours ms   bare ms    ratio  forward ms   ratio   frames of ours, bare")
-    for (width, height), found in results.items():
-        report(width, height, found)
+        print(
+            f"raw bgr8 over tcp at {FPS} Hz, {args.objects} objects; milliseconds from capture, without the model"
+        )
+        for width, height in SIZES:
+            report(measure(weights, width, height, args.objects, args.seconds))
 
 
 if __name__ == "__main__":

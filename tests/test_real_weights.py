@@ -1,0 +1,87 @@
+"""Real SAM 2 weights through the node's sockets: a box around an object gives its mask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import RequestError
+from sam3_node.transport import FramePublisher
+from sam3_node.types import Frame, Mask
+
+from .node_rig import Rig
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+WEIGHTS, DAVIS = SHARED / "weights/sam2-hiera-tiny", SHARED / "data/davis"
+ANSWER_MS = 100_000  # a busy CPU takes many seconds to encode a frame
+LEAST_IOU = 0.92
+
+pytestmark = [
+    pytest.mark.skipif(not (WEIGHTS.is_dir() and DAVIS.is_dir()), reason="no real weights and pictures here"),
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("rig"))
+    rig.environment["SAM3_MODEL__THREADS"] = "0"
+    rig.node(MODEL__NAME=str(WEIGHTS), TRANSPORT__DELIVERY="every")
+    yield rig
+    rig.close()
+
+
+@pytest.fixture(scope="module")
+def publisher(rig: Rig) -> Iterator[FramePublisher]:
+    with FramePublisher(rig.frames[0], "every") as publisher:
+        yield publisher
+
+
+@pytest.fixture(scope="module")
+def client(rig: Rig) -> Iterator[PerceptionClient]:
+    with PerceptionClient(rig.masks, rig.control, delivery="every", timeout_ms=ANSWER_MS) as client:
+        yield client
+
+
+def show(publisher: FramePublisher, client: PerceptionClient, seq: int, name: str) -> None:
+    """Publish the first frame of a sequence; the node has its features afterwards."""
+    jpeg = (DAVIS / "JPEGImages" / name / "00000.jpg").read_bytes()
+    height, width = truth_of(name).shape
+    publisher.send(Frame("davis", seq, time.time_ns(), width, height, "jpeg", jpeg))
+    masks = client.latest(ANSWER_MS)
+    assert masks is not None
+    assert (masks.seq, masks.instances) == (seq, ())
+
+
+def truth_of(name: str) -> np.ndarray:
+    return cv2.imread(str(DAVIS / "Annotations" / name / "00000.png"), cv2.IMREAD_GRAYSCALE) > 127
+
+
+def iou(a: np.ndarray, b: np.ndarray) -> float:
+    return float((a & b).sum() / (a | b).sum())
+
+
+def test_a_box_around_the_truth_gives_the_object(publisher: FramePublisher, client: PerceptionClient) -> None:
+    found = {}
+    for seq, name in enumerate(sorted(folder.name for folder in (DAVIS / "JPEGImages").iterdir())):
+        show(publisher, client, seq, name)
+        answer = client.segment(box=Mask.from_full(truth_of(name)).box, seq=seq)
+        assert answer.seq == seq
+        assert 0.5 < answer.score <= 1
+        found[name] = iou(answer.mask.full(), truth_of(name))
+    assert np.mean(list(found.values())) >= LEAST_IOU, found
+
+
+def test_weights_without_memory_say_that_they_cannot_track(
+    publisher: FramePublisher, client: PerceptionClient
+) -> None:
+    show(publisher, client, 100, "dog")
+    with pytest.raises(RequestError, match="no memory modules"):
+        client.add_object(box=Mask.from_full(truth_of("dog")).box)
+    assert client.status()["can_track"] is False
