@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .algebra import fold_linear, join_linear, rotate, shares_memory
+from .attention import Attention
 
 
 class MemoryRead(nn.Module):
@@ -58,7 +59,8 @@ class MemoryRead(nn.Module):
         self.register_buffer(
             "rotation", torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1), persistent=False
         )
-        self.layers = nn.ModuleList(_ReadLayer(layer) for layer in attention.layers)
+        attend = Attention()
+        self.layers = nn.ModuleList(_ReadLayer(layer, attend) for layer in attention.layers)
         self.norm = attention.layer_norm
 
     def forward(
@@ -77,23 +79,18 @@ class MemoryRead(nn.Module):
         [N, C, h, w].
         """
         count, slots, area, channels = memory.shape
-        tokens = memory.to(top.dtype).reshape(count, slots * area, channels)
-        pointer_tokens = pointers.reshape(count, -1, channels)
-        values = torch.cat([tokens, pointer_tokens], dim=1)
-        place = torch.cat(
-            [
-                self.memory_position[offset].reshape(count, slots * area, channels),
-                self._pointer_place(pointer_age),
-            ],
-            dim=1,
-        )
-        keys = values + place
-        # fused attention wants values as wide as keys; the padding costs less than a separate softmax
-        values = F.pad(values, (0, self.hidden - channels))
+        spatial = slots * area
+        values = top.new_empty(count, spatial + pointers.shape[1] * self.pointer_tokens, channels)
+        values[:, :spatial].unflatten(1, (slots, area)).copy_(memory)
+        values[:, spatial:] = pointers.reshape(count, -1, channels)
+        keys = torch.empty_like(values)
+        keys[:, :spatial].unflatten(1, (slots, area)).copy_(self.memory_position[offset])
+        keys[:, spatial:] = self._pointer_place(pointer_age)
+        keys += values
         mask = self._mask(valid, slots, area)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
-            x = layer(x, keys, values, mask, self.rotation, slots * area)
+            x = layer(x, keys, values, mask, self.rotation, spatial)
         return self.norm(x).transpose(1, 2).reshape(count, self.hidden, *top.shape[-2:])
 
     def _pointer_place(self, age: Tensor) -> Tensor:
@@ -106,16 +103,16 @@ class MemoryRead(nn.Module):
         return place.repeat_interleave(self.pointer_tokens, dim=1)
 
     def _mask(self, valid: Tensor | None, slots: int, area: int) -> Tensor | None:
-        """Which tokens to attend to, bool [N, 1, 1, tokens]."""
+        """Which tokens to attend to, bool [N, 1, tokens]."""
         if valid is None:
             return None
         memory = valid[:, :slots].repeat_interleave(area, dim=1)
         pointer = valid[:, slots:].repeat_interleave(self.pointer_tokens, dim=1)
-        return torch.cat([memory, pointer], dim=1)[:, None, None]
+        return torch.cat([memory, pointer], dim=1)[:, None]
 
 
 class _ReadLayer(nn.Module):
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, attend: Attention) -> None:
         super().__init__()
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
         self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
@@ -123,7 +120,7 @@ class _ReadLayer(nn.Module):
         self.own = join_linear(own.q_proj, own.k_proj, own.v_proj)
         self.own_out = own.o_proj
         self.query, self.key = cross.q_proj, cross.k_proj
-        self.value_width = cross.v_proj.in_features
+        self.attend = attend
         self.value_out = fold_linear(cross.v_proj, cross.o_proj)
 
     def forward(
@@ -150,9 +147,7 @@ class _ReadLayer(nn.Module):
         memory = rotate(key[:, :spatial].unflatten(1, (-1, area)), rotation).flatten(1, 2)
         if not shares_memory(memory, key):
             key = torch.cat([memory, key[:, spatial:]], dim=1)
-        query = query.expand(count, -1, -1)
-        out = F.scaled_dot_product_attention(query[:, None], key[:, None], values[:, None], attn_mask=mask)
-        return out[:, 0, :, : self.value_width]
+        return self.attend(query.expand(count, -1, -1), key, values, mask)
 
 
 def _sine_1d(position: Tensor, channels: int) -> Tensor:
