@@ -13,8 +13,9 @@ from ..settings import CameraSettings, Settings
 from ..transport.frames import FramePublisher
 from ..types import Depth, Frame
 from ..wire.frames import encode_depth, encode_image
-from .base import CameraSource, CapturedImage, open_camera
+from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
+from .sources import open_camera
 
 _SEND_TIMEOUT_MS = 100
 _STOP_LINGER_MS = 300  # told to stop, a peer that hangs is not waited for
