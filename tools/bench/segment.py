@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from _common import Processes
 
-from sam3_node.client import PerceptionClient
+from sam3_node.client import PerceptionClient, Segmentation
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.visual import Image, contact_sheet, overlay, write_image
@@ -70,22 +70,22 @@ def ask(publisher: FramePublisher, client: PerceptionClient, seq: int, sequence:
     begin_s = time.perf_counter()
     found = client.segment(box=Mask.from_full(sequence.truth).box, seq=seq)
     answer_ms = 1e3 * (time.perf_counter() - begin_s)
-    score = intersection_over_union(found.mask.full(), sequence.truth)
-    picture = draw(sequence, found.mask, seq)
-    return Result(sequence.name, score, found.score, masks.stages_us["encode"] / 1e3, answer_ms, picture)
+    iou = intersection_over_union(found.mask.full(), sequence.truth)
+    picture = draw(sequence, found)
+    return Result(sequence.name, iou, found.score, masks.stages_us["encode"] / 1e3, answer_ms, picture)
 
 
 def intersection_over_union(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> float:
     return float((a & b).sum() / (a | b).sum())
 
 
-def draw(sequence: Sequence, mask: Mask, seq: int) -> Image:
+def draw(sequence: Sequence, found: Segmentation) -> Image:
     """The answer over the frame, the truth as a white line."""
-    height, width = mask.size
+    height, width = found.mask.size
     image = cv2.imdecode(np.frombuffer(sequence.jpeg, np.uint8), cv2.IMREAD_COLOR)
-    instance = Instance(seq, sequence.name, 1.0, "tracked", 1, 0, mask)
+    instance = Instance(found.seq, sequence.name, found.score, "tracked", 1, 0, found.mask)
     canvas = overlay(
-        np.asarray(image, np.uint8), MaskFrame("davis", seq, 0, width, height, instances=(instance,))
+        np.asarray(image, np.uint8), MaskFrame("davis", found.seq, 0, width, height, instances=(instance,))
     )
     outlines, _ = cv2.findContours(sequence.truth.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(canvas, outlines, -1, (255, 255, 255), 1)
