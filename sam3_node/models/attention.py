@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 MOST_SCORES = 1 << 24  # 64 MB: larger ones would leave the cache anyway
 
 

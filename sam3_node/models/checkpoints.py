@@ -90,7 +90,8 @@ def _load_nano() -> tuple[nn.Module, bool, bool]:
 
 def _load_pretrained(name: str) -> tuple[nn.Module, bool]:
     """The transformers model and whether its memory modules were among the weights."""
-    if (os.sep in name or name.startswith(".")) and not os.path.isdir(name) and name.count("/") != 1:
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
+    if is_path and not os.path.isdir(name):
         raise ModelError(
             f"no folder {name}: expected 'nano', a folder with config.json and weights, or a hub name"
         )

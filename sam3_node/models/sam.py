@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .algebra import centre_convolution, resize_matrix
 from .encoder import build_encoder
+from .mask_decoder import MaskDecoder
 from .memory_read import MemoryRead
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
@@ -128,41 +129,39 @@ class Decoder(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.prompt_encoder = source.prompt_encoder
-        self.mask_decoder = source.mask_decoder
         self.pointer_proj = source.object_pointer_proj
         self.mask_downsample = source.mask_downsample
         self.no_memory = source.no_memory_embedding
         self.no_pointer = source.no_object_pointer
         position = source.get_image_wide_positional_embeddings()
         self.register_buffer("position", position.detach().clone(), persistent=False)
+        self.mask_decoder = MaskDecoder(source.mask_decoder, position)
         empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
         with torch.no_grad():
             nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
-        self.register_buffer("nothing", nothing.detach().clone(), persistent=False)
+        self.register_buffer("nothing", nothing[0].detach().clone(), persistent=False)  # [1, 2, C]
 
     def forward(
         self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool
     ) -> Decoded:
-        """top [N, C, h, w], fine and middle of one image, sparse [1 or N, 1, T, C], dense [1 or N, C, h, w]."""
+        """Decode N objects on one image.
+
+        top [N, C, h, w], fine and middle of the image, sparse [1 or N, T, C], dense [1 or N, C, h, w]; with
+        `multimask` the best of three masks.
+        """
         count = top.shape[0]
         masks, iou, tokens, presence = self.mask_decoder(
-            image_embeddings=top,
-            image_positional_embeddings=self.position,
-            sparse_prompt_embeddings=sparse.expand(count, -1, -1, -1),
-            dense_prompt_embeddings=dense,
-            multimask_output=multimask,
-            high_resolution_features=[fine, middle],
+            top + dense, fine, middle, sparse.expand(count, -1, -1), multimask
         )
-        best = iou[:, 0].argmax(dim=-1)
+        best = iou.argmax(dim=-1)
         rows = torch.arange(count, device=top.device)
-        present = presence[:, 0] > 0  # [N, 1]
-        logits = masks[rows, 0, best].masked_fill(~present[..., None], ABSENT_LOGIT)
-        token = tokens[rows, 0, best if multimask else torch.zeros_like(best)]
-        pointer = torch.where(present, self.pointer_proj(token), self.no_pointer)
-        return Decoded(logits, iou[rows, 0, best], presence[:, 0, 0], pointer)
+        present = presence[:, None] > 0
+        logits = masks[rows, best].masked_fill(~present[..., None], ABSENT_LOGIT)
+        pointer = torch.where(present, self.pointer_proj(tokens[rows, best]), self.no_pointer)
+        return Decoded(logits, iou[rows, best], presence, pointer)
 
     def no_prompt(self) -> tuple[Tensor, Tensor]:
-        """The sparse [1, 1, 2, C] and dense [1, C, h, w] embeddings of no prompt at all."""
+        """The sparse [1, 2, C] and dense [1, C, h, w] embeddings of no prompt at all."""
         return self.nothing, self._dense(None)
 
     def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -173,7 +172,7 @@ class Decoder(nn.Module):
         embedded, _ = self.prompt_encoder(
             points[None, None].to(self.position.dtype), labels[None, None], None, None
         )
-        return embedded, self._dense(logits)
+        return embedded[0], self._dense(logits)
 
     def _dense(self, logits: Tensor | None) -> Tensor:
         if logits is None:
