@@ -98,9 +98,27 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
         load_tracker(tmp_path)
 
 
-def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no folder"):
-        load_tracker(tmp_path / "absent" / "weights")
+def test_a_missing_folder_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weights").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for absent in (
+        tmp_path / "absent",
+        "./none",
+        "../none",
+        "a/b/../c",
+        "a/b/c",
+        "~/none",
+        "weights/none",
+        "none/",
+    ):
+        with pytest.raises(ModelError, match="no folder"):
+            load_tracker(absent)
+
+
+def test_a_name_of_two_parts_is_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="cannot load nobody-is/none"):
+        load_tracker("nobody-is/none")
 
 
 def test_nano_is_the_same_every_time() -> None:
