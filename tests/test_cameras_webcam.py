@@ -34,6 +34,14 @@ def test_an_absent_camera_is_a_camera_error() -> None:
         open_camera("webcam:99", CameraSettings(width=640, height=480, fps=30))
 
 
+def test_opencv_says_nothing_of_an_absent_camera(capfd: pytest.CaptureFixture[str]) -> None:
+    level = cv2.utils.logging.getLogLevel()
+    with pytest.raises(CameraError):
+        open_camera("webcam:99", CameraSettings())
+    assert capfd.readouterr() == ("", "")
+    assert cv2.utils.logging.getLogLevel() == level
+
+
 @pytest.mark.parametrize(
     "uri", ["webcam:", "webcam:-1", "webcam:front", "webcam:1e3", "webcam:²", "webcam:99999"]
 )

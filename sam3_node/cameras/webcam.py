@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import cv2
 
@@ -37,7 +38,9 @@ class WebcamSource:
         self._arrived = threading.Condition()
         self._newest: CapturedImage | None = None
         device = open_device()
-        if not (device.isOpened() and device.grab()):
+        with _quiet():
+            delivers = device.isOpened() and device.grab()
+        if not delivers:
             raise CameraError(
                 f"{name}: expected a camera, found none; check that it is plugged in, that no other program "
                 "holds it and that this user may read it"
@@ -98,7 +101,8 @@ def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -
 
 
 def _open_index(index: int, settings: CameraSettings) -> cv2.VideoCapture:
-    device = cv2.VideoCapture(index)
+    with _quiet():
+        device = cv2.VideoCapture(index)
     wishes = {
         cv2.CAP_PROP_FRAME_WIDTH: settings.width,
         cv2.CAP_PROP_FRAME_HEIGHT: settings.height,
@@ -109,3 +113,14 @@ def _open_index(index: int, settings: CameraSettings) -> cv2.VideoCapture:
         if value:
             device.set(wish, value)
     return device
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without OpenCV's own log lines: what they say is told once, in this package's words."""
+    level = cv2.utils.logging.getLogLevel()
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        yield
+    finally:
+        cv2.utils.logging.setLogLevel(level)
