@@ -21,7 +21,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code is 0, 2 for an error of ours (one line on stderr), 130 after Ctrl-C."""
+    """Run one verb; the exit code is 0, 2 for an error of ours (on stderr), 130 after Ctrl-C."""
     args = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     try:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except Sam3NodeError as error:
-        print("sam3-node: error:", " ".join(str(error).split()), file=sys.stderr)
+        print("sam3-node: error:", error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -84,8 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="where results go")
     demo.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to play")
     _verb(parsers, common, "doctor", verbs.doctor, "what is installed, what the GPU can do, what to fix")
-    _verb(parsers, common, "status", verbs.status, "the state of a running node, as JSON")
+    _add_node_verbs(parsers, common)
     return parser
+
+
+def _add_node_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
+    _verb(parsers, common, "status", verbs.status, "the state of a running node, as JSON")
+    _verb(parsers, common, "pause", verbs.pause, "let a running node pass over frames until resume")
+    _verb(parsers, common, "resume", verbs.resume, "let a paused node go on")
+    reset = _verb(parsers, common, "reset", verbs.reset, "forget all objects, of one camera or of all")
+    reset.add_argument("--camera", metavar="NAME", help="forget those of this camera alone")
 
 
 def _add_object_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:

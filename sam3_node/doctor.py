@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from .errors import install_advice
 from .settings import Settings
 
 PYTHON = ">=3.11"
@@ -123,12 +124,12 @@ def _dependencies() -> Iterator[Row]:
 def _dependency(requirement: Requirement) -> Row:
     name, bounds, extra = requirement
     title = f"{name} [{extra}]" if extra else name
-    target = f"sam3-node[{extra}]" if extra else f"{name}{bounds}"
+    advice = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
     bad: Literal["warn", "fix"] = "warn" if extra else "fix"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Row(title, bad, "not installed", f"pip install '{target}'")
+        return Row(title, bad, "not installed", advice)
     if not satisfies(version, bounds):
         return Row(title, bad, f"{version}, expected {bounds}", f"pip install '{name}{bounds}'")
     return Row(title, "ok", version)
@@ -166,9 +167,8 @@ def _torch() -> Iterator[Row]:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        yield Row(
-            "torch", "warn", f"does not import: {error}", "pip install 'sam3-node[node]' to run the node"
-        )
+        advice = f"to run the node: {install_advice('node')}"
+        yield Row("torch", "warn", f"does not import: {error}", advice)
         return
     yield Row("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads")
     if torch.cuda.is_available():

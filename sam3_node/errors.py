@@ -84,6 +84,11 @@ class ProcessError(Sam3NodeError):
     code = "process"
 
 
+def install_advice(extra: str) -> str:
+    """How an extra of this package is installed."""
+    return f"pip install 'sam3-node[{extra}]', or pip install -e '.[{extra}]' in a checkout"
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import `module`, or raise MissingExtraError naming the extra of this package that installs it."""
     try:
@@ -92,5 +97,5 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(
-            f"{module} is not installed; it comes with the extra '{extra}': pip install 'sam3-node[{extra}]'"
+            f"{module} is not installed; it comes with the extra '{extra}': {install_advice(extra)}"
         ) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .errors import Sam3NodeError, SettingsError
 from .settings import CameraSettings, Settings, load_settings
+from .signals import stop_on_signals
 from .supervisor import Group, Process, describe_exit
 
 CAMERA_READY = r"^camera \S+ publishing on (\S+)"
@@ -23,8 +24,10 @@ WATCH_READY = r"^watch masks from"
 def processes_of(settings: Settings, profile: Path) -> list[Process]:
     """The processes that `settings.group` names, each a verb of the command line on the same profile.
 
-    Raises SettingsError when there are more cameras than frame endpoints, or two of one name.
+    Raises SettingsError when there are more cameras than frame endpoints, two of one name, or a watcher that
+    would take masks away from their reader.
     """
+    _check_watch(settings)
     cameras = settings.group.cameras or (settings.camera,)
     _check_cameras(cameras, settings.transport.frames)
     found: list[Process] = []
@@ -35,6 +38,14 @@ def processes_of(settings: Settings, profile: Path) -> list[Process]:
             ready = NODE_READY if verb == "node" else WATCH_READY
             found.append(_verb(settings, profile, verb, "run" if verb == "node" else verb, ready, {}))
     return found
+
+
+def _check_watch(settings: Settings) -> None:
+    if settings.transport.delivery == "every" and "watch" in settings.group.processes:
+        raise SettingsError(
+            "group.processes: expected no watch where transport.delivery is 'every', found it: each masks message "
+            "goes to one reader, and the watcher would take them away from the policy; leave it out"
+        )
 
 
 def _check_cameras(cameras: Sequence[CameraSettings], endpoints: Sequence[str]) -> None:
@@ -94,13 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(given) != 1 or given[0].startswith("-"):
         print("usage: launch/start PROFILE.toml (such as launch/demo.toml)", file=sys.stderr)
         return 0 if given in (["-h"], ["--help"]) else 2
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     try:
         profile = Path(given[0]).resolve()
         settings = load_settings(profile)
-        return exit_code_of(run_group(processes_of(settings, profile), stop, settings.group.grace_s))
+        processes = processes_of(settings, profile)
+        return exit_code_of(run_group(processes, stop_on_signals(), settings.group.grace_s))
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import OutputError, RequestError, require
 from .settings import Settings
+from .signals import stop_on_signals
 
 if TYPE_CHECKING:
     from .client import PerceptionClient
@@ -30,21 +29,21 @@ def run(args: Namespace, settings: Settings) -> None:
 
     with Node(settings) as node:
         # not before it is ready: until then there is no frame to finish, and a signal simply ends the process
-        node.main_loop(_stop_on_signals())
+        node.main_loop(stop_on_signals())
 
 
 def camera(args: Namespace, settings: Settings) -> None:
     """Publish frames until a signal, or the end of the source."""
     from .cameras.publish import run_camera
 
-    run_camera(settings, _stop_on_signals())
+    run_camera(settings, stop_on_signals())
 
 
 def watch(args: Namespace, settings: Settings) -> None:
     """Show masks until a signal."""
     from .watch import run_watch
 
-    run_watch(settings, args.overlay, args.frames, _stop_on_signals())
+    run_watch(settings, args.overlay, args.frames, stop_on_signals())
 
 
 def demo(args: Namespace, settings: Settings) -> None:
@@ -117,6 +116,24 @@ def status(args: Namespace, settings: Settings) -> None:
         print(json.dumps(client.status(), indent=2))
 
 
+def pause(args: Namespace, settings: Settings) -> None:
+    """Stop the node's processing of frames."""
+    with _client(settings) as client:
+        client.pause()
+
+
+def resume(args: Namespace, settings: Settings) -> None:
+    """Let the node process frames again."""
+    with _client(settings) as client:
+        client.resume()
+
+
+def reset(args: Namespace, settings: Settings) -> None:
+    """Forget all objects, of one camera or of all."""
+    with _client(settings) as client:
+        client.reset(camera=args.camera)
+
+
 def _prompt(args: Namespace) -> dict[str, Any]:
     points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
     return {
@@ -150,23 +167,3 @@ def _write_mask(path: Path, mask: Mask) -> None:
         path.write_bytes(encoded.tobytes() if done else b"")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set, and nothing else.
-
-    A thread sets it: a handler runs in the main thread, which may hold the event's own lock at that moment.
-    """
-    stop = threading.Event()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-
-    def set_after_a_signal() -> None:
-        os.read(reader, 1)
-        stop.set()
-
-    threading.Thread(target=set_after_a_signal, name="signals", daemon=True).start()
-    return stop

@@ -10,10 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from sam3_node import cli, verbs
 from sam3_node.doctor import parse_requirement, satisfies
+from sam3_node.errors import ProcessError
 from sam3_node.settings import options
+from sam3_node.transport import ControlServer
+from sam3_node.wire import Reply, Request
 
-VERBS = ("run", "camera", "watch", "object", "segment", "prompt", "demo", "doctor", "status")
+VERBS = (
+    "run",
+    "camera",
+    "watch",
+    "object",
+    "segment",
+    "prompt",
+    "demo",
+    "doctor",
+    "status",
+    "pause",
+    "resume",
+    "reset",
+)
 
 
 def sam3_node(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -114,7 +131,8 @@ def test_doctor_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert any("sam3-node[node]" in line for line in done.stdout.splitlines() if line.startswith("warn"))
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("warn  torch ")]
+    assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in row
 
 
 def test_run_without_torch_names_the_extra() -> None:
@@ -128,7 +146,7 @@ def test_run_without_torch_names_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "sam3-node[node]" in done.stderr
+    assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,18 +170,45 @@ def test_requirements_are_taken_apart() -> None:
     assert parse_requirement("sam3-node[bags,node]; extra == 'dev'") == ("sam3-node", "", "dev")
 
 
-def test_status_is_json() -> None:
-    from sam3_node.transport import ControlServer
-    from sam3_node.wire import Reply
-
+def asked(result: object, *arguments: str) -> tuple[Request, str]:
+    """What a verb asks a node for, and what it prints when the answer is `result`."""
     with ControlServer("tcp://127.0.0.1:0") as server:
-        command = [sys.executable, "-m", "sam3_node", "status", "--transport.control", server.endpoint]
+        command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
         asker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         found = server.receive(timeout_ms=30000)
         assert found is not None
         peer, request = found
-        assert request.op == "status"
-        server.reply(peer, Reply(request.id, {"paused": False}))
+        server.reply(peer, Reply(request.id, result))
         printed, _ = asker.communicate(timeout=30)
-    assert json.loads(printed) == {"paused": False}
     assert asker.returncode == 0
+    return request, printed
+
+
+def test_status_is_json() -> None:
+    request, printed = asked({"paused": False}, "status")
+    assert request.op == "status"
+    assert json.loads(printed) == {"paused": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "args"),
+    [(("pause",), {}), (("resume",), {}), (("reset",), {}), (("reset", "--camera", "a"), {"camera": "a"})],
+)
+def test_the_node_is_paused_resumed_and_reset(arguments: tuple[str, ...], args: dict[str, str]) -> None:
+    request, printed = asked({}, *arguments)
+    assert (request.op, request.args, printed) == (arguments[0], args, "")
+
+
+def test_the_last_lines_of_a_process_stay_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ProcessError("node ended with exit code 3; its last lines:\n  one\n  two")
+
+    monkeypatch.setattr(verbs, "status", fail)
+    assert cli.main(["status"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "sam3-node: error: node ended with exit code 3; its last lines:",
+        "  one",
+        "  two",
+    ]

@@ -223,6 +223,15 @@ def test_cameras_that_clash_are_refused(tmp_path: Path) -> None:
         processes_of(load_settings(profile), profile)
 
 
+def test_a_watcher_would_take_lossless_masks_away(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text('[transport]\ndelivery = "every"\n')
+    with pytest.raises(SettingsError, match=r"group\.processes: expected no watch where .* 'every'"):
+        processes_of(load_settings(profile), profile)
+    profile.write_text('[transport]\ndelivery = "every"\n[group]\nprocesses = ["camera", "node"]\n')
+    assert len(processes_of(load_settings(profile), profile)) == 2
+
+
 def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([]) == 2
     assert "usage: launch/start PROFILE.toml" in capsys.readouterr().err
