@@ -88,7 +88,7 @@ class TrackerSettings(Section):
     max_objects: int = Field(16, ge=1, le=256)
     """Objects that may be tracked at once, per camera; memory for all is taken at the start."""
     bank_size: int = Field(7, ge=2, le=240)
-    """Frames that the memory bank keeps per object, the conditioning frame counted."""
+    """Frames kept per object, the conditioning one counted; with recent, above the model's own 7 changes nothing."""
     selection: Literal["recent", "confident"] = "recent"
     """Which of them are attended to: the newest (the reference), or the newest with a confident mask."""
     mask_encoding: MaskEncoding = "bits+zstd"
@@ -96,7 +96,7 @@ class TrackerSettings(Section):
     feature_cache: int = Field(4, ge=1, le=64)
     """Recent frames whose features are kept, for prompts on a frame that the user has just seen."""
     max_cameras: int = Field(4, ge=1, le=64)
-    """Cameras served at once; frames of further ones are counted and dropped."""
+    """Cameras served at once, further ones counted and dropped; one silent for 10 s gives up its place."""
 
 
 class GroupSettings(Section):
@@ -188,14 +188,36 @@ def read_toml(path: Path) -> dict[str, Any]:
 def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """Build the tree from a TOML profile, the environment and `overrides` ({"model.name": "nano", …}).
 
+    Relative paths in the profile are taken from its folder; others from the working directory.
     Raises SettingsError that names each wrong field as section.field, and where it was set.
     """
-    layers = {f"in {profile}": read_toml(profile)} if profile is not None else {}
+    layers = {f"in {profile}": _anchor(read_toml(profile), profile)} if profile is not None else {}
     layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
     try:
         return Settings(**_merge(layers))
     except ValidationError as error:
         raise SettingsError(_explain(error, layers)) from error
+
+
+def _anchor(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
+    """Make the paths of a profile absolute: calibration and video files, and a model.name such as ./weights."""
+    folder = profile.absolute().parent
+    cameras = tree.get("group", {}).get("cameras", []) if isinstance(tree.get("group"), dict) else []
+    for camera in (tree.get("camera"), *(cameras if isinstance(cameras, list) else [])):
+        if isinstance(camera, dict):
+            _anchor_camera(camera, folder)
+    model = tree.get("model")
+    if isinstance(model, dict) and str(model.get("name")).startswith(("./", "../")):
+        model["name"] = str(folder / model["name"])
+    return tree
+
+
+def _anchor_camera(camera: dict[str, Any], folder: Path) -> None:
+    calibration, source = camera.get("calibration"), camera.get("source")
+    if isinstance(calibration, str):
+        camera["calibration"] = str(folder / calibration)
+    if isinstance(source, str) and source.startswith("video:"):
+        camera["source"] = f"video:{folder / source.removeprefix('video:')}"
 
 
 def _environment() -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sam3_node import cli
 from sam3_node.group import processes_of
 from sam3_node.settings import load_settings
 
@@ -39,6 +42,26 @@ processes = [{processes}]
 @pytest.mark.parametrize("profile", sorted(LAUNCH.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_profile_validates_and_names_processes(profile: Path) -> None:
     assert processes_of(load_settings(profile), profile)
+
+
+def commands() -> list[str]:
+    """Every command line that launch/ and calibration/ tell of."""
+    files = [*LAUNCH.glob("*.toml"), *LAUNCH.glob("*.md"), *(ROOT / "calibration").glob("*.md")]
+    return [
+        found
+        for file in files
+        for found in re.findall(r"sam3-node ((?:object )?[a-z]+ .+)", file.read_text())
+    ]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_told_of_is_understood(command: str) -> None:
+    assert cli._parser().parse_args(shlex.split(command)).run
+
+
+def test_the_bench_robot_asks_for_no_more_memory_than_is_used() -> None:
+    tracker = load_settings(LAUNCH / "bench_robot.toml").tracker
+    assert tracker.selection == "confident" or tracker.bank_size <= 7
 
 
 @pytest.mark.parametrize(("unit", "verb"), [("sam3-camera.service", "camera"), ("sam3-node.service", "run")])

@@ -45,6 +45,39 @@ def test_profile_below_environment_below_command_line(
     assert settings.camera.loop is False
 
 
+def test_paths_of_a_profile_are_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = write(
+        tmp_path,
+        """
+[camera]
+calibration = "wrist.toml"
+source = "video:../a.mp4"
+[model]
+name = "./weights"
+[[group.cameras]]
+calibration = "/etc/left.toml"
+source = "webcam:0"
+""",
+    )
+    monkeypatch.chdir(tmp_path.parent)
+    relative = Path(tmp_path.name) / profile.name
+    settings = load_settings(relative)
+    assert settings.camera.calibration == tmp_path / "wrist.toml"
+    assert settings.camera.source == f"video:{tmp_path}/../a.mp4"
+    assert settings.model.name == str(tmp_path / "weights")
+    assert settings.group.cameras[0].calibration == Path("/etc/left.toml")
+    assert settings.group.cameras[0].source == "webcam:0"
+    line = load_settings(relative, {"camera.calibration": "here.toml", "model.name": "./here"})
+    assert line.camera.calibration == Path("here.toml")
+    assert line.model.name == "./here"
+
+
+def test_hub_names_and_wrong_types_in_a_profile_stay_what_they_are(tmp_path: Path) -> None:
+    assert load_settings(write(tmp_path, "[model]\nname = 'facebook/sam3'")).model.name == "facebook/sam3"
+    for text in ("camera = 3", "[group]\ncameras = 3", "[camera]\ncalibration = 3", "[model]\nname = 3"):
+        refusal(write(tmp_path, text))
+
+
 def test_text_becomes_the_type_of_its_field() -> None:
     overrides = {"model.compile": "true", "camera.fps": "12.5", "transport.frames": "ipc://a,ipc://b"}
     settings = load_settings(None, overrides)
