@@ -7,12 +7,17 @@ the model's own stages (preprocess, encode, track, masks), which the message car
 making the frame message, both hops, the node's receiver thread and its hand-over, checking and decoding the image,
 copying logits to the host, packing and unpacking masks.
 
-Bare: from the same capture to the moment in which the subscriber holds the relay's answer, a message as long as our
-masks message. The camera sends [topic, header, pixels] without a copy, the relay drains them in a thread into one
-slot as ours does, nothing is checked, packed or decoded; it is the least that a live node can take. `forward` also
-sends the pixels on, as a relay does that leaves the work to its subscriber.
+The peers are bare pyzmq: the camera sends [topic, stamps, pixels] without a copy, a thread of the relay drains them
+into one slot, its main thread answers on a PUB socket, and the subscriber drains that likewise. Nothing is checked,
+packed, decoded or counted. Theirs is the time from the same capture to the moment in which the subscriber holds the
+answer.
 
-Frames are drawn ahead and stamped when they are due, at 30 Hz. One camera process serves the three in turn, a second
+    forward   the relay passes the frame on, pixels and all
+    model     the relay runs the same model on the frame, as a script would by hand, and answers with as many bytes as
+              our masks message has; the model's time is left out as ours is, but not what it does to the caches
+    answer    the relay answers so at once: nothing is computed, the least that two hops can take
+
+Frames are drawn ahead and stamped when they are due, at 30 Hz. One camera process serves the four in turn, a second
 each, so that a noisy machine is noisy for all; ratios are of percentiles over the whole run.
 """
 
@@ -24,16 +29,20 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import zmq
 from _common import Processes, add_points, free_ports, next_masks, percentile, save_tiny_checkpoint
 
-from sam3_node.cameras.base import CapturedImage, Image
+from sam3_node.cameras.base import CapturedImage
 from sam3_node.cameras.pacing import Pacer
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
@@ -45,22 +54,23 @@ from sam3_node.wire import pack_masks
 
 FPS = 30
 BLOCK = 30  # frames before the camera turns to the next path
-PATHS = ("ours", "bare", "forward")
+PEERS = ("forward", "model", "answer")
+PATHS = ("ours", *PEERS)
 MODEL_STAGES = ("preprocess", "encode", "detect", "track", "masks")
-STAMP = struct.Struct("<qqq")  # capture_ns; received_ns and published_ns of the relay
-TOPIC = b"frame/bench"
+STAMP = struct.Struct("<qqqq")  # capture_ns; of the relay: received_ns, published_ns, model_ns
 SIZES = ((640, 480), (1920, 1080))
 
 
 @dataclass(frozen=True)
-class Ends:
-    """Endpoints: the camera binds the first three, the relays the last two."""
+class Job:
+    """What the processes of one run have to know."""
 
-    ours: str
-    bare: str
-    forward: str
-    bare_answers: str
-    forward_answers: str
+    frames: dict[str, str]  # endpoint that the camera binds for each path
+    answers: dict[str, str]  # endpoint that the relay of each peer binds
+    weights: Path
+    width: int
+    height: int
+    objects: int
 
 
 class Overhead(NamedTuple):
@@ -71,25 +81,26 @@ class Overhead(NamedTuple):
     hop_out: float
 
     @classmethod
-    def between(cls, capture_ns: int, received_ns: int, published_ns: int, arrived_ns: int) -> Overhead:
-        stamps = capture_ns, received_ns, published_ns, arrived_ns
-        return cls(*((later - earlier) / 1e6 for earlier, later in pairwise(stamps)))
+    def between(
+        cls, capture_ns: int, received_ns: int, published_ns: int, arrived_ns: int, model_ns: int
+    ) -> Overhead:
+        inside_ns = published_ns - received_ns - model_ns
+        return cls((received_ns - capture_ns) / 1e6, inside_ns / 1e6, (arrived_ns - published_ns) / 1e6)
 
     @classmethod
     def of(cls, masks: MaskFrame, arrived_ns: int) -> Overhead:
-        found = cls.between(masks.capture_ns, masks.received_ns, masks.published_ns, arrived_ns)
-        model_us = sum(masks.stages_us.get(stage, 0) for stage in MODEL_STAGES)
-        return found._replace(inside=found.inside - model_us / 1e3)
+        model_ns = 1000 * sum(masks.stages_us.get(stage, 0) for stage in MODEL_STAGES)
+        return cls.between(masks.capture_ns, masks.received_ns, masks.published_ns, arrived_ns, model_ns)
 
 
-def run_sender(ends: Ends, width: int, height: int, ready: Connection) -> None:
+def run_sender(job: Job, ready: Connection) -> None:
     """The camera process: the same drawn pictures to each path in turn, until it is terminated."""
-    scene = Scene(width=width, height=height)
+    scene = Scene(width=job.width, height=job.height)
     pictures = [scene.render(8 * i)[0] for i in range(8)]
     settings = CameraSettings(name="bench")
-    bare = {path: _bound(zmq.PUB, getattr(ends, path)) for path in PATHS[1:]}
+    bare = {peer: _bound(zmq.PUB, job.frames[peer]) for peer in PEERS}
     pacer = Pacer(FPS, threading.Event())
-    with FramePublisher(ends.ours) as publisher:
+    with FramePublisher(job.frames["ours"]) as publisher:
         ready.send(True)
         for seq in count():
             picture = pictures[seq % len(pictures)]
@@ -99,18 +110,48 @@ def run_sender(ends: Ends, width: int, height: int, ready: Connection) -> None:
             if path == "ours":
                 publisher.send(frame_from(CapturedImage(picture, capture_ns), seq, settings))
             else:
-                _send_bare(bare[path], picture, capture_ns)
+                stamp = STAMP.pack(capture_ns, 0, 0, 0)
+                bare[path].send_multipart([b"frame/bench", stamp, picture.data], copy=False)
 
 
-def run_relay(frames: str, answers: str, answer_bytes: int, forwards: bool) -> None:
-    """Answer the newest frame with `answer_bytes`, and pass its pixels on if it `forwards`."""
-    newest = Newest(frames)
-    publisher = _bound(zmq.PUB, answers)
+def run_relay(job: Job, peer: str, answer_bytes: int) -> None:
+    """Answer the newest frame, until terminated."""
+    step = model_step(job) if peer == "model" else lambda _: 0
+    newest = Newest(job.frames[peer])
+    publisher = _bound(zmq.PUB, job.answers[peer])
     filling = bytes(answer_bytes)
     while True:
         parts, received_ns = newest.take()
-        stamp = STAMP.pack(STAMP.unpack(parts[1].buffer)[0], received_ns, time.time_ns())
-        publisher.send_multipart([b"masks/bench", stamp, parts[2] if forwards else filling], copy=False)
+        model_ns = step(parts[2].buffer)
+        capture_ns = STAMP.unpack(parts[1].buffer)[0]
+        stamp = STAMP.pack(capture_ns, received_ns, time.time_ns(), model_ns)
+        answer = parts[2] if peer == "forward" else filling
+        publisher.send_multipart([b"masks/bench", stamp, answer], copy=False)
+
+
+def model_step(job: Job) -> Callable[[memoryview], int]:
+    """Pixels -> the nanoseconds that the model took for them: the stages that are the model's in our messages."""
+    import torch
+
+    from sam3_node.models import load_tracker
+    from sam3_node.rasterize import rasterize
+    from sam3_node.tracking import ObjectPrompt, Tracker
+
+    torch.set_num_threads(1)
+    model = load_tracker(job.weights)
+    tracker = Tracker(model)
+    xs = [model.image_size * (i + 1) / (job.objects + 1) for i in range(job.objects)]
+    prompts = [ObjectPrompt(i, points=[[x, model.image_size / 2]]) for i, x in enumerate(xs)]
+
+    def step(pixels: memoryview) -> int:
+        image = np.frombuffer(pixels, np.uint8).reshape(job.height, job.width, 3)
+        begin_ns = time.perf_counter_ns()
+        tracks = tracker.step(model.preprocess(image), prompts if tracker.frame_number == 0 else ())
+        for logits in tracks.logits.numpy():
+            rasterize(logits, (job.height, job.width))
+        return time.perf_counter_ns() - begin_ns
+
+    return step
 
 
 class Newest:
@@ -139,13 +180,14 @@ class Newest:
                 self._changed.notify()
 
 
-def collect_bare(endpoint: str, overheads: list[Overhead]) -> None:
-    """The bare subscriber, for a thread: overhead of each answer."""
+def collect_peer(endpoint: str, overheads: list[Overhead]) -> None:
+    """A peer's subscriber, for a thread: overhead of each answer."""
     newest = Newest(endpoint)
     while True:
         parts, _ = newest.take()
-        capture_ns, received_ns, published_ns = STAMP.unpack(parts[1].buffer)
-        overheads.append(Overhead.between(capture_ns, received_ns, published_ns, time.time_ns()))
+        arrived_ns = time.time_ns()
+        capture_ns, received_ns, published_ns, model_ns = STAMP.unpack(parts[1].buffer)
+        overheads.append(Overhead.between(capture_ns, received_ns, published_ns, arrived_ns, model_ns))
 
 
 def collect_ours(client: PerceptionClient, until_s: float, overheads: list[Overhead]) -> None:
@@ -159,60 +201,51 @@ def collect_ours(client: PerceptionClient, until_s: float, overheads: list[Overh
 def measure(
     weights: Path, width: int, height: int, objects: int, seconds: float
 ) -> dict[str, list[Overhead]]:
-    """Overheads in milliseconds of the three paths."""
+    """Overheads on each path."""
     spawn = multiprocessing.get_context("spawn")
-    with Processes(SAM3_MODEL__NAME=str(weights), SAM3_MODEL__THREADS="1") as processes:
-        ends = Ends(processes.frames, *(f"tcp://127.0.0.1:{port}" for port in free_ports(4)))
+    with (
+        Processes(SAM3_MODEL__NAME=str(weights), SAM3_MODEL__THREADS="1") as processes,
+        ExitStack() as ending,
+    ):
+        ports = iter(free_ports(2 * len(PEERS)))
+        frames, answers = ({peer: f"tcp://127.0.0.1:{next(ports)}" for peer in PEERS} for _ in range(2))
+        job = Job({"ours": processes.frames, **frames}, answers, weights, width, height, objects)
         ready, sender_end = spawn.Pipe(duplex=False)
-        sender = spawn.Process(target=run_sender, args=(ends, width, height, sender_end), daemon=True)
-        sender.start()
+        _start(spawn.Process(target=run_sender, args=(job, sender_end), daemon=True), ending)
         ready.recv()
         processes.start("run")
         with processes.client() as client:
             add_points(client, objects)
             answer_bytes = len(pack_masks(next_masks(client))[1])
-            relays = [
-                spawn.Process(target=run_relay, args=arguments, daemon=True)
-                for arguments in (
-                    (ends.bare, ends.bare_answers, answer_bytes, False),
-                    (ends.forward, ends.forward_answers, 0, True),
-                )
-            ]
-            for relay in relays:
-                relay.start()
-            found = _collect(client, ends, seconds)
-        for process in (sender, *relays):
-            process.terminate()
-            process.join()
-    print(f"{width}x{height}, masks message of {answer_bytes} bytes")
-    return found
+            for peer in PEERS:
+                _start(spawn.Process(target=run_relay, args=(job, peer, answer_bytes), daemon=True), ending)
+            print(f"{width}x{height}, masks message of {answer_bytes} bytes")
+            return _collect(client, answers, seconds)
 
 
-def _collect(client: PerceptionClient, ends: Ends, seconds: float) -> dict[str, list[Overhead]]:
+def _start(process: SpawnProcess, ending: ExitStack) -> None:
+    process.start()
+    ending.callback(process.join)
+    ending.callback(process.terminate)
+
+
+def _collect(client: PerceptionClient, answers: dict[str, str], seconds: float) -> dict[str, list[Overhead]]:
+    """All paths at once, from the moment on in which all flow."""
     found: dict[str, list[Overhead]] = {path: [] for path in PATHS}
-    for path, endpoint in (("bare", ends.bare_answers), ("forward", ends.forward_answers)):
-        threading.Thread(target=collect_bare, args=(endpoint, found[path]), daemon=True).start()
-    _settle(client, found)
-    collect_ours(client, time.monotonic() + seconds, found["ours"])
-    return found
-
-
-def _settle(client: PerceptionClient, found: dict[str, list[Overhead]]) -> None:
-    """Wait until all three flow, then forget what was measured meanwhile."""
-    while not (found["bare"] and found["forward"]):
-        collect_ours(client, time.monotonic() + 1, found["ours"])
+    for peer, endpoint in answers.items():
+        threading.Thread(target=collect_peer, args=(endpoint, found[peer]), daemon=True).start()
+    while not all(len(overheads) > BLOCK for overheads in found.values()):
+        collect_ours(client, time.monotonic() + 0.2, found["ours"])
     for overheads in found.values():
         overheads.clear()
+    collect_ours(client, time.monotonic() + seconds, found["ours"])
+    return found
 
 
 def _bound(kind: int, endpoint: str) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.bind(endpoint)
     return socket
-
-
-def _send_bare(socket: zmq.Socket[bytes], picture: Image, capture_ns: int) -> None:
-    socket.send_multipart([TOPIC, STAMP.pack(capture_ns, 0, 0), picture.data], copy=False)
 
 
 def report(found: dict[str, list[Overhead]]) -> None:
