@@ -109,7 +109,6 @@ def test_a_missing_folder_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.M
         "a/b/c",
         "~/none",
         "weights/none",
-        "none/",
     ):
         with pytest.raises(ModelError, match="no folder"):
             load_tracker(absent)
