@@ -255,10 +255,16 @@ class _OnHost(NamedTuple):
 
 def _to_host(logits: Tensor, scores: Tensor, visible: Tensor) -> _OnHost:
     """Logits [N, h, w], scores [N] and visible [N] in one copy: the one that synchronises with the device."""
+    if logits.device.type == "cpu":
+        return _OnHost(logits.float().numpy(), _bounded(scores.float().numpy()), visible.bool().tolist())
     columns = [logits.float().flatten(1), scores.float()[:, None], visible.float()[:, None]]
     rows = torch.cat(columns, dim=1).cpu().numpy()
-    bounded = np.clip(np.nan_to_num(rows[:, -2]), 0, 1).tolist()
-    return _OnHost(rows[:, :-2].reshape(logits.shape), bounded, (rows[:, -1] > 0).tolist())
+    return _OnHost(rows[:, :-2].reshape(logits.shape), _bounded(rows[:, -2]), (rows[:, -1] > 0).tolist())
+
+
+def _bounded(scores: npt.NDArray[np.float32]) -> list[float]:
+    """Scores in 0..1, whatever the model gave."""
+    return [min(max(score, 0.0), 1.0) if score == score else 0.0 for score in scores.tolist()]
 
 
 def _answer(seen: _Seen, logits: Tensor, score: Tensor) -> Answer:
