@@ -107,8 +107,9 @@ def _add_object_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
     remove = _verb(objects, common, "remove", verbs.object_remove, "stop tracking an object")
     for parser in (refine, remove):
         parser.add_argument("id", type=int, metavar="ID")
+    _add_prompt(add, "the next that comes")
+    _add_prompt(refine)
     for parser in (add, refine):
-        _add_prompt(parser)
         parser.add_argument(
             "--mask", type=Path, metavar="FILE.png", help="an image of the frame's size, non-zero inside"
         )
@@ -127,7 +128,7 @@ def _verb(
     return parser
 
 
-def _add_prompt(parser: argparse.ArgumentParser) -> None:
+def _add_prompt(parser: argparse.ArgumentParser, otherwise: str = "the latest") -> None:
     """Where an object is, in pixels of the frame."""
     parser.add_argument(
         "--point", type=_numbers(2), action="append", default=[], metavar="X,Y", help="inside it"
@@ -137,7 +138,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--box", type=_numbers(4), metavar="X0,Y0,X1,Y1", help="around it")
     parser.add_argument(
-        "--seq", type=int, metavar="N", help="the recent frame that is meant; else the newest"
+        "--seq", type=int, metavar="N", help=f"the recent frame that is meant; else {otherwise}"
     )
     parser.add_argument("--camera", metavar="NAME", help="which camera, where the node serves several")
 

@@ -28,22 +28,33 @@ PixelBox = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TrackedObject:
-    """One line of the node's list of objects. `score` is in 0..1, `age` counts frames."""
+    """One line of the node's list of objects. `score` is in 0..1; `age` and `frames_since_seen` count frames."""
 
     id: int
+    camera: str
     label: str
     state: TrackState
     score: float
     age: int
+    frames_since_seen: int
 
 
 @dataclass(frozen=True, slots=True)
 class Segmentation:
-    """The mask that a prompt gives on frame `seq`, without tracking. `score` is in 0..1."""
+    """The mask that a prompt gives on frame `seq`. `score` is in 0..1."""
 
     seq: int
     score: float
     mask: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class AddedObject:
+    """A new object: its `id` among those of `camera`, and its mask where it was prompted on a frame's `seq`."""
+
+    id: int
+    camera: str
+    segmentation: Segmentation | None
 
 
 class PerceptionClient:
@@ -98,14 +109,17 @@ class PerceptionClient:
         label: str | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> int:
-        """Track a new object from now on, and return its id.
+    ) -> AddedObject:
+        """Track a new object; its id is that of the result.
 
         Prompts: `points` [n, 2] with `labels` [n] (1 inside, 0 outside; all 1 when left out), `box` (x0, y0,
-        x1, y1) or `mask` bool [height, width]; they are on the recent frame `seq`, the newest when left out.
+        x1, y1) or `mask` bool [height, width]. On the recent frame `seq` they take effect at once, and the
+        result has the mask; without `seq` they are on the next frame that comes.
         """
         args = _prompt(points, labels, box, mask) | _present(label=label, seq=seq, camera=camera)
-        return self._ask("add_object", args).integer("id")
+        result = self._ask("add_object", args)
+        found = _segmentation(result) if result.has("mask") else None
+        return AddedObject(result.integer("id"), result.text("camera"), found)
 
     def refine_object(
         self,
@@ -117,10 +131,13 @@ class PerceptionClient:
         mask: MaskLike | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> None:
-        """Correct a tracked object; prompts as for `add_object`."""
+    ) -> Segmentation:
+        """Correct a tracked object at once; prompts as for `add_object`, on the latest frame without `seq`.
+
+        Points correct the mask that it has on that frame. RequestError for an object without a frame so far.
+        """
         args = _prompt(points, labels, box, mask) | _present(id=id, seq=seq, camera=camera)
-        self._control.call("refine_object", **args)
+        return _segmentation(self._ask("refine_object", args))
 
     def remove_object(self, id: int, *, camera: str | None = None) -> None:
         """Stop tracking an object."""
@@ -140,11 +157,9 @@ class PerceptionClient:
         seq: int | None = None,
         camera: str | None = None,
     ) -> Segmentation:
-        """Segment once, without tracking, on the recent frame `seq` (the newest when left out)."""
+        """Segment once, without tracking, on the recent frame `seq` (the latest when left out)."""
         args = _prompt(points, labels, box, None) | _present(seq=seq, camera=camera)
-        result = self._ask("segment", args)
-        mask = decode_mask(result.any("mask"), "segment: mask")
-        return Segmentation(result.integer("seq"), result.number("score"), mask)
+        return _segmentation(self._ask("segment", args))
 
     def set_prompts(self, prompts: Sequence[str]) -> None:
         """Name what the node shall look for."""
@@ -216,11 +231,18 @@ def _mask(full: npt.NDArray[np.bool_]) -> Mask:
     return Mask.from_full(full)
 
 
+def _segmentation(fields: Fields) -> Segmentation:
+    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask")
+    return Segmentation(fields.integer("seq"), fields.number("score"), mask)
+
+
 def _tracked(fields: Fields) -> TrackedObject:
     return TrackedObject(
         id=fields.integer("id"),
+        camera=fields.text("camera"),
         label=fields.text("label"),
         state=fields.choice("state", get_args(TrackState)),
         score=fields.number("score"),
         age=fields.integer("age"),
+        frames_since_seen=fields.integer("frames_since_seen"),
     )

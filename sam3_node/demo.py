@@ -172,7 +172,7 @@ class Director:
     def _carry_out(self, step: Step, inside: BoolImage, seq: int) -> str:
         label = self._scene.names[step.truth - 1]
         if step.action == "add":
-            object_id = self._client.add_object(**_prompt(step.way, inside), label=label, seq=seq)
+            object_id = self._client.add_object(**_prompt(step.way, inside), label=label, seq=seq).id
             self.truth_of[object_id], self.labels[object_id] = step.truth, label
             return f"added {object_id}, {label}, by a {step.way}"
         object_id = next(known for known, truth in self.truth_of.items() if truth == step.truth)

@@ -94,9 +94,8 @@ def _list_objects(node: Served, args: Fields) -> dict[str, Any]:
 
 def _segment(node: Served, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(node, args)
-    seq = pipeline.latest_seq if not args.has("seq") else _seq(args)
-    found = pipeline.segment(_prompt(args), seq)
-    return {"camera": pipeline.camera, "seq": seq, **_described(found, node)}
+    found = pipeline.segment(_prompt(args), _seq(args))
+    return {"camera": pipeline.camera, **_described(found, node)}
 
 
 def _set_prompts(node: Served, args: Fields) -> None:
@@ -172,4 +171,4 @@ def _seq(args: Fields) -> int | None:
 def _described(found: Answer | None, node: Served) -> dict[str, Any]:
     if found is None:
         return {}
-    return {"mask": encode_mask(found.mask, node.mask_encoding), "score": found.score}
+    return {"seq": found.seq, "mask": encode_mask(found.mask, node.mask_encoding), "score": found.score}

@@ -21,7 +21,7 @@ from .prompts import FramePrompt
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
 from .settings import ModelSettings, TrackerSettings
-from .tracking import ObjectPrompt, Tracker, Tracks
+from .tracking import ObjectPrompt, Tracker
 from .types import Frame, Instance, Mask, MaskFrame
 from .wire import decode_image
 
@@ -57,8 +57,9 @@ def _warm_up(model: TrackerModel, settings: TrackerSettings) -> None:
 
 
 class Answer(NamedTuple):
-    """What a prompt gave on a frame: a mask at the frame's size and its score in 0..1."""
+    """What a prompt gave on frame `seq`: a mask at the frame's size and its score in 0..1."""
 
+    seq: int
     mask: Mask
     score: float
 
@@ -73,17 +74,20 @@ class Added(NamedTuple):
 class _Seen(NamedTuple):
     """A recent frame, kept for prompts on it."""
 
+    seq: int
     frame_number: int
     features: Features
-    tracks: Tracks
+    logits: dict[int, Tensor]
+    """[h, w] of each object on it, as tracked or, later, as prompted."""
     scaling: Scaling
 
 
 class Pipeline:
     """Frames of one camera in, MaskFrames out; between frames, objects are added, corrected and removed.
 
-    Pixels of prompts and masks are those of the frame. A prompt without `seq` takes effect on the next frame;
-    one with `seq` at once, on that frame's features, of which the last `settings.feature_cache` are kept.
+    Pixels of prompts and masks are those of the frame. A prompt takes effect at once, on the features of the
+    frame `seq`, of which the last `settings.feature_cache` are kept, or of the latest; an object added without
+    `seq` enters on the next frame.
     """
 
     def __init__(self, model: TrackerModel, settings: TrackerSettings, camera: str) -> None:
@@ -91,7 +95,7 @@ class Pipeline:
         self._model = model
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
         self._objects = ObjectRegistry(settings.max_objects)
-        self._queue: list[ObjectPrompt] = []
+        self._entering: dict[int, ObjectPrompt] = {}
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
         self._seen_most = settings.feature_cache
         self._clock = StageClock(model.device)
@@ -100,11 +104,6 @@ class Pipeline:
     def objects(self) -> list[ObjectStatus]:
         """The objects in the order in which they were added."""
         return list(self._objects)
-
-    @property
-    def latest_seq(self) -> int | None:
-        """The seq of the frame stepped last, None before the first."""
-        return next(reversed(self._seen), None)
 
     @torch.inference_mode()
     def step(self, frame: Frame, received_ns: int = 0, skipped: int = 0) -> MaskFrame:
@@ -121,10 +120,11 @@ class Pipeline:
             pixels = model.preprocess(image)
         with clock.device("encode"):
             features = model.encode(pixels)
-        with clock.device("track"), self._queued_prompts() as prompts:
+        with clock.device("track"), self._entering_prompts() as prompts:
             number = self._tracker.frame_number
             tracks = self._tracker.step_features(features, prompts)
-        self._keep(frame.seq, _Seen(number, features, tracks, self._scaling(frame)))
+        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
+        self._keep(_Seen(frame.seq, number, features, logits, self._scaling(frame)))
         found = _to_host(tracks.logits, tracks.scores, tracks.visible)
         with clock.host("masks"):
             instances = self._instances(tracks.ids, found, (frame.height, frame.width))
@@ -142,7 +142,7 @@ class Pipeline:
         )
 
     def add(self, prompt: FramePrompt, label: str = "object", seq: int | None = None) -> Added:
-        """Begin to track an object.
+        """Begin to track an object: on frame `seq` at once, without it on the next frame.
 
         Raises RequestError for a bad prompt, CapacityError when there is no room, UnknownFrameError for a
         frame that is not held.
@@ -155,24 +155,32 @@ class Pipeline:
         object_id = self._objects.reserve()
         seen = self._recall(seq)
         checked = prompt.to_model(object_id, seen.scaling)
-        answer = self._take(seen, checked, seq is not None)
+        answer = self._prompt(seen, checked) if seq is not None else None
+        if answer is None:
+            self._entering[object_id] = checked
         self._objects.add(object_id, label)
         return Added(object_id, answer)
 
-    def refine(self, object_id: int, prompt: FramePrompt, seq: int | None = None) -> Answer | None:
-        """Correct an object; points correct its mask as it was on that frame.
+    def refine(self, object_id: int, prompt: FramePrompt, seq: int | None = None) -> Answer:
+        """Correct an object on a recent frame (None: the latest); points correct its mask so far on that frame.
 
-        Raises as `add`, and UnknownObjectError.
+        Raises as `add`, UnknownObjectError, and RequestError for an object that still waits for its first frame.
         """
         self._objects.require(object_id)
+        if object_id in self._entering:
+            raise RequestError(
+                f"object {object_id} has no mask to refine: expected one that has entered, found that it waits for "
+                "the next frame; ask again when masks show it"
+            )
         seen = self._recall(seq)
-        checked = prompt.to_model(object_id, seen.scaling, _mask_so_far(seen.tracks, object_id))
-        return self._take(seen, checked, seq is not None)
+        return self._prompt(seen, prompt.to_model(object_id, seen.scaling, seen.logits.get(object_id)))
 
     def remove(self, object_id: int) -> None:
         """Forget an object; UnknownObjectError if there is none of this id."""
         self._objects.remove(object_id)
-        self._queue = [prompt for prompt in self._queue if prompt.object_id != object_id]
+        self._entering.pop(object_id, None)
+        for seen in self._seen.values():
+            seen.logits.pop(object_id, None)
         if object_id in self._tracker.ids:
             self._tracker.remove(object_id)
 
@@ -191,18 +199,16 @@ class Pipeline:
         return Scaling((frame.height, frame.width), self._model.image_size)
 
     @torch.inference_mode()
-    def _take(self, seen: _Seen, prompt: ObjectPrompt, at_once: bool) -> Answer | None:
-        if not at_once:
-            self._queue.append(prompt)
-            return None
-        return _answer(seen, *self._tracker.prompt_at(seen.features, seen.frame_number, prompt))
+    def _prompt(self, seen: _Seen, prompt: ObjectPrompt) -> Answer:
+        logits, score = self._tracker.prompt_at(seen.features, seen.frame_number, prompt)
+        seen.logits[prompt.object_id] = logits.clone()  # compiled stages use their outputs again
+        return _answer(seen, logits, score)
 
     @contextmanager
-    def _queued_prompts(self) -> Iterator[Sequence[ObjectPrompt]]:
-        """The prompts for this frame: one an object, more wait for the next. Lost if the frame fails."""
-        first = {prompt.object_id: prompt for prompt in reversed(self._queue)}
-        now = [prompt for prompt in self._queue if first[prompt.object_id] is prompt]
-        self._queue = [prompt for prompt in self._queue if first[prompt.object_id] is not prompt]
+    def _entering_prompts(self) -> Iterator[Sequence[ObjectPrompt]]:
+        """The prompts of the objects that enter on this frame. They are lost if it fails."""
+        now = list(self._entering.values())
+        self._entering.clear()
         try:
             yield now
         except Exception:
@@ -218,9 +224,9 @@ class Pipeline:
                 )
                 self.remove(known.id)
 
-    def _keep(self, seq: int, seen: _Seen) -> None:
-        self._seen.pop(seq, None)  # a camera that started again counts from the beginning
-        self._seen[seq] = seen
+    def _keep(self, seen: _Seen) -> None:
+        self._seen.pop(seen.seq, None)  # a camera that started again counts from the beginning
+        self._seen[seen.seq] = seen
         while len(self._seen) > self._seen_most:
             self._seen.popitem(last=False)
 
@@ -269,8 +275,4 @@ def _bounded(scores: npt.NDArray[np.float32]) -> list[float]:
 
 def _answer(seen: _Seen, logits: Tensor, score: Tensor) -> Answer:
     found = _to_host(logits[None], score.reshape(1), score.new_ones(1))
-    return Answer(rasterize(found.logits[0], seen.scaling.frame_size), found.scores[0])
-
-
-def _mask_so_far(tracks: Tracks, object_id: int) -> Tensor | None:
-    return tracks.logits[tracks.ids.index(object_id)] if object_id in tracks.ids else None
+    return Answer(seen.seq, rasterize(found.logits[0], seen.scaling.frame_size), found.scores[0])

@@ -13,7 +13,7 @@ from .settings import Settings
 from .signals import stop_on_signals
 
 if TYPE_CHECKING:
-    from .client import PerceptionClient
+    from .client import PerceptionClient, Segmentation
     from .types import Mask
 
 CONTROL_TIMEOUT_MS = 3000
@@ -69,15 +69,15 @@ def _client(settings: Settings) -> PerceptionClient:
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
-    """Track an object and print its id."""
+    """Track an object and print its id, alone on the line, so that a script can take it."""
     with _client(settings) as client:
-        print(client.add_object(**_prompt(args), mask=_read_mask(args.mask), label=args.label))
+        print(client.add_object(**_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
 
 
 def object_refine(args: Namespace, settings: Settings) -> None:
-    """Correct an object."""
+    """Correct an object and tell of its mask."""
     with _client(settings) as client:
-        client.refine_object(args.id, **_prompt(args), mask=_read_mask(args.mask))
+        print(_describe(client.refine_object(args.id, **_prompt(args), mask=_read_mask(args.mask))))
 
 
 def object_remove(args: Namespace, settings: Settings) -> None:
@@ -91,15 +91,18 @@ def object_list(args: Namespace, settings: Settings) -> None:
     with _client(settings) as client:
         objects = client.list_objects(camera=args.camera)
     for known in objects:
-        print(f"{known.id:>4}  {known.label:<24} {known.state:<10} score {known.score:.2f}  age {known.age}")
+        unseen = f"  unseen for {known.frames_since_seen}" if known.frames_since_seen else ""
+        print(
+            f"{known.camera:<12} {known.id:>4}  {known.label:<24} {known.state:<10} "
+            f"score {known.score:.2f}  age {known.age}{unseen}"
+        )
 
 
 def segment(args: Namespace, settings: Settings) -> None:
     """Print, and maybe write, a mask on a recent frame."""
     with _client(settings) as client:
         found = client.segment(**_prompt(args))
-    box = ",".join(map(str, found.mask.box))
-    print(f"seq {found.seq}  score {found.score:.3f}  area {found.mask.area}  box {box}")
+    print(_describe(found))
     if args.out is not None:
         _write_mask(args.out, found.mask)
 
@@ -132,6 +135,11 @@ def reset(args: Namespace, settings: Settings) -> None:
     """Forget all objects, of one camera or of all."""
     with _client(settings) as client:
         client.reset(camera=args.camera)
+
+
+def _describe(found: Segmentation) -> str:
+    box = ",".join(map(str, found.mask.box))
+    return f"seq {found.seq}  score {found.score:.3f}  area {found.mask.area}  box {box}"
 
 
 def _prompt(args: Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sam3_node import cli, verbs
@@ -15,7 +16,8 @@ from sam3_node.doctor import parse_requirement, satisfies
 from sam3_node.errors import ProcessError
 from sam3_node.settings import options
 from sam3_node.transport import ControlServer
-from sam3_node.wire import Reply, Request
+from sam3_node.types import Mask
+from sam3_node.wire import Reply, Request, encode_mask
 
 VERBS = (
     "run",
@@ -197,6 +199,23 @@ def test_status_is_json() -> None:
 def test_the_node_is_paused_resumed_and_reset(arguments: tuple[str, ...], args: dict[str, str]) -> None:
     request, printed = asked({}, *arguments)
     assert (request.op, request.args, printed) == (arguments[0], args, "")
+
+
+def test_the_list_of_objects_says_whose_they_are() -> None:
+    line = {"id": 1, "label": "cup", "state": "occluded", "score": 0.5, "age": 12, "frames_since_seen": 3}
+    objects = [{"camera": camera, **line} for camera in ("left", "right")]
+    printed = asked({"objects": objects}, "object", "list")[1].splitlines()
+    assert [found.split()[:3] for found in printed] == [["left", "1", "cup"], ["right", "1", "cup"]]
+    assert printed[0].endswith("age 12  unseen for 3")
+
+
+def test_adding_prints_the_id_and_refining_the_mask() -> None:
+    assert asked({"id": 4, "camera": "cam0"}, "object", "add", "--point", "5,6")[1] == "4\n"
+    mask = encode_mask(Mask.from_full(np.ones((4, 6), dtype=np.bool_)))
+    reply = {"id": 4, "camera": "cam0", "seq": 9, "score": 0.5, "mask": mask}
+    request, printed = asked(reply, "object", "refine", "4", "--point", "5,6", "--exclude", "1,1")
+    assert request.args == {"id": 4, "points": [[5.0, 6.0], [1.0, 1.0]], "labels": [1, 0]}
+    assert printed == "seq 9  score 0.500  area 24  box 0,0,6,4\n"
 
 
 def test_the_last_lines_of_a_process_stay_lines(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.client import PerceptionClient, Segmentation, TrackedObject
+from sam3_node.client import AddedObject, PerceptionClient, Segmentation, TrackedObject
 from sam3_node.errors import RequestError, TransportError, UnknownObjectError, WireError
 from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlServer, MaskPublisher
@@ -21,6 +21,7 @@ from sam3_node.wire import Reply, Request, decode_mask, encode_mask
 
 from .transport_peer import make_masks, wait_until
 
+MASK = make_masks(1).instances[0].mask
 TCP = "tcp://127.0.0.1:*"
 Answer = Callable[[Request], Any]
 
@@ -95,13 +96,14 @@ def test_objects_are_added_by_points_box_or_mask() -> None:
     def add(**prompt: Any) -> Callable[[PerceptionClient], Any]:
         return lambda client: client.add_object(**prompt)
 
-    assert asked({"id": 3, "score": 0.5}, add(points=[(1, 2.5)], labels=[1], label="cup")) == (
-        3,
+    reply = {"id": 3, "camera": "cam0"}
+    assert asked(reply, add(points=[(1, 2.5)], labels=[1], label="cup")) == (
+        AddedObject(3, "cam0", None),
         "add_object",
         {"points": [[1.0, 2.5]], "labels": [1], "label": "cup"},
     )
     box = np.array([1, 2, 30, 40])
-    assert asked({"id": 0}, add(box=box, seq=9, camera="cam0"))[2] == {
+    assert asked(reply, add(box=box, seq=9, camera="cam0"))[2] == {
         "box": [1.0, 2.0, 30.0, 40.0],
         "seq": 9,
         "camera": "cam0",
@@ -109,7 +111,7 @@ def test_objects_are_added_by_points_box_or_mask() -> None:
     full = np.zeros((20, 30), np.bool_)
     full[3:9, 4:8] = True
     for mask in (full, Mask.from_full(full)):
-        args = asked({"id": 1}, add(mask=mask))[2]
+        args = asked(reply, add(mask=mask))[2]
         assert list(args) == ["mask"]
         assert np.array_equal(decode_mask(args["mask"]).full(), full)
 
@@ -129,12 +131,22 @@ def test_prompts_of_the_wrong_shape_are_told_before_they_are_sent() -> None:
         assert requests == []
 
 
+def test_an_object_added_on_a_past_frame_has_its_mask() -> None:
+    reply = {"id": 3, "camera": "cam0", "seq": 9, "score": 0.5, "mask": encode_mask(MASK)}
+    added = asked(reply, lambda client: client.add_object(box=(1, 2, 3, 4), seq=9))[0]
+    assert (added.id, added.camera) == (3, "cam0")
+    assert (added.segmentation.seq, added.segmentation.score) == (9, 0.5)
+    assert np.array_equal(added.segmentation.mask.full(), MASK.full())
+
+
 def test_objects_are_refined_removed_and_listed() -> None:
-    refined = asked(
-        {"id": 3}, lambda client: client.refine_object(3, points=np.ones((2, 2)), labels=(1, 0), seq=5)
+    reply = {"id": 3, "camera": "cam0", "seq": 5, "score": 0.25, "mask": encode_mask(MASK)}
+    refined, op, args = asked(
+        reply, lambda client: client.refine_object(3, points=np.ones((2, 2)), labels=(1, 0), seq=5)
     )
-    assert refined == (
-        None,
+    assert (refined.seq, refined.score) == (5, 0.25)
+    assert np.array_equal(refined.mask.full(), MASK.full())
+    assert (op, args) == (
         "refine_object",
         {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5},
     )
@@ -143,18 +155,25 @@ def test_objects_are_refined_removed_and_listed() -> None:
         "remove_object",
         {"id": 3, "camera": "a"},
     )
-    line = {"id": 3, "label": "cup", "state": "occluded", "score": 0.25, "age": 12}
+    line = {
+        "camera": "left",
+        "id": 3,
+        "label": "cup",
+        "state": "occluded",
+        "score": 0.25,
+        "age": 12,
+        "frames_since_seen": 2,
+    }
     listed = asked({"objects": [line]}, lambda client: client.list_objects())
-    assert listed == ([TrackedObject(3, "cup", "occluded", 0.25, 12)], "list_objects", {})
+    assert listed == ([TrackedObject(**line)], "list_objects", {})
 
 
 def test_segment_gives_mask_and_score() -> None:
-    mask = make_masks(1).instances[0].mask
-    answer = {"seq": 8, "score": 0.75, "mask": encode_mask(mask)}
+    answer = {"seq": 8, "score": 0.75, "mask": encode_mask(MASK)}
     result, op, args = asked(answer, lambda client: client.segment(box=(1, 2, 3, 4), seq=8))
     assert isinstance(result, Segmentation)
     assert (result.seq, result.score) == (8, 0.75)
-    assert np.array_equal(result.mask.full(), mask.full())
+    assert np.array_equal(result.mask.full(), MASK.full())
     assert (op, args) == ("segment", {"box": [1, 2, 3, 4], "seq": 8})
 
 

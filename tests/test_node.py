@@ -73,21 +73,31 @@ def test_masks_flow_with_times_and_identity(client: PerceptionClient) -> None:
 
 
 def test_objects_are_added_refined_and_removed_live(client: PerceptionClient) -> None:
-    point = client.add_object(points=[(160, 120)], label="red mug")
-    box = client.add_object(box=[20, 20, 120, 100], seq=masks_where(client, bool, "masks").seq)
+    point = client.add_object(points=[(160, 120)], label="red mug").id
+    seen = masks_where(client, bool, "masks").seq
+    boxed = client.add_object(box=[20, 20, 120, 100], seq=seen)
+    box = boxed.id
+    assert boxed.camera == "cam0"
+    assert boxed.segmentation is not None
+    assert boxed.segmentation.seq == seen
+    assert boxed.segmentation.mask.size == (240, 320)
     full = np.zeros((240, 320), dtype=np.bool_)
     full[100:180, 200:280] = True
-    mask = client.add_object(mask=full)
+    mask = client.add_object(mask=full).id
     masks = masks_where(client, lambda masks: set(ids(masks)) == {point, box, mask}, "all three")
     assert {instance.label for instance in masks.instances} == {"red mug", "object"}
-    client.refine_object(point, points=[(10, 10)], labels=[0])
-    assert {known.id for known in client.list_objects()} == {point, box, mask}
+    refined = client.refine_object(point, points=[(10, 10)], labels=[0])
+    assert refined.seq >= masks.seq
+    assert refined.mask.size == (240, 320)
+    assert {(known.camera, known.id) for known in client.list_objects()} == {
+        ("cam0", number) for number in (point, box, mask)
+    }
     client.remove_object(box)
     aged = masks_where(client, lambda masks: set(ids(masks)) == {point, mask}, "two left")
     masks_where(client, lambda masks: masks.instances[0].age > aged.instances[0].age, "tracking goes on")
     client.reset()
     masks_where(client, is_of("cam0"), "none left")
-    assert client.add_object(points=[(5, 5)]) == mask + 1
+    assert client.add_object(points=[(5, 5)]).id == mask + 1
 
 
 def test_segment_on_a_frame_just_seen(client: PerceptionClient) -> None:
@@ -169,10 +179,10 @@ def test_two_cameras_are_served_apart(rig: Rig, client: PerceptionClient) -> Non
         masks_of_both(is_of("cam1"))
         with pytest.raises(RequestError, match="camera: expected to be named"):
             client.add_object(points=[(5, 5)])
-        first = client.add_object(points=[(5, 5)], camera="cam1")
+        first = client.add_object(points=[(5, 5)], camera="cam1").id
         masks_of_both(is_of("cam1", first))
         masks_of_both(is_of("cam0"))
-        other = client.add_object(points=[(160, 120)], camera="cam0")
+        other = client.add_object(points=[(160, 120)], camera="cam0").id
         masks_of_both(is_of("cam0", other))
         masks_of_both(is_of("cam1", first))
         client.remove_object(first, camera="cam1")
@@ -256,7 +266,7 @@ def mutations(whole: list[bytes], count: int, seed: int) -> Iterator[list[bytes]
 
 
 def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionClient) -> None:
-    tracked = client.add_object(points=[(160, 120)], camera="cam0")
+    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
     before = client.status()["frames_rejected"]
     whole = [bytes(part) for part in pack_frame(picture(1, "odd", 16, 12))]
     with zmq.Context() as context, context.socket(zmq.PUB) as camera:
@@ -281,7 +291,7 @@ def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionCli
 
 
 def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) -> None:
-    tracked = client.add_object(points=[(160, 120)], camera="cam0")
+    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
     box = {"box": [5, 5, 50, 50], "camera": "cam0"}
     wholes = [
         pack_request(Request(7, op, args))
@@ -326,7 +336,7 @@ def test_each_process_may_be_killed_and_started_again(
             pass
         masks_where(client, lambda masks: masks.camera == "cam0", "masks")
 
-    tracked = client.add_object(points=[(160, 120)], camera="cam0")
+    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
     camera.kill()
     rig.camera()
     fresh_masks()

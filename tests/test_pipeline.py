@@ -139,26 +139,65 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     assert ids(pipeline.step(frame(3))) == [1]
 
 
-def test_refining_at_once_and_on_the_next_frame(pipeline: Pipeline) -> None:
+def off_centre_of(mask: Mask) -> FramePrompt:
+    """A point outside the object, in the middle of where it was found."""
+    x0, y0, x1, y1 = mask.box
+    return FramePrompt(points=[((x0 + x1) / 2, (y0 + y1) / 2)], labels=[0])
+
+
+@pytest.mark.parametrize("seq", [1, None])
+def test_refining_answers_at_once_on_the_latest_frame_or_another(pipeline: Pipeline, seq: int | None) -> None:
     pipeline.step(frame(0))
     pipeline.add(BOX, seq=0)
     before = pipeline.step(frame(1)).instances[0].mask
-    x0, y0, x1, y1 = before.box
-    outside = FramePrompt(points=[((x0 + x1) / 2, (y0 + y1) / 2)], labels=[0])
-    answer = pipeline.refine(1, outside, seq=1)
-    assert answer is not None
+    answer = pipeline.refine(1, off_centre_of(before), seq)
+    assert answer.seq == 1
     assert (answer.mask.full() != before.full()).any()
-    assert pipeline.refine(1, outside) is None
     assert ids(pipeline.step(frame(2))) == [1]
 
 
-def test_several_prompts_for_one_object_take_a_frame_each(pipeline: Pipeline) -> None:
+def test_points_correct_the_mask_so_far_of_the_frame_they_are_on(
+    model: TrackerModel, pipeline: Pipeline
+) -> None:
+    """The second correction builds on the first, and the first on what was tracked on that very frame."""
+    scaling = Scaling((HEIGHT, WIDTH), model.image_size)
+    for seq in range(2):
+        pipeline.step(frame(seq))
+    pipeline.add(BOX, seq=0)
+    tracked = pipeline.step(frame(2)).instances[0]
+    tracker = Tracker(model, max_objects=4)
+    features = [model.encode(model.preprocess(picture(seq))) for seq in range(3)]
+    for known in features[:2]:
+        tracker.step_features(known)
+    tracker.prompt_at(features[0], 0, BOX.to_model(1, scaling))
+    logits = tracker.step_features(features[2]).logits[0]
+    for prompt in (off_centre_of(tracked.mask), FramePrompt(points=[(20, 20)])):
+        logits, _ = tracker.prompt_at(features[2], 2, prompt.to_model(1, scaling, logits))
+        expected = F.interpolate(logits[None, None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[
+            0, 0
+        ]
+        differs = torch.from_numpy(pipeline.refine(1, prompt).mask.full()) != (expected > 0)
+        assert not differs.any() or expected[differs].abs().max().item() < 1e-3
+
+
+def test_an_object_that_waits_for_its_first_frame_cannot_be_refined(pipeline: Pipeline) -> None:
     pipeline.step(frame(0))
     pipeline.add(CENTRE)
-    pipeline.refine(1, FramePrompt(points=[(10, 10)], labels=[0]))
-    pipeline.refine(1, FramePrompt(points=[(20, 20)], labels=[0]))
-    for seq in range(1, 5):
-        assert ids(pipeline.step(frame(seq))) == [1]
+    for seq in (0, None):
+        with pytest.raises(RequestError, match="object 1 has no mask to refine"):
+            pipeline.refine(1, CENTRE, seq)
+    assert ids(pipeline.step(frame(1))) == [1]
+    assert pipeline.refine(1, CENTRE).seq == 1
+
+
+def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    for _ in range(20):
+        added = pipeline.add(BOX, seq=0)
+        pipeline.refine(added.id, CENTRE)
+        pipeline.remove(added.id)
+    assert all(not seen.logits for seen in pipeline._seen.values())
+    assert ids(pipeline.step(frame(1))) == []
 
 
 def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
@@ -166,7 +205,7 @@ def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline
         pipeline.segment(BOX)
     for seq in range(5):
         pipeline.step(frame(seq))
-    assert pipeline.latest_seq == 4
+    assert pipeline.segment(BOX).seq == 4
     assert (pipeline.segment(BOX).mask.full() == pipeline.segment(BOX, seq=4).mask.full()).all()
     for lost in (1, 99):
         with pytest.raises(UnknownFrameError, match=rf"\[2, 3, 4\], found {lost}"):
@@ -177,7 +216,7 @@ def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline
 def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
     for seq in (0, 1, 2, 0, 1):
         pipeline.step(frame(seq))
-    assert pipeline.latest_seq == 1
+    assert pipeline.segment(BOX).seq == 1
     pipeline.add(BOX, seq=0)
     assert ids(pipeline.step(frame(2))) == [1]
 
@@ -279,7 +318,7 @@ BAD_PROMPTS = {
 @pytest.mark.parametrize("name", BAD_PROMPTS)
 def test_bad_prompts_are_refused_and_the_line_goes_on(pipeline: Pipeline, name: str) -> None:
     pipeline.step(frame(0))
-    pipeline.add(CENTRE)
+    pipeline.add(CENTRE, seq=0)
     for request in (lambda prompt: pipeline.add(prompt), lambda prompt: pipeline.refine(1, prompt, seq=0)):
         with pytest.raises(RequestError, match="expected"):
             request(BAD_PROMPTS[name])
