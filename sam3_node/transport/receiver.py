@@ -158,8 +158,9 @@ class Receiver(Generic[M]):
         while not self._closing:
             poller.poll(WATCH_MS)
             for link in self._links:
-                link.update()
                 self._drain(link.socket)
+            for link in self._links:
+                link.update()
 
     def _drain(self, socket: zmq.Socket) -> None:
         # bounded, so that a flood from one camera cannot starve the others
