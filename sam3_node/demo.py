@@ -210,6 +210,6 @@ class Progress:
         if elapsed_s < self.due_s:
             return
         self.due_s = elapsed_s + 1.0
-        age_ms = (masks.published_ns - masks.capture_ns) / 1e6
+        age_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
         ids = " ".join(str(instance.id) for instance in masks.instances) or "none"
         say(f"{elapsed_s:5.1f} s  {count} mask messages  capture to publish {age_ms:.0f} ms  objects {ids}")

@@ -52,7 +52,7 @@ class Results:
 
     def latencies_ms(self) -> npt.NDArray[np.float64]:
         """Capture to publish, per message, in milliseconds."""
-        return np.array([masks.published_ns - masks.capture_ns for masks in self.frames]) / 1e6
+        return np.array([masks.published_ns - masks.age_origin_ns for masks in self.frames]) / 1e6
 
     def summary(self) -> dict[str, Any]:
         """The figures; IoUs are means over frames on which the object is in view."""

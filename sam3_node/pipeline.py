@@ -132,6 +132,7 @@ class Pipeline:
             camera=frame.camera,
             seq=frame.seq,
             capture_ns=frame.capture_ns,
+            clock=frame.clock,
             width=frame.width,
             height=frame.height,
             received_ns=received_ns,

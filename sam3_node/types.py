@@ -18,6 +18,7 @@ DepthEncoding = Literal["z16", "z16+zstd", "png16"]
 MaskEncoding = Literal["bits+zstd", "rle"]
 TrackState = Literal["tentative", "tracked", "occluded"]
 Delivery = Literal["newest", "every"]
+Clock = Literal["system", "monotonic", "device"]
 Box = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview
 
@@ -68,7 +69,7 @@ class Frame:
     height: int
     encoding: ColourEncoding
     colour: Buffer
-    clock: str = "system"
+    clock: Clock = "system"
     sent_ns: int = 0
     depth: Depth | None = None
     intrinsics: Intrinsics | None = None
@@ -141,7 +142,8 @@ class Instance:
 class MaskFrame:
     """All instances of one frame, with the frame's identity and the time each stage took.
 
-    `skipped` counts the frames of this camera that were passed over since the previous MaskFrame.
+    `capture_ns` is on `clock`, as the frame had it; the other times are the node's Unix time. `skipped` counts
+    the frames of this camera that were passed over since the previous MaskFrame.
     """
 
     camera: str
@@ -156,3 +158,9 @@ class MaskFrame:
     stages_us: Mapping[str, int] = field(default_factory=dict)
     prompts: tuple[str, ...] = ()
     instances: tuple[Instance, ...] = ()
+    clock: Clock = "system"
+
+    @property
+    def age_origin_ns(self) -> int:
+        """Unix time that ages count from: the capture, or on another clock the frame's arrival at the node."""
+        return self.capture_ns if self.clock == "system" else self.received_ns

@@ -56,10 +56,10 @@ def overlay(image: Image, masks: MaskFrame) -> Image:
 
 
 def status_text(masks: MaskFrame) -> str:
-    """Camera, frame, capture-to-publish and the longest stages, on one line."""
+    """Camera, frame, age at publishing and the longest stages, on one line."""
     slowest = sorted(masks.stages_us.items(), key=lambda stage: -stage[1])[:3]
     stages = " ".join(f"{name} {us / 1000:.0f}" for name, us in slowest)
-    latency_ms = (masks.published_ns - masks.capture_ns) / 1e6
+    latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
     latency = f"{latency_ms:.0f} ms" if masks.published_ns else ""
     hidden = [str(instance.id) for instance in masks.instances if not instance.mask.crop.size]
     unseen = f"unseen {','.join(hidden)}" if hidden else ""

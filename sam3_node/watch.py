@@ -42,7 +42,7 @@ class Statistics:
 
     def add(self, masks: MaskFrame, now_ns: int) -> float:
         """Count one message; returns its age in ms."""
-        age_ms = (now_ns - masks.capture_ns) / 1e6
+        age_ms = (now_ns - masks.age_origin_ns) / 1e6
         self.frames += 1
         self.skipped += masks.skipped
         self._ages_ms.append(age_ms)

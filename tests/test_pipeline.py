@@ -71,6 +71,11 @@ def test_frames_flow_without_objects(pipeline: Pipeline) -> None:
     assert (masks.width, masks.height, masks.model) == (WIDTH, HEIGHT, "tiny")
 
 
+def test_masks_say_which_clock_the_capture_was_read_on(pipeline: Pipeline) -> None:
+    assert pipeline.step(frame(0)).clock == "system"
+    assert pipeline.step(frame(1, clock="device")).clock == "device"
+
+
 def test_every_stage_that_ran_is_timed(pipeline: Pipeline) -> None:
     stages = pipeline.step(frame(0)).stages_us
     assert list(stages) == ["decode", "preprocess", "encode", "track", "masks"]

@@ -126,6 +126,11 @@ def test_statistics_count_rate_age_and_skips() -> None:
     assert found.summary() == "summary: 11 frames, age p50 7.0 ms p99 7.0 ms, 22 skipped"
 
 
+def test_on_another_clock_ages_count_from_the_arrival_at_the_node() -> None:
+    masks = replace(masks_at(1), capture_ns=17, clock="device", received_ns=10_000_000)
+    assert Statistics().add(masks, 14_000_000) == pytest.approx(4.0)
+
+
 def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> None:
     out, path = io.StringIO(), tmp_path / "overlay.mp4"
     with (

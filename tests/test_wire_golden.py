@@ -6,7 +6,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from sam3_node.wire import decode_image
+from sam3_node.errors import WireError
+from sam3_node.wire import decode_image, unpack_masks
 
 from .wire_examples import DATA, EXAMPLES, golden, jpeg_frame, plain
 
@@ -45,3 +46,10 @@ def test_golden_jpeg_decodes():
     image = decode_image(jpeg_frame())
     assert image.shape == (8, 8, 3)
     assert np.all(np.abs(image.astype(int) - 128) <= 2)
+
+
+def test_a_clock_that_nobody_knows_is_refused():
+    topic, body = golden("masks-device-clock")
+    wrong = msgpack.packb(msgpack.unpackb(body) | {"clock": "sundial"})
+    with pytest.raises(WireError, match="expected 'clock' to be one of system"):
+        unpack_masks([topic, wrong])

@@ -104,6 +104,7 @@ def mask_frames(draw):
         draw(st.dictionaries(words, naturals, max_size=4)),
         draw(st.lists(words, max_size=3).map(tuple)),
         tuple(draw(instances(id, size)) for id in ids),
+        draw(st.sampled_from(["system", "monotonic", "device"])),
     )
 
 

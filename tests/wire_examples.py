@@ -103,6 +103,10 @@ def masks() -> MaskFrame:
     )
 
 
+def masks_of_a_device_clock() -> MaskFrame:
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
+
+
 def _request(op: str, **args: Any) -> Example:
     return Example(
         Request(17, op, args), lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0])
@@ -118,6 +122,7 @@ EXAMPLES = {
     "frame-jpeg": Example(jpeg_frame(), pack_frame, unpack_frame),
     "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
+    "masks-device-clock": Example(masks_of_a_device_clock(), pack_masks, unpack_masks),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41

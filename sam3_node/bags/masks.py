@@ -42,8 +42,8 @@ class MaskBagWriter:
         body = pack_masks(masks, self._encoding)[1]
         self._writer.add_message(
             channel_id=self._channel(masks.camera),
-            log_time=masks.capture_ns,
-            publish_time=masks.published_ns or masks.capture_ns,
+            log_time=masks.age_origin_ns,
+            publish_time=masks.published_ns or masks.age_origin_ns,
             sequence=masks.seq & 0xFFFFFFFF,
             data=body,
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from ..errors import WireError
-from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, Frame, Intrinsics
+from ..types import Buffer, Clock, ColourEncoding, Depth, DepthEncoding, Frame, Intrinsics
 from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
 from .images import check_colour, check_depth, decode_depth, decode_image, encode_depth, encode_image
 from .topics import frame_topic, take_camera
@@ -21,7 +21,6 @@ __all__ = [
     "unpack_frame",
 ]
 
-CLOCKS = ("system", "monotonic", "device")
 MODELS = ("none", "brown_conrady", "fisheye")
 MAX_COEFFS = 14
 _LIMITS = Limits(total_bytes=64 << 10)
@@ -70,7 +69,7 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
         height=header.integer("height", 1, MAX_SIDE),
         encoding=header.choice("encoding", get_args(ColourEncoding)),
         colour=parts[2],
-        clock=header.choice("clock", CLOCKS),
+        clock=header.choice("clock", get_args(Clock)),
         sent_ns=header.integer("sent_ns"),
         depth=_unpack_depth(header.fields("depth"), parts[3]) if header.has("depth") else None,
         intrinsics=_unpack_intrinsics(header.fields("intrinsics")) if header.has("intrinsics") else None,

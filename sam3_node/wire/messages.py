@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from ..errors import WireError
-from ..types import Buffer, Instance, MaskEncoding, MaskFrame, TrackState
+from ..types import Buffer, Clock, Instance, MaskEncoding, MaskFrame, TrackState
 from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
 from .masks import MAX_MASK_PIXELS, decode_mask, encode_mask
 from .topics import masks_topic, take_camera
@@ -22,6 +22,7 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
         "camera": masks.camera,
         "seq": masks.seq,
         "capture_ns": masks.capture_ns,
+        **({} if masks.clock == "system" else {"clock": masks.clock}),
         "received_ns": masks.received_ns,
         "published_ns": masks.published_ns,
         "stages_us": dict(masks.stages_us),
@@ -46,6 +47,7 @@ def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
         camera=take_camera(body, parts[0]),
         seq=body.integer("seq"),
         capture_ns=body.integer("capture_ns"),
+        clock=body.choice("clock", get_args(Clock)) if body.has("clock") else "system",
         received_ns=body.integer("received_ns"),
         published_ns=body.integer("published_ns"),
         stages_us=_unpack_stages(body.fields("stages_us")),
