@@ -28,6 +28,7 @@ HEALTH_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
 MOST_CAMERA_NAMES = 256
+LINGER_MS = 300  # at the end, a reader that hangs is not waited for
 
 
 class Node:
@@ -62,9 +63,8 @@ class Node:
     def startup(self) -> None:
         """Bind the sockets, then load the model, then connect to the cameras."""
         transport, tracker = self._settings.transport, self._settings.tracker
-        self._masks = self._open.enter_context(
-            MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
-        )
+        self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
+        self._open.callback(self._masks.close, LINGER_MS)
         self._control = self._open.enter_context(ControlServer(transport.control))
         self._model: TrackerModel = load_model(self._settings.model, tracker)
         self._frames = self._open.enter_context(
@@ -86,7 +86,7 @@ class Node:
             self._tell_health()
 
     def shutdown(self) -> None:
-        """Close the sockets; what was published is flushed."""
+        """Close the sockets; what was published is flushed to whoever still reads."""
         for camera, health in self._health.items():
             log.info("camera %s: %s", camera, health.describe())
         self._open.close()

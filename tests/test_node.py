@@ -391,6 +391,35 @@ def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: 
         assert node.process.wait(timeout=10) == 0
 
 
+def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_path: Path) -> None:
+    frames, masks_at, control = (f"ipc://{tmp_path}/{name}" for name in "fmc")
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as reader,
+        FramePublisher(frames, "every") as camera,
+    ):
+        reader.linger, reader.rcvhwm = 0, 1
+        reader.connect(masks_at)
+        node = rig.node(
+            TRANSPORT__FRAMES=frames,
+            TRANSPORT__MASKS=masks_at,
+            TRANSPORT__CONTROL=control,
+            TRANSPORT__DELIVERY="every",
+        )
+        assert camera.send(picture(0), timeout_ms=10_000)
+        with ControlClient(control, timeout_ms=10_000) as asker:
+            until(lambda: asker.call("status")["cameras"], "the camera is served")
+            for _ in range(16):  # large messages fill what the operating system holds back
+                asker.call("add_object", points=[[32, 24]], label="\u20ac" * 256)
+        seqs = itertools.count(1)
+        while camera.send(picture(next(seqs)), timeout_ms=1000):
+            pass
+        begin_s = time.monotonic()
+        assert node.terminate() == 0
+        assert time.monotonic() - begin_s < 2.5  # not the 5 s of a publisher that waits for its reader
+        camera.close(0)
+
+
 @pytest.fixture
 def near(rig: Rig, tmp_path: Path) -> Iterator[Node]:
     """A node for one camera in this process, so that faults can be put into it."""

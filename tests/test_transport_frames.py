@@ -138,6 +138,26 @@ def test_cameras_beyond_the_last_are_counted() -> None:
         send_until(publisher, subscriber, make_frame(1, "a"))
 
 
+def test_a_silent_camera_gives_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_all() -> list[str]:
+        return [received.frame.camera for received in iter(lambda: subscriber.take(20), None)]
+
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint], max_cameras=2) as subscriber:
+        send_until(publisher, subscriber, make_frame(0, "a"))
+        publisher.send(make_frame(0, "b"))
+        wait_until(lambda: publisher.send(make_frame(0, "c")) and subscriber.rejected)
+        monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.05)
+        time.sleep(0.1)
+        publisher.send(make_frame(0, "c"))  # in the place of a, whose frame nobody took
+        time.sleep(0.1)
+        assert take_all() == ["b", "c"]
+        for seq in range(10):
+            time.sleep(0.06)
+            publisher.send(make_frame(seq, f"new{seq}"))
+            wait_until(lambda name=f"new{seq}": name in take_all())  # type: ignore[misc]
+        assert len(subscriber._taken_seq) <= 2
+
+
 def test_a_restarted_camera_has_skipped_nothing() -> None:
     with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
         send_until(publisher, subscriber, make_frame(100))

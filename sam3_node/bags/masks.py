@@ -18,7 +18,8 @@ NO_SCHEMA = 0  # MCAP's way to say that messages describe themselves
 
 
 class MaskBagWriter:
-    """Writes masks to `path`; log time is the time of capture, publish time that of publishing, in ns.
+    """Writes masks to `path`; log time is the time of capture (where that is not
+    Unix time, of arrival), publish time that of publishing, in ns.
 
     A truncated file loses at most one chunk of 1 MiB. Masks are kept as COCO RLE unless told otherwise.
     Raises MissingExtraError without the extra `bags`, OutputError when the file cannot be written.

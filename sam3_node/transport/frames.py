@@ -74,7 +74,10 @@ class FrameSubscriber(Receiver[Frame]):
         frame, received_ns = taken
         # a camera that was restarted counts from the start again: nothing was passed over
         skipped = max(0, frame.seq - self._taken_seq.get(frame.camera, frame.seq) - 1)
+        self._taken_seq.pop(frame.camera, None)
         self._taken_seq[frame.camera] = frame.seq
+        if len(self._taken_seq) > self._max_cameras:  # the one taken from longest ago has given its place up
+            del self._taken_seq[next(iter(self._taken_seq))]
         return Received(frame, received_ns, skipped)
 
 

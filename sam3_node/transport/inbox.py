@@ -49,6 +49,14 @@ class Inbox(Generic[T]):
             self._changed.notify_all()
             return item
 
+    def discard(self, key: Hashable) -> None:
+        """Drop what waits under a key, if anything does."""
+        with self._changed:
+            if self._items.pop(key, None) is not None:
+                if not self._items and not self._closed:
+                    os.read(self._reader, 1)
+                self._changed.notify_all()
+
     def fileno(self) -> int:
         """A descriptor that is readable exactly while an item waits, and once the inbox is closed."""
         return self._reader

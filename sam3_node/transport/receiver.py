@@ -23,6 +23,7 @@ EVERY_QUEUE = 2
 NEWEST_QUEUE = 4
 DRAIN = 64
 WATCH_MS = 250
+CAMERA_IDLE_S = 10.0
 
 
 class FromCamera(Protocol):
@@ -40,7 +41,8 @@ class Receiver(Generic[M]):
     """Owns SUB (`newest`) or PULL (`every`) sockets and the thread that empties them into an inbox.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras; `every` keeps all in order and
-    stops reading while EVERY_CAPACITY wait, which in the end blocks the publisher.
+    stops reading while EVERY_CAPACITY wait, which in the end blocks the publisher. A camera that was silent for
+    CAMERA_IDLE_S gives its place up to another.
     Raises TransportError for a malformed endpoint.
     """
 
@@ -57,7 +59,7 @@ class Receiver(Generic[M]):
         self._topics = frozenset(topics)
         self._unpack = unpack
         self._max_cameras = max_cameras
-        self._cameras: set[str] = set()
+        self._heard_s: dict[str, float] = {}  # by camera, the one not heard of for longest first
         self._numbers = itertools.count()
         self._rejected = 0
         self._last_error: str | None = None
@@ -186,6 +188,11 @@ class Receiver(Generic[M]):
                 link.update()
 
     def _admit(self, camera: str) -> None:
-        if camera not in self._cameras and len(self._cameras) >= self._max_cameras:
-            raise WireError(f"expected at most {self._max_cameras} cameras, found another: {camera}")
-        self._cameras.add(camera)
+        now_s = time.monotonic()
+        if self._heard_s.pop(camera, None) is None and len(self._heard_s) >= self._max_cameras:
+            silent, heard_s = next(iter(self._heard_s.items()))
+            if now_s - heard_s < CAMERA_IDLE_S:
+                raise WireError(f"expected at most {self._max_cameras} cameras, found another: {camera}")
+            del self._heard_s[silent]
+            self._inbox.discard(silent)
+        self._heard_s[camera] = now_s
