@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shutil
-import statistics
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import numpy as np
 
-from .errors import SettingsError, WireError
+from .recorder import OverlayRecorder
 from .settings import Settings
-from .transport.frames import FrameSubscriber
 from .transport.masks import MaskSubscriber
-from .types import NANOSECONDS, Frame, Instance, MaskFrame
-from .visual import Image, VideoWriter, overlay
-from .wire import decode_image
+from .types import NANOSECONDS, Instance, MaskFrame
+
+T = TypeVar("T")
 
 REDRAW_S = 0.1
 RATE_WINDOW = 30
 AGES_KEPT = 100_000
-FRAMES_KEPT = 48
-HELD_FOR_RATE = 10
+MOST_CAMERAS = 64
 
 
 class Statistics:
@@ -46,7 +42,9 @@ class Statistics:
         self.frames += 1
         self.skipped += masks.skipped
         self._ages_ms.append(age_ms)
-        self._arrivals.setdefault(masks.camera, deque(maxlen=RATE_WINDOW)).append(now_ns / NANOSECONDS)
+        arrivals = self._arrivals.get(masks.camera, deque(maxlen=RATE_WINDOW))
+        arrivals.append(now_ns / NANOSECONDS)
+        _renew(self._arrivals, masks.camera, arrivals)
         return age_ms
 
     def fps(self, camera: str) -> float:
@@ -61,6 +59,14 @@ class Statistics:
             return "summary: no masks came"
         p50, p99 = np.percentile(self._ages_ms, [50, 99])
         return f"summary: {self.frames} frames, age p50 {p50:.1f} ms p99 {p99:.1f} ms, {self.skipped} skipped"
+
+
+def _renew(kept: dict[str, T], camera: str, value: T) -> None:
+    """Keep something of a camera; of too many, the one not renewed for longest is forgotten."""
+    kept.pop(camera, None)
+    kept[camera] = value
+    if len(kept) > MOST_CAMERAS:
+        del kept[next(iter(kept))]
 
 
 def plain_lines(masks: MaskFrame, age_ms: float, fps: float) -> list[str]:
@@ -95,7 +101,7 @@ class Screen:
         if not self._live:
             self._write("\n".join(lines) + "\n")
             return
-        self._latest[masks.camera] = lines
+        _renew(self._latest, masks.camera, lines)
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + REDRAW_S
             self._redraw()
@@ -118,98 +124,14 @@ class Screen:
         self._out.flush()
 
 
-class OverlayRecorder:
-    """Pairs masks with the frames they were found on, by camera and seq, and writes one video per camera.
-
-    The first camera's file has the name given, the others' have their camera's name added to it.
-    """
-
-    def __init__(self, settings: Settings, path: Path) -> None:
-        if settings.transport.delivery == "every":
-            raise SettingsError(
-                "an overlay needs transport.delivery = 'newest': with 'every' a frame goes to one receiver, "
-                "and the watcher would take frames away from the node"
-            )
-        self._path = path
-        self._subscriber = FrameSubscriber(settings.transport.frames)
-        self._frames: OrderedDict[tuple[str, int], Frame] = OrderedDict()
-        self._films: dict[str, _Film] = {}
-        self.unpaired = 0
-
-    def collect(self) -> None:
-        """Take in the frames that have come; the oldest go when there are too many."""
-        while (received := self._subscriber.take(0)) is not None:
-            self._frames[received.frame.camera, received.frame.seq] = received.frame
-            if len(self._frames) > FRAMES_KEPT:
-                self._frames.popitem(last=False)
-
-    def draw(self, masks: MaskFrame) -> None:
-        """Add the overlay of one message to its camera's video, when its frame is there."""
-        frame = self._frames.pop((masks.camera, masks.seq), None)
-        try:
-            image = decode_image(frame) if frame is not None else None
-        except WireError:
-            image = None
-        if image is None:
-            self.unpaired += 1
-            return
-        self._film(masks.camera).add(overlay(image, masks), masks.capture_ns)
-
-    def _film(self, camera: str) -> _Film:
-        if camera not in self._films:
-            path = self._path.with_stem(f"{self._path.stem}-{camera}") if self._films else self._path
-            self._films[camera] = _Film(path)
-        return self._films[camera]
-
-    def close(self) -> list[str]:
-        """Finish the files; one line about each."""
-        self._subscriber.close()
-        for film in self._films.values():
-            film.close()
-        return [f"wrote {film.path}: {film.frames} frames" for film in self._films.values()]
-
-
-class _Film:
-    """A video whose rate is that of its first frames, which are held back until it is known."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.frames = 0
-        self._held: list[tuple[Image, int]] = []
-        self._writer: VideoWriter | None = None
-
-    def add(self, image: Image, capture_ns: int) -> None:
-        self.frames += 1
-        if self._writer is not None:
-            self._writer.write(image)
-            return
-        self._held.append((image, capture_ns))
-        if len(self._held) == HELD_FOR_RATE:
-            self._open()
-
-    def _open(self) -> None:
-        times = [capture_ns for _, capture_ns in self._held]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
-        fps = NANOSECONDS / statistics.median(gaps) if gaps else 30.0
-        self._writer = VideoWriter(self.path, min(max(fps, 1.0), 240.0))
-        for image, _ in self._held:
-            self._writer.write(image)
-        self._held.clear()
-
-    def close(self) -> None:
-        if self._writer is None and self._held:
-            self._open()
-        if self._writer is not None:
-            self._writer.close()
-
-
 def run_watch(
     settings: Settings, overlay: Path | None, frames: int, stop: threading.Event, out: TextIO | None = None
 ) -> int:
     """Show masks until `stop` is set or `frames` messages have come (0: no end); returns how many came.
 
     With `overlay` the frames are subscribed to as well, and a video is written there.
-    Raises SettingsError for an overlay of lossless delivery, TransportError for a malformed endpoint.
+    Raises SettingsError for an overlay of lossless delivery, TransportError for a malformed endpoint, OutputError
+    when the video cannot be written.
     """
     screen, statistics = Screen(out or sys.stdout), Statistics()
     transport = settings.transport
@@ -219,9 +141,7 @@ def run_watch(
     ):
         screen.say(f"watch masks from {transport.masks}")
         while not stop.is_set() and (not frames or statistics.frames < frames):
-            if recorder is not None:
-                recorder.collect()
-            masks = subscriber.take(5 if recorder is not None else 100)
+            masks = subscriber.take(100)
             if masks is None:
                 continue
             age_ms = statistics.add(masks, time.time_ns())
@@ -245,5 +165,4 @@ def _recording(settings: Settings, path: Path | None, screen: Screen) -> Iterato
     finally:
         for line in recorder.close():
             screen.say(line)
-        if recorder.unpaired:
-            screen.say(f"{recorder.unpaired} messages had no frame to be drawn on")
+    recorder.check()

@@ -18,8 +18,8 @@ LAYERS = (
     {"settings", "geometry"},
     {"wire", "rasterize", "registry", "clock", "health", "supervisor", "visual", "models"},
     {"transport", "tracking", "bags"},
-    {"prompts", "client", "cameras", "watch"},
-    {"pipeline"},
+    {"prompts", "client", "cameras", "recorder"},
+    {"pipeline", "watch"},
     {"operations"},
     {"node"},
     {"group", "demo_results", "doctor"},
@@ -160,7 +160,7 @@ def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
 
 def test_a_camera_host_needs_no_torch() -> None:
     for module in modules():
-        if room(module) in ("cameras", "watch", "visual", "bags", "cli", "verbs"):
+        if room(module) in ("cameras", "watch", "recorder", "visual", "bags", "cli", "verbs"):
             assert not needed(module) & {"torch", "transformers"}, module
 
 

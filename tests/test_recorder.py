@@ -1,0 +1,120 @@
+"""Overlay videos: frames and masks paired by seq, drawn beside the reading, with what is lost counted."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sam3_node import recorder
+from sam3_node.errors import OutputError
+from sam3_node.recorder import OverlayRecorder
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.types import MaskFrame
+from sam3_node.visual import Image, overlay
+from sam3_node.watch import run_watch
+
+from .test_watch import frame_at, masks_at, send_until, settings_for
+
+
+@contextmanager
+def recording(path: Path) -> Iterator[tuple[FramePublisher, OverlayRecorder]]:
+    """A recorder that receives the publisher's frames."""
+    with FramePublisher("tcp://127.0.0.1:*") as frames:
+        film = OverlayRecorder(settings_for("tcp://127.0.0.1:9", frames.endpoint), path)
+        try:
+            send_until(lambda seq: frames.send(frame_at(10_000)), lambda: film._frames.pop("cam0", 10_000))
+            yield frames, film
+        finally:
+            film.close()
+
+
+def draw_slowly(image: Image, masks: MaskFrame) -> Image:
+    time.sleep(0.03)
+    return overlay(image, masks)
+
+
+def send_pairs(frames: FramePublisher, film: OverlayRecorder, count: int) -> None:
+    """A hundred frames a second, each followed by its masks."""
+    for seq in range(count):
+        frames.send(frame_at(seq))
+        time.sleep(0.01)
+        film.draw(masks_at(seq))
+
+
+def test_while_one_is_drawn_others_are_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "overlay", draw_slowly)
+    with recording(tmp_path / "o.mp4") as (frames, film):
+        send_pairs(frames, film, 15)
+        assert film.close() == [f"wrote {tmp_path / 'o.mp4'}: 15 frames"]
+
+
+def test_what_comes_faster_than_it_can_be_drawn_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "overlay", draw_slowly)
+    with recording(tmp_path / "o.mp4") as (frames, film):
+        send_pairs(frames, film, 60)
+        lines = film.close()
+    counts = [int(found) for line in lines for found in re.findall(r"(?:: |^)(\d+) ", line)]
+    assert sum(counts) == 60
+    assert "messages were not drawn" in lines[-1]
+
+
+def test_a_frame_may_come_after_its_masks(tmp_path: Path) -> None:
+    with recording(tmp_path / "o.mp4") as (frames, film):
+        film.draw(masks_at(1))
+        frames.send(frame_at(1))
+        send_until(lambda seq: None, lambda: bool(film._films))
+        assert film.close() == [f"wrote {tmp_path / 'o.mp4'}: 1 frames"]
+
+
+def test_the_frames_that_are_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = memoryview(frame_at(0).colour).nbytes
+    monkeypatch.setattr(recorder, "BYTES_KEPT", 3 * nbytes)
+    with recording(tmp_path / "o.mp4") as (frames, film):
+        for seq in range(20):
+            frames.send(frame_at(seq))
+            time.sleep(0.01)
+        send_until(lambda seq: frames.send(frame_at(30)), lambda: ("cam0", 30) in film._frames._frames)
+        assert len(film._frames._frames) <= 3
+        assert film._frames._bytes <= 3 * nbytes
+
+
+def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with recording(tmp_path / "file" / "o.mp4") as (frames, film):
+        send_pairs(frames, film, 3)
+        film.close()
+        with pytest.raises(OutputError, match="file"):
+            film.check()
+
+
+def test_the_watcher_tells_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "o.mp4"
+    with FramePublisher("tcp://127.0.0.1:*") as frames, MaskPublisher("tcp://127.0.0.1:*") as publisher:
+        settings = settings_for(publisher.endpoint, frames.endpoint)
+        stop = threading.Event()
+
+        def play() -> None:
+            for seq in range(10_000):
+                if stop.wait(0.02):
+                    return
+                frames.send(frame_at(seq))
+                publisher.send(masks_at(seq))
+
+        player = threading.Thread(target=play)
+        player.start()
+        try:
+            with pytest.raises(OutputError, match="file"):
+                run_watch(settings, path, 200, threading.Event(), io.StringIO())
+        finally:
+            stop.set()
+            player.join()
