@@ -1,6 +1,6 @@
 """Capture-to-publish overhead: camera -> node -> subscriber against a bare pyzmq relay of the same frames.
 
-    python tools/bench/node.py [--seconds 12] [--objects 1]
+    python tools/bench/node.py [--seconds 24] [--objects 1]
 
 Ours: from a frame's `capture_ns` to the moment in which the subscriber holds its decoded masks, less the times of
 the model's own stages (preprocess, encode, track, masks), which the message carries. So everything else counts:
