@@ -21,7 +21,7 @@ from .mask_decoder import MaskDecoder
 from .memory_read import MemoryRead
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
-CPU_BATCH = 4  # objects whose intermediate results still fit a CPU's cache
+CPU_BATCH = 16  # objects at once: more fall out of the cache
 GPU_BATCH = 64
 MASK_SCALE, MASK_BIAS = 20.0, -10.0  # a mask given as prompt, as logits
 

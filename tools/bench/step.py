@@ -3,17 +3,21 @@
     python tools/bench/step.py                     nano, 1, 4 and 16 objects, and what compile and bf16 add
     python tools/bench/step.py --model full        Sam3TrackerVideoConfig() defaults, random weights, with parity
 
-Steps of both alternate, so that a noisy machine is noisy for both; ratios are of medians. Parity is checked on the way:
-the largest difference of the logits of the first object, which both see alike.
+Threads wait passively, as in the node. Steps of both alternate, so that a noisy machine is noisy for both; ratios
+are of medians. Parity is checked on the way: the largest difference of the logits of the first object, which both see
+alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
 
 import torch
 from transformers import Sam3TrackerVideoConfig, Sam3TrackerVideoInferenceSession, Sam3TrackerVideoModel
