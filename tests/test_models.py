@@ -149,6 +149,16 @@ def test_windows_that_do_not_divide_the_grid(tmp_path: Path) -> None:
     assert logits(model, 2).shape[0] == 2
 
 
+def test_sizes_given_for_both_axes() -> None:
+    source = random_source("sam3")
+    config = source.vision_encoder.config.backbone_config
+    config.image_size, config.patch_size = [112, 112], [14, 14]
+    assert isinstance(stages_of(source).encode_stage.backbone, WindowedViT)
+    config.image_size = [112, 126]
+    with pytest.raises(ModelError, match="squares"):
+        stages_of(source)
+
+
 def test_preprocess_squashes_to_the_models_square_in_rgb() -> None:
     model = tiny_model()
     image = np.zeros((40, 60, 3), dtype=np.uint8)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
 
 from .algebra import fold_convolution, fold_transposed
-from .vit import WindowedViT
+from .vit import WindowedViT, side, token_grid
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -58,7 +58,7 @@ class ReferenceViT(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.source, self.patch = source, source.config.patch_size
+        self.source, self.patch = source, side(source.config.patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels [1, 3, S, S] -> feature map [1, C, h, w]."""
@@ -68,7 +68,7 @@ class ReferenceViT(nn.Module):
 
 def _backbone(vision: Any) -> nn.Module:
     config = vision.backbone.config
-    divided = (config.image_size // config.patch_size) % config.window_size == 0
+    divided = token_grid(config) % config.window_size == 0
     return WindowedViT(vision.backbone) if divided else ReferenceViT(vision.backbone)
 
 

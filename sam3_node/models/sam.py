@@ -19,6 +19,7 @@ from .algebra import centre_convolution, resize_matrix
 from .encoder import build_encoder
 from .mask_decoder import MaskDecoder
 from .memory_read import MemoryRead
+from .vit import side
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
 CPU_BATCH = 16  # objects at once: more fall out of the cache
@@ -59,7 +60,7 @@ class TrackerModel(nn.Module):
         super().__init__()
         config = source.config
         self.name, self.can_track, self.trained = name, can_track, True
-        self.image_size: int = source.prompt_encoder.input_image_size
+        self.image_size = side(source.prompt_encoder.input_image_size)
         self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
         self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size
         self.hidden: int = source.hidden_dim
@@ -211,7 +212,7 @@ class MemoryWrite(nn.Module):
         self.memory_fuser, self.projection = encoder.memory_fuser, encoder.projection
         self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
         self.occluded = source.occlusion_spatial_embedding_parameter
-        image, low = source.prompt_encoder.input_image_size, source.prompt_encoder.mask_input_size[0]
+        image, low = side(source.prompt_encoder.input_image_size), source.prompt_encoder.mask_input_size[0]
         device = source.no_memory_embedding.device
         # the reference resizes logits to the image and then to the memory encoder's input: two linear maps, one matrix
         self.register_buffer("from_logits", resize_matrix((low, image, 4 * low)).to(device), persistent=False)

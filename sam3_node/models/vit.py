@@ -6,12 +6,14 @@ attention, which does not mind the order, needs none either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ModelError
 from .algebra import join_linear, patch_linear, rotate
 
 
@@ -22,8 +24,8 @@ class WindowedViT(nn.Module):
         super().__init__()
         config = source.config
         self.patch = patch_linear(source.embeddings.patch_embeddings.projection)
-        self.patch_size = config.patch_size
-        grid = config.image_size // config.patch_size
+        self.patch_size = side(config.patch_size)
+        grid = token_grid(config)
         self.grid, self.window = grid, config.window_size
         position = source.embeddings._tile_position_embeddings(
             source.embeddings.position_embeddings, grid, grid
@@ -76,6 +78,20 @@ class _Layer(nn.Module):
         value = qkv[:, :, 2 * self.heads :].transpose(1, 2)
         out = F.scaled_dot_product_attention(query, key, value)  # [windows, heads, span, D]
         return out.transpose(1, 2).reshape(x.shape)
+
+
+def side(size: int | Sequence[int]) -> int:
+    """A configured size, which may be given for both axes; ModelError unless they are equal."""
+    if isinstance(size, int):
+        return size
+    if len(set(size)) != 1:
+        raise ModelError(f"image and patch size: expected squares, found {list(size)}")
+    return size[0]
+
+
+def token_grid(config: Any) -> int:
+    """Tokens along a side of the image."""
+    return side(config.image_size) // side(config.patch_size)
 
 
 def _window_order(grid: int, window: int) -> Tensor:
