@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from .closing import Closing
 from .errors import RequestError
 from .transport import ControlClient, MaskSubscriber
 from .types import Delivery, Mask, MaskFrame, TrackState
@@ -57,7 +57,7 @@ class AddedObject:
     segmentation: Segmentation | None
 
 
-class PerceptionClient:
+class PerceptionClient(Closing):
     """Reads the node's masks at endpoint `masks` and controls it at `control`. A context manager.
 
     The node need not be running yet, and may be restarted. With `cameras`, masks of others are left out.
@@ -185,14 +185,6 @@ class PerceptionClient:
         """Close both connections. Idempotent."""
         self._masks.close()
         self._control.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, op: str, args: dict[str, Any]) -> Fields:
         return Fields(self._control.call(op, **args), op)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+from .closing import Closing
 from .errors import OutputError
 from .types import Box, Instance, Mask, MaskFrame
 
@@ -167,7 +166,7 @@ def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
     return np.asarray(cell, dtype=np.uint8)
 
 
-class VideoWriter:
+class VideoWriter(Closing):
     """An mp4 file of BGR frames; the first one decides the size, others are scaled to it."""
 
     def __init__(self, path: Path, fps: float) -> None:
@@ -201,14 +200,6 @@ class VideoWriter:
         if self._writer is not None:
             self._writer.release()
             self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def make_folder(path: Path) -> None:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "sam3_node"
 
 # from the bottom up; rooms of one layer do not know each other
 LAYERS = (
-    {"errors", "types", "signals"},
+    {"errors", "types", "signals", "closing"},
     {"settings", "geometry"},
     {"wire", "rasterize", "registry", "clock", "health", "supervisor", "visual", "models"},
     {"transport", "tracking", "bags"},

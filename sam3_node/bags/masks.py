@@ -6,9 +6,8 @@ import mmap
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from ..closing import Closing
 from ..errors import CameraError, OutputError, require
 from ..types import MaskEncoding, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
@@ -17,7 +16,7 @@ TOPIC_ROOT = "/masks/"
 NO_SCHEMA = 0  # MCAP's way to say that messages describe themselves
 
 
-class MaskBagWriter:
+class MaskBagWriter(Closing):
     """Writes masks to `path`; log time is the time of capture (where that is not
     Unix time, of arrival), publish time that of publishing, in ns.
 
@@ -59,14 +58,6 @@ class MaskBagWriter:
         if not self._file.closed:
             self._writer.finish()
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_masks(path: Path) -> Iterator[MaskFrame]:

@@ -6,11 +6,11 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
+from ..closing import Closing
 from ..errors import RequestError, Sam3NodeError, TransportError, WireError
 from ..types import Buffer
 from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
@@ -24,7 +24,7 @@ Peer = tuple[bytes, ...]
 """The envelope of a request, which leads its reply back."""
 
 
-class ControlServer:
+class ControlServer(Closing):
     """Binds `endpoint` and answers requests; `.endpoint` is the one really bound. A context manager.
 
     Serves DEALER peers, and REQ peers too. Raises TransportError when the endpoint is malformed or in use.
@@ -67,14 +67,6 @@ class ControlServer:
         """Stop answering; replies on their way still leave. Idempotent."""
         self._bound.close(LINGER_MS)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _unpack(self, parts: list[memoryview]) -> Request | None:
         try:
             if len(_envelope(parts)) + 1 != len(parts):
@@ -87,7 +79,7 @@ class ControlServer:
             return None
 
 
-class ControlClient:
+class ControlClient(Closing):
     """Asks the node at `endpoint`, and waits at most `timeout_ms` for each answer. A context manager.
 
     One call at a time; threads that share a client take turns. Raises TransportError for a malformed
@@ -119,14 +111,6 @@ class ControlClient:
         """Close the connection. Idempotent."""
         with self._turn:
             self._socket.close(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self) -> zmq.Socket:
         socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 import zmq
 
+from ..closing import Closing
 from ..types import Buffer, Delivery
 from .sockets import BoundSocket, send_parts
 
 EVERY_QUEUE = 2
 
 
-class Publisher:
+class Publisher(Closing):
     """Binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
     `newest` never waits: for a peer that does not keep up, messages beyond a short queue are dropped.
@@ -38,14 +37,6 @@ class Publisher:
         """
         default_ms = 100 if self._newest else 5000
         self._bound.close(default_ms if linger_ms is None else linger_ms)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
         # asking also makes libzmq see what peers have read by now: a send within 3 ms of the last would not

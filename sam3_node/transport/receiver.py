@@ -7,11 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import zmq
 
+from ..closing import Closing
 from ..errors import TransportError, WireError
 from ..types import Delivery
 from .inbox import Inbox
@@ -37,7 +37,7 @@ M = TypeVar("M", bound=FromCamera)
 Unpack = Callable[[Sequence[memoryview]], M]
 
 
-class Receiver(Generic[M]):
+class Receiver(Closing, Generic[M]):
     """Owns SUB (`newest`) or PULL (`every`) sockets and the thread that empties them into an inbox.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras; `every` keeps all in order and
@@ -102,14 +102,6 @@ class Receiver(Generic[M]):
         self._inbox.release()
         os.close(self._stop_writer)
         os.close(self._stop_reader)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take(self, timeout_ms: int | None) -> tuple[M, int] | None:
         """The next message and its arrival (`time.time_ns`), or None when none came in time.
