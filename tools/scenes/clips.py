@@ -1,0 +1,219 @@
+"""Clip folders: colour, instance labels, depth and what else is known, in DAVIS' layout.
+
+    ROOT/JPEGImages/<clip>/00000.jpg     colour
+    ROOT/Annotations/<clip>/00000.png    8-bit palette PNG: 0 background, 1..N object ids, stable within the clip
+    ROOT/Depth/<clip>/00000.png          optional: uint16 millimetres along the optical axis, 0 = none
+    ROOT/Clips/<clip>.json               optional: what `Clip.meta` holds
+
+A clip is written aside and moved into place, its JSON last: where there is a folder `Clips`, a clip without JSON is
+unfinished and is not listed. Folders of the DAVIS benchmark (JPEGImages/480p/<clip>, no JSON) are read as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from sam3_node.errors import CameraError, OutputError
+
+Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
+Labels = npt.NDArray[np.uint8]  # [h, w]
+Depth = npt.NDArray[np.uint16]  # [h, w]
+
+RESOLUTION = "480p"  # the DAVIS benchmark's own level of folders
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PALETTE_TYPE = 3
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames of one camera with labels of its objects; each frame is a file, read when asked for, or an array.
+
+    frames: BGR uint8 [h, w, 3]. annotations: uint8 [h, w], None where a frame has none. depths: uint16 [h, w] in
+    millimetres, or None. meta may hold fps, width, height, split, seed, scenario, target, intrinsics {fx fy cx cy},
+    objects [{id, name, color, kind}] and camera_poses [n, 4, 4], camera to world with OpenCV's axes, in metres.
+    """
+
+    name: str
+    frames: Sequence[Path | Image]
+    annotations: Sequence[Path | Labels | None]
+    depths: Sequence[Path | Depth | None] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def image(self, index: int) -> Image:
+        """BGR uint8 [h, w, 3]; raises CameraError for a file that is no image."""
+        frame = self.frames[index]
+        return _read(frame, cv2.IMREAD_COLOR) if isinstance(frame, Path) else frame
+
+    def labels(self, index: int) -> Labels:
+        """Object ids, uint8 [h, w]; raises CameraError where there are none."""
+        annotation = self.annotations[index]
+        if annotation is None:
+            raise CameraError(f"clip {self.name}: expected an annotation of frame {index}, found none")
+        return _read_labels(annotation) if isinstance(annotation, Path) else annotation
+
+    def depth(self, index: int) -> Depth | None:
+        """Millimetres, uint16 [h, w], or None where the clip has no depth."""
+        depth = self.depths[index] if index < len(self.depths) else None
+        return _read(depth, cv2.IMREAD_UNCHANGED) if isinstance(depth, Path) else depth
+
+
+def list_clips(root: Path) -> list[str]:
+    """The names of the finished clips in a folder, sorted; raises CameraError where there is no such folder."""
+    folder = _level(root, "JPEGImages")
+    if not folder.is_dir():
+        raise CameraError(f"expected clips in {root}/JPEGImages, found no such folder")
+    names = sorted(item.name for item in folder.iterdir() if item.is_dir())
+    return [name for name in names if is_written(root, name)] if (root / "Clips").is_dir() else names
+
+
+def is_written(root: Path, name: str) -> bool:
+    """Whether `write_clip` has finished this clip."""
+    return _meta_path(root, name).is_file()
+
+
+def read_clip(root: Path, name: str) -> Clip:
+    """A clip whose frames are read when asked for; raises CameraError where there is none of this name."""
+    frames = sorted((_level(root, "JPEGImages") / name).glob("*.jpg"))
+    if not frames:
+        raise CameraError(f"expected a clip {name} in {root}, found no frames")
+    path = _meta_path(root, name)
+    try:
+        meta = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise CameraError(f"expected JSON in {path}: {error}") from error
+    masks = _beside(frames, _level(root, "Annotations") / name)
+    return Clip(name, frames, masks, _beside(frames, root / "Depth" / name), meta)
+
+
+def write_clip(root: Path, name: str, clip: Clip, quality: int = 92) -> None:
+    """Write a clip, whole or not at all; one of the same name is replaced.
+
+    quality: of the JPEG files, 1..100. Raises OutputError where the folder cannot be written.
+    """
+    aside = root / f".{name}.{os.getpid()}"
+    try:
+        _write_frames(aside, clip, quality)
+        _meta_path(root, name).unlink(missing_ok=True)
+        for kind in ("JPEGImages", "Annotations", "Depth"):
+            _move(aside / kind, root / kind / name)
+        (aside / "meta.json").write_text(json.dumps(dict(clip.meta)))
+        _move(aside / "meta.json", _meta_path(root, name))
+    except OSError as error:
+        raise OutputError(f"clip {name} cannot be written to {root}: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def palette() -> npt.NDArray[np.uint8]:
+    """DAVIS' and Pascal VOC's colours, RGB [256, 3]: the bits of the index, dealt to the channels from the top."""
+    index = np.arange(256)
+    colours = np.zeros((256, 3), np.uint8)
+    for shift in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((index >> channel) & 1) << (7 - shift)).astype(np.uint8)
+        index = index >> 3
+    return colours
+
+
+def _level(root: Path, kind: str) -> Path:
+    nested = root / kind / RESOLUTION
+    return nested if nested.is_dir() else root / kind
+
+
+def _meta_path(root: Path, name: str) -> Path:
+    return root / "Clips" / f"{name}.json"
+
+
+def _beside(frames: Sequence[Path], folder: Path) -> list[Path | None]:
+    paths = (folder / f"{frame.stem}.png" for frame in frames)
+    return [path if path.is_file() else None for path in paths]
+
+
+def _move(source: Path, destination: Path) -> None:
+    if destination.is_dir():
+        shutil.rmtree(destination)
+    if source.exists():
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(destination)
+
+
+def _write_frames(folder: Path, clip: Clip, quality: int) -> None:
+    for kind in (
+        "JPEGImages",
+        "Annotations",
+        *(("Depth",) if any(d is not None for d in clip.depths) else ()),
+    ):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+    for index in range(len(clip)):
+        name = f"{index:05d}"
+        jpeg = cv2.imencode(".jpg", clip.image(index), [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
+        (folder / "JPEGImages" / f"{name}.jpg").write_bytes(jpeg.tobytes())
+        if index < len(clip.annotations) and clip.annotations[index] is not None:
+            (folder / "Annotations" / f"{name}.png").write_bytes(_encode_labels(clip.labels(index)))
+        depth = clip.depth(index)
+        if depth is not None:
+            (folder / "Depth" / f"{name}.png").write_bytes(cv2.imencode(".png", depth)[1].tobytes())
+
+
+def _encode_labels(labels: Labels) -> bytes:
+    """An 8-bit palette PNG, which OpenCV does not write."""
+    height, width = labels.shape
+    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter: none
+    rows[:, 1:] = labels
+    header = struct.pack(">IIBBBBB", width, height, 8, PALETTE_TYPE, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"PLTE", palette().tobytes()), (b"IDAT", zlib.compress(rows.tobytes(), 6)))
+    return PNG_SIGNATURE + b"".join(_chunk(kind, body) for kind, body in (*chunks, (b"IEND", b"")))
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def _read_labels(path: Path) -> Labels:
+    """Indices of a palette PNG, or values of a grey one, where 255 alone means one object: 1."""
+    pixels = _read(path, cv2.IMREAD_UNCHANGED)
+    if pixels.ndim == 2:
+        return (
+            np.where(pixels == 255, 1, pixels).astype(np.uint8)
+            if set(np.unique(pixels)) <= {0, 255}
+            else pixels
+        )
+    colours = _packed(_palette_of(path))
+    order = np.argsort(colours, kind="stable")
+    place = np.searchsorted(colours[order], _packed(pixels[..., 2::-1]))
+    return order[np.minimum(place, len(order) - 1)].astype(np.uint8)
+
+
+def _palette_of(path: Path) -> npt.NDArray[np.uint8]:
+    data = path.read_bytes()
+    start = data.find(b"PLTE")
+    if start < 0:
+        raise CameraError(f"expected a palette or grey PNG, found another kind: {path}")
+    (length,) = struct.unpack(">I", data[start - 4 : start])
+    return np.frombuffer(data[start + 4 : start + 4 + length], np.uint8).reshape(-1, 3)
+
+
+def _packed(rgb: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
+
+
+def _read(path: Path, flags: int) -> Any:
+    pixels = cv2.imread(str(path), flags)
+    if pixels is None:
+        raise CameraError(f"expected an image, found something else: {path}")
+    return pixels
