@@ -31,9 +31,15 @@ class SettingsError(Sam3NodeError):
 
 
 class CameraError(Sam3NodeError):
-    """A camera or recording that cannot be opened or read."""
+    """A camera or video file that cannot be opened or read."""
 
     code = "camera"
+
+
+class BagError(Sam3NodeError):
+    """A recording that is damaged, truncated, or holds nothing of what was asked for."""
+
+    code = "bag"
 
 
 class ModelError(Sam3NodeError):

@@ -50,7 +50,7 @@ class TransportSettings(Section):
 
 class CameraSettings(Section):
     source: str = "scene:shapes"
-    """What to publish: scene:shapes, video:FILE or webcam:INDEX."""
+    """What to publish: scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX."""
     name: str = Field("cam0", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name of the camera, the last part of its topics."""
     fps: float = Field(0.0, ge=0.0, le=1000.0)
@@ -62,7 +62,7 @@ class CameraSettings(Section):
     encoding: ColourEncoding = "bgr8"
     """How colour travels: bgr8 costs no coding time, jpeg about a tenth of the bytes."""
     jpeg_quality: int = Field(90, ge=1, le=100)
-    """Quality of jpeg colour."""
+    """Quality of jpeg colour; what is recorded as jpeg is sent as it is."""
     calibration: Path | None = None
     """Calibration file (TOML, see calibration/example.toml) whose intrinsics travel with each frame."""
     loop: bool = False
@@ -200,7 +200,7 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
 
 
 def _anchor(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
-    """Make the paths of a profile absolute: calibration and video files, and a model.name such as ./weights."""
+    """Make the paths of a profile absolute: calibration, bag and video files, and a model.name such as ./weights."""
     folder = profile.absolute().parent
     cameras = tree.get("group", {}).get("cameras", []) if isinstance(tree.get("group"), dict) else []
     for camera in (tree.get("camera"), *(cameras if isinstance(cameras, list) else [])):
@@ -216,8 +216,9 @@ def _anchor_camera(camera: dict[str, Any], folder: Path) -> None:
     calibration, source = camera.get("calibration"), camera.get("source")
     if isinstance(calibration, str):
         camera["calibration"] = str(folder / calibration)
-    if isinstance(source, str) and source.startswith("video:"):
-        camera["source"] = f"video:{folder / source.removeprefix('video:')}"
+    if isinstance(source, str) and source.startswith(("bag:", "video:")):
+        scheme, _, path = source.partition(":")
+        camera["source"] = f"{scheme}:{folder / path}"
 
 
 def _environment() -> dict[str, Any]:

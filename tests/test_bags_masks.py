@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.errors import CameraError, OutputError, Sam3NodeError
+from sam3_node.errors import BagError, OutputError, Sam3NodeError
 from sam3_node.types import Instance, Mask, MaskFrame
 
 pytest.importorskip("mcap")
@@ -55,7 +55,7 @@ def test_any_mcap_reader_sees_topics_times_and_encoding(tmp_path: Path) -> None:
     with path.open("rb") as file:
         (_, channel, message), *rest = make_reader(file).iter_messages()
     assert not rest
-    assert (channel.topic, channel.message_encoding) == ("/masks/cam0", "msgpack")
+    assert (channel.topic, channel.message_encoding) == ("masks/cam0", "msgpack")
     assert (message.log_time, message.publish_time, message.sequence) == (1_007, 1_207, 7)
 
 
@@ -66,17 +66,23 @@ def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
             bag.write(masks_at(seq))
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 3 // 4])
-    seqs = [masks.seq for masks in read_masks(path)]
+    seqs: list[int] = []
+    with pytest.raises(BagError, match=r"masks\.mcap is damaged, or its recorder was killed"):
+        seqs.extend(masks.seq for masks in read_masks(path))
     assert seqs == list(range(len(seqs)))
     assert len(seqs) > 1000
 
 
-def test_a_file_that_is_no_mcap_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(b"certainly not an MCAP file", "one that begins otherwise"), (b"", "an empty one")],
+)
+def test_a_file_that_is_no_mcap_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "masks.mcap"
-    path.write_bytes(b"certainly not an MCAP file, and long enough")
-    with pytest.raises(CameraError, match=r"masks\.mcap is not a readable MCAP file"):
+    path.write_bytes(content)
+    with pytest.raises(BagError, match=rf"expected an MCAP file at .*masks\.mcap, found {found}"):
         list(read_masks(path))
-    with pytest.raises(CameraError, match=r"cannot read .*none\.mcap"):
+    with pytest.raises(BagError, match=r"cannot read .*none\.mcap"):
         list(read_masks(tmp_path / "none.mcap"))
 
 

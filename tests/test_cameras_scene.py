@@ -87,7 +87,7 @@ def test_from_uri_reads_every_parameter() -> None:
 @pytest.mark.parametrize(
     ("uri", "named"),
     [
-        ("scene:cubes", "expected scene:shapes"),
+        ("scene:cubes", "expected scene:shapes or scene:tabletop"),
         ("scene:", "expected scene:shapes"),
         ("scene:shapes?speed=3", "found 'speed'"),
         ("scene:shapes?objects=7", r"objects to be a whole number in 1\.\.6"),

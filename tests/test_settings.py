@@ -57,6 +57,8 @@ name = "./weights"
 [[group.cameras]]
 calibration = "/etc/left.toml"
 source = "webcam:0"
+[[group.cameras]]
+source = "bag:table.mcap"
 """,
     )
     monkeypatch.chdir(tmp_path.parent)
@@ -67,6 +69,7 @@ source = "webcam:0"
     assert settings.model.name == str(tmp_path / "weights")
     assert settings.group.cameras[0].calibration == Path("/etc/left.toml")
     assert settings.group.cameras[0].source == "webcam:0"
+    assert settings.group.cameras[1].source == f"bag:{tmp_path}/table.mcap"
     line = load_settings(relative, {"camera.calibration": "here.toml", "model.name": "./here"})
     assert line.camera.calibration == Path("here.toml")
     assert line.model.name == "./here"

@@ -1,1 +1,1 @@
-"""Where frames come from: drawn scenes, video files and webcams, and the process that publishes them."""
+"""Where frames come from: scenes, recordings, video files and webcams, and the process that publishes them."""

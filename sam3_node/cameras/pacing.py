@@ -7,6 +7,9 @@ import time
 
 from ..types import NANOSECONDS
 
+_FALLBACK_GAP_NS = NANOSECONDS // 30
+_LONGEST_GAP_NS = 10 * NANOSECONDS
+
 
 class Pacer:
     """Ticks `fps` times a second from the first tick on. Missed ticks are left out, not made up for."""
@@ -27,6 +30,32 @@ class Pacer:
         passed = int((time.monotonic_ns() - self._start_ns) // self._period_ns)
         self._tick = max(self._tick, passed) + 1
         return not stopped
+
+
+class StampPacer:
+    """Lets images pass as far apart as their stamps are. What was late is not made up for.
+
+    A stamp that is not after the one before (a recording that starts again) follows it as the last one did.
+    Gaps are cut to 10 s.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._stamp_ns: int | None = None
+        self._due_ns = 0
+        self._gap_ns = _FALLBACK_GAP_NS
+
+    def wait(self, stamp_ns: int) -> bool:
+        """Wait until the image with this stamp is due; False when stopped."""
+        now = time.monotonic_ns()
+        if self._stamp_ns is None:
+            self._due_ns = now
+        else:
+            if stamp_ns > self._stamp_ns:
+                self._gap_ns = min(stamp_ns - self._stamp_ns, _LONGEST_GAP_NS)
+            self._due_ns = max(self._due_ns + self._gap_ns, now)
+        self._stamp_ns = stamp_ns
+        return not self._stop.wait((self._due_ns - now) / NANOSECONDS)
 
 
 class RateLimit:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, replace
 
 import cv2
 
+from ..errors import WireError
 from ..geometry import scale_intrinsics
 from ..settings import CameraSettings, Settings
 from ..transport.frames import FramePublisher
-from ..types import Depth, Frame
+from ..types import Buffer, Depth, Frame
 from ..wire.frames import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
 from .sources import open_camera
 
+_log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
 _STOP_LINGER_MS = 300  # told to stop, a peer that hangs is not waited for
 
@@ -57,10 +60,11 @@ def frame_from(
 ) -> Frame:
     """Resize and encode one captured image; intrinsics come from the calibration, else from the device.
 
-    Raises SettingsError when the calibration is for images of another aspect ratio.
+    What is recorded in the encoding that is asked for, and at its size, is passed on as it is. Raises
+    SettingsError when the calibration is for images of another aspect ratio, WireError for damaged pixels.
     """
     captured = _resize(_calibrate(captured, calibration), camera)
-    height, width = captured.image.shape[:2]
+    height, width = captured.size
     return Frame(
         camera=camera.name,
         seq=seq,
@@ -68,7 +72,7 @@ def frame_from(
         width=width,
         height=height,
         encoding=camera.encoding,
-        colour=encode_image(captured.image, camera.encoding, camera.jpeg_quality),
+        colour=_encode_colour(captured, camera),
         depth=_encode_depth(captured),
         intrinsics=captured.intrinsics,
         times=captured.times,
@@ -93,9 +97,12 @@ def _publish(
     start_s = time.monotonic()
     captured = unsent = 0
     for image in source:
-        frame = frame_from(image, captured, camera, calibration)
+        try:
+            unsent += not _send(publisher, frame_from(image, captured, camera, calibration), stop)
+        except WireError as error:
+            unsent += 1
+            _log.warning("%s: image %d is left out: %s", source.name, captured, error)
         captured += 1
-        unsent += not _send(publisher, frame, stop)
         if captured == camera.frames or stop.is_set():
             break
     return CameraSummary(captured, unsent, time.monotonic() - start_s)
@@ -112,33 +119,54 @@ def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event) -> boo
 def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> CapturedImage:
     if calibration is None:
         return captured
-    height, width = captured.image.shape[:2]
-    scale_m = calibration.depth.scale_m if calibration.depth else captured.depth_scale_m
-    return replace(captured, intrinsics=calibration.intrinsics_for((height, width)), depth_scale_m=scale_m)
+    captured = replace(captured, intrinsics=calibration.intrinsics_for(captured.size))
+    if calibration.depth is None:
+        return captured
+    scale_m, depth = calibration.depth.scale_m, captured.depth
+    if isinstance(depth, Depth):
+        depth = replace(depth, scale_m=scale_m)
+    return replace(captured, depth=depth, depth_scale_m=scale_m)
 
 
 def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
     """To the width and height asked for; one alone keeps the aspect ratio."""
-    height, width = captured.image.shape[:2]
+    height, width = captured.size
     new_width = camera.width or round(width * (camera.height or height) / height)
     new_height = camera.height or round(height * new_width / width)
     if (new_height, new_width) == (height, width):
         return captured
     shrinks = new_width * new_height < width * height
     image = cv2.resize(
-        captured.image, (new_width, new_height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        captured.pixels(),
+        (new_width, new_height),
+        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
     )
-    # depth is never averaged: between two surfaces there is none
-    depth = captured.depth
-    if depth is not None:
-        depth = cv2.resize(depth, (new_width, new_height), interpolation=cv2.INTER_NEAREST_EXACT)
+    depth = _resize_depth(captured, (new_width, new_height))
     intrinsics = captured.intrinsics
     if intrinsics is not None:
         intrinsics = scale_intrinsics(intrinsics, (height, width), (new_height, new_width))
     return replace(captured, image=image, depth=depth, intrinsics=intrinsics)
 
 
+def _resize_depth(captured: CapturedImage, size: tuple[int, int]) -> Depth | None:
+    """To the (width, height) of the image, unless it is not aligned to that."""
+    depth, pixels = captured.depth, captured.depth_pixels()
+    if pixels is None or (isinstance(depth, Depth) and not depth.aligned):
+        return _encode_depth(captured)
+    scale_m = depth.scale_m if isinstance(depth, Depth) else captured.depth_scale_m
+    # depth is never averaged: between two surfaces there is none
+    resized = cv2.resize(pixels, size, interpolation=cv2.INTER_NEAREST_EXACT)
+    return encode_depth(resized, "z16+zstd", scale_m, aligned=True)
+
+
+def _encode_colour(captured: CapturedImage, camera: CameraSettings) -> Buffer:
+    if isinstance(captured.image, Frame) and captured.image.encoding == camera.encoding:
+        return captured.image.colour
+    return encode_image(captured.pixels(), camera.encoding, camera.jpeg_quality)
+
+
 def _encode_depth(captured: CapturedImage) -> Depth | None:
-    if captured.depth is None:
-        return None
-    return encode_depth(captured.depth, "z16+zstd", captured.depth_scale_m, aligned=True)
+    depth = captured.depth
+    if depth is None or isinstance(depth, Depth):
+        return depth
+    return encode_depth(depth, "z16+zstd", captured.depth_scale_m, aligned=True)

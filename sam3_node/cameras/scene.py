@@ -87,7 +87,7 @@ class Scene:
         """
         drawing, _, query = uri.removeprefix("scene:").partition("?")
         if drawing != "shapes":
-            raise CameraError(f"expected scene:shapes, found {uri!r}")
+            raise CameraError(f"expected scene:shapes or scene:tabletop, found {uri!r}")
         return cls(**dict(_parameter(key, text) for key, text in parse_qsl(query, keep_blank_values=True)))
 
     def render(self, index: int) -> tuple[Image, Image]:

@@ -1,0 +1,66 @@
+"""Small recordings with ground truth, for the tests of bags, cameras and the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from sam3_node.bags import FrameWriter, Pose
+from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.wire import encode_depth
+
+SIZE = (48, 64)
+INTRINSICS = Intrinsics(60.0, 61.0, 31.5, 23.5)
+MS = 1_000_000
+
+
+def frame_at(seq: int, camera: str = "table", stamp_ns: int | None = None) -> Frame:
+    """A grey JPEG of brightness 10 * seq and depth of 500 + seq, 40 ms after the one before."""
+    jpeg = cv2.imencode(".jpg", np.full((*SIZE, 3), 10 * seq % 256, np.uint8))[1].tobytes()
+    return Frame(
+        camera,
+        seq,
+        1_000 * MS + 40 * MS * seq if stamp_ns is None else stamp_ns,
+        SIZE[1],
+        SIZE[0],
+        "jpeg",
+        jpeg,
+        "device",
+        depth=encode_depth(np.full(SIZE, 500 + seq, np.uint16), "z16+zstd", 0.001, aligned=True),
+        intrinsics=INTRINSICS,
+        times={"sensor_ns": seq},
+    )
+
+
+def truth_of(frame: Frame, count: int = 2) -> MaskFrame:
+    """Object k is a square that moves a pixel a frame; the second is out of view at every third frame."""
+    instances = []
+    for k in range(1, count + 1):
+        full = np.zeros(SIZE, np.bool_)
+        if k != 2 or frame.seq % 3:
+            full[20 * k - 15 : 20 * k, 5 + frame.seq : 25 + frame.seq] = True
+        state = "tracked" if full.any() else "occluded"
+        instances.append(Instance(k, f"object {k}", 1.0, state, frame.seq, 0, Mask.from_full(full)))  # type: ignore[arg-type]
+    size = (frame.width, frame.height)
+    return MaskFrame(
+        frame.camera, frame.seq, frame.capture_ns, *size, instances=tuple(instances), clock=frame.clock
+    )
+
+
+def pose_of(frame: Frame) -> Pose:
+    matrix = np.eye(4)
+    matrix[0, 3] = frame.seq / 10
+    return Pose(frame.camera, frame.seq, matrix)
+
+
+def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
+    """These frames, or so many, each with its truth and pose."""
+    with FrameWriter(path) as writer:
+        for frame in [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames:
+            writer.write(frame)
+            writer.write_truth(truth_of(frame))
+            writer.write_pose(pose_of(frame), frame.capture_ns)
+    return path
