@@ -10,7 +10,8 @@ import torch
 from transformers import Sam3VideoConfig, Sam3VideoModel
 
 from sam3_node.errors import ModelError
-from sam3_node.models import load_tracker
+from sam3_node.models import checkpoints, load_tracker
+from sam3_node.models.digest import digest_path, write_digest
 from sam3_node.models.encoder import ReferenceViT
 from sam3_node.models.vit import WindowedViT
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -122,9 +123,49 @@ def test_a_name_of_two_parts_is_looked_for_on_the_hub(monkeypatch: pytest.Monkey
 
 def test_nano_is_the_same_every_time() -> None:
     first, second = load_tracker("nano"), load_tracker("nano")
-    assert first.image_size == 252
     assert sum(p.numel() for p in first.parameters()) < 6e6
     assert (logits(first, 2) - logits(second, 2)).abs().max() == 0
+
+
+def bundle(folder: Path, family: str) -> Path:
+    """Small weights as nano's are kept: float16, with their digest."""
+    random_source(family).half().save_pretrained(folder)
+    write_digest(folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+def test_bundled_weights_of_either_class_load_as_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    bundle(tmp_path, family)
+    monkeypatch.setattr(checkpoints, "NANO", tmp_path)
+    model = load_tracker("nano")
+    assert (model.name, model.trained, model.can_track) == ("nano", True, True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    rounded = random_source(family)
+    rounded.load_state_dict({name: value.half().float() for name, value in rounded.state_dict().items()})
+    assert (logits(model) - logits(stages_of(rounded))).abs().max() < 1e-4
+    assert {p.dtype for p in load_tracker("nano", dtype="bfloat16").parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("damage", ["one bit", "cut", "exchanged", "no digest"])
+def test_damaged_bundled_weights_are_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    weights = bundle(tmp_path, "sam3")
+    data = weights.read_bytes()
+    if damage == "one bit":
+        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "cut":
+        weights.write_bytes(data[:-1])
+    elif damage == "exchanged":
+        random_source("sam2").half().save_pretrained(tmp_path)
+    else:
+        digest_path(weights).unlink()
+    monkeypatch.setattr(checkpoints, "NANO", tmp_path)
+    with pytest.raises(ModelError, match=r"model\.safetensors.*install the package again"):
+        load_tracker("nano")
 
 
 def test_a_device_that_is_not_there_is_a_clear_error() -> None:

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError
+from .digest import check_digest
 from .sam import TrackerModel
 
 NANO = Path(__file__).parent / "nano"
@@ -57,7 +58,7 @@ def load_tracker(
     number = _dtype(dtype, place)
     name = os.fspath(name_or_path)
     if name == "nano":
-        source, can_track, trained = _load_nano()
+        source, can_track, trained = _load_nano(NANO)
     else:
         source, can_track = _load_pretrained(name)
         trained = True
@@ -75,11 +76,16 @@ def load_tracker(
     return model
 
 
-def _load_nano() -> tuple[nn.Module, bool, bool]:
-    if (NANO / "model.safetensors").exists():
-        source, can_track = _load_pretrained(str(NANO))
-        return source, can_track, True
-    config = Sam3TrackerVideoConfig.from_pretrained(NANO)
+def _load_nano(folder: Path) -> tuple[nn.Module, bool, bool]:
+    """The transformers model in float32, whether it can track, and whether it is trained.
+
+    Its weights, float16 in the file, are those whose digest is beside them; where there are none they are random.
+    """
+    weights = folder / "model.safetensors"
+    if weights.exists():
+        check_digest(weights)
+        return *_load_pretrained(str(folder)), True
+    config = Sam3TrackerVideoConfig.from_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(NANO_SEED)
         source = Sam3TrackerVideoModel(config).eval()
