@@ -1,0 +1,137 @@
+"""Render labelled clips of a table, objects and a robot arm into a folder of `clips`' layout.
+
+    python -m tools.scenes --split train --clips 500 --frames 16 --size 320x240 --fps 12 -o out/scenes/train
+
+Needs the extra `scenes` and, without a GPU, the system library OSMesa (apt-get install libosmesa6). A clip follows from
+its split, seed and index alone; a run that is started again leaves finished clips as they are. Objects and surfaces of
+one split are never seen in another: see tools/scenes/identity.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sam3_node.errors import Sam3NodeError
+from tools.scenes.clips import is_written, write_clip
+from tools.scenes.generate import UnfitPlanError, clip_name, generate
+from tools.scenes.identity import SPLITS
+from tools.scenes.plan import Settings
+from tools.scenes.render import Renderer, choose_backend
+
+WEIGHTS = "free=5,occlusion=2,leave=1.5,lookalike=1.5"
+LARGEST_SCALE = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """Clips that one process renders."""
+
+    settings: Settings
+    seed: int
+    root: Path
+
+
+_renderers: dict[int, Renderer] = {}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    options = parse(arguments)
+    try:
+        choose_backend()
+        return render(Job(settings_of(options), options.seed, options.output), options.clips, options.workers)
+    except Sam3NodeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.scenes", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--split", choices=SPLITS, default="train")
+    parser.add_argument("--clips", type=int, default=100)
+    parser.add_argument("--frames", type=int, default=16, help="per clip")
+    parser.add_argument("--size", type=size, default=(320, 240), metavar="WxH")
+    parser.add_argument("--fps", type=float, default=12.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--scenario", type=weights, default=weights(WEIGHTS), help=f"weights, such as {WEIGHTS}"
+    )
+    parser.add_argument("--depth", action="store_true", help="write depth too")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+def size(text: str) -> tuple[int, int]:
+    """(width, height) of '320x240'."""
+    width, height = (int(side) for side in text.split("x"))
+    return width, height
+
+
+def weights(text: str) -> dict[str, float]:
+    """Scenarios' weights of 'free=2,leave' (1 where none is given)."""
+    pairs = (item.partition("=") for item in text.split(","))
+    return {name: float(weight or 1) for name, _, weight in pairs}
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    width, height = options.size
+    return Settings(
+        options.split, options.frames, width, height, options.fps, options.scenario, options.depth
+    )
+
+
+def render(job: Job, clips: int, workers: int) -> int:
+    """Render what is not there yet; 0 if all clips are there in the end."""
+    waiting = [i for i in range(clips) if not is_written(job.root, clip_name(job.settings, job.seed, i))]
+    print(
+        f"{clips - len(waiting)} of {clips} clips are there, rendering {len(waiting)} into {job.root}",
+        flush=True,
+    )
+    start, failed = time.monotonic(), 0
+    for done, problem in enumerate(_work(job, waiting, workers), start=1):
+        failed += problem is not None
+        if problem:
+            print(problem, file=sys.stderr, flush=True)
+        spent = time.monotonic() - start
+        rate = done * job.settings.frames / spent
+        left = spent / done * (len(waiting) - done)
+        print(f"{done}/{len(waiting)} clips, {rate:.1f} frames/s, {left / 60:.1f} min left", flush=True)
+    return 1 if failed else 0
+
+
+def _work(job: Job, indices: list[int], workers: int) -> Iterator[str | None]:
+    """What went wrong with each clip, or None, as they are done."""
+    jobs = [(job, index) for index in indices]
+    if workers <= 1:
+        yield from (_one(each) for each in jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap_unordered(_one, jobs)
+
+
+def _one(task: tuple[Job, int]) -> str | None:
+    job, index = task
+    settings = job.settings
+    if os.getpid() not in _renderers:
+        _renderers[os.getpid()] = Renderer(LARGEST_SCALE * settings.width, LARGEST_SCALE * settings.height)
+    name = clip_name(settings, job.seed, index)
+    try:
+        rendered = generate(_renderers[os.getpid()], settings, job.seed, index)
+        write_clip(job.root, name, rendered.clip, rendered.jpeg)
+    except UnfitPlanError as error:
+        return f"{name}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Cameras: where they are over time, what they see, how wide their view is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.scenes.motion import Array, Rng, eased, frames, minimum_jerk, unit, wobble
+
+UP = np.array([0.0, 0.0, 1.0])
+FLIP = np.diag(
+    [1.0, -1.0, -1.0]
+)  # OpenGL's camera axes (x right, y up, z back) to OpenCV's (y down, z forward)
+STYLES = ("fixed", "handheld", "orbit", "approach", "wrist")
+STYLE_WEIGHTS = (0.2, 0.36, 0.2, 0.14, 0.1)
+FIELD_DEG = (40.0, 75.0)
+
+
+@dataclass(frozen=True)
+class View:
+    """Where a camera looks from in general: about `centre`, `width` metres across at `distance`.
+
+    azimuth and elevation (radians) are of the camera seen from the centre; field is the horizontal angle of view.
+    """
+
+    centre: Array
+    width: float
+    azimuth: float
+    elevation: float
+    field: float
+
+    @property
+    def distance(self) -> float:
+        """Metres from the camera to the centre."""
+        return self.width / (2 * math.tan(self.field / 2))
+
+    @property
+    def forward(self) -> Array:
+        """Unit vector [3] along the table away from the camera."""
+        return np.array([-math.cos(self.azimuth), -math.sin(self.azimuth), 0.0])
+
+    @property
+    def right(self) -> Array:
+        """Unit vector [3] along the table to the right of the image."""
+        return np.array([-math.sin(self.azimuth), math.cos(self.azimuth), 0.0])
+
+    @property
+    def eye(self) -> Array:
+        """The camera's position [3]."""
+        flat, high = math.cos(self.elevation), math.sin(self.elevation)
+        return self.centre + self.distance * (-flat * self.forward + high * UP)
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A camera over time: positions [n, 3] and rotations [n, 3, 3] to the world with OpenGL's axes; fov in degrees."""
+
+    positions: Array
+    rotations: Array
+    fov_y: float
+
+    def poses(self) -> Array:
+        """Camera to world [n, 4, 4] with OpenCV's axes."""
+        matrices = np.tile(np.eye(4), (len(self.positions), 1, 1))
+        matrices[:, :3, :3] = self.rotations @ FLIP
+        matrices[:, :3, 3] = self.positions
+        return matrices
+
+
+def intrinsics(fov_y: float, width: int, height: int) -> dict[str, float]:
+    """fx, fy, cx, cy in pixels, the origin at the top left corner of the image."""
+    focal = height / 2 / math.tan(math.radians(fov_y) / 2)
+    return {"fx": focal, "fy": focal, "cx": width / 2, "cy": height / 2}
+
+
+def vertical_field(field: float, width: int, height: int) -> float:
+    """Degrees from the horizontal angle of view in radians."""
+    return math.degrees(2 * math.atan(math.tan(field / 2) * height / width))
+
+
+def draw_view(rng: Rng, width: float) -> View:
+    """A view of the table, `width` metres across."""
+    field = math.radians(rng.uniform(*FIELD_DEG))
+    elevation = math.radians(rng.triangular(14, 40, 80))
+    centre = np.array([0.0, 0.0, rng.uniform(0.0, 0.05)])
+    return View(centre, width, rng.uniform(0, 2 * math.pi), elevation, field)
+
+
+def film(
+    rng: Rng, view: View, times: Array, aspect: tuple[int, int], style: str = "", calm: float = 1.0
+) -> Camera:
+    """A camera in a style (a random one if empty) over `times`; `calm` below 1 makes it move less."""
+    style = style or str(rng.choice(STYLES, p=STYLE_WEIGHTS))
+    seconds = max(times[-1] - times[0], 1e-6)
+    azimuth, elevation, scale = (np.zeros(len(times)) for _ in range(3))
+    progress = (
+        minimum_jerk((times - times[0]) / seconds) if rng.random() < 0.5 else (times - times[0]) / seconds
+    )
+    if style in ("orbit", "wrist"):
+        azimuth = (
+            calm * rng.choice([-1, 1]) * math.radians(rng.uniform(8, 25)) * seconds**0.7 * (progress - 0.5)
+        )
+        elevation = calm * math.radians(rng.uniform(-6, 6)) * seconds**0.7 * (progress - 0.5)
+    if style in ("approach", "wrist"):
+        scale = calm * rng.uniform(-0.25, 0.25) * seconds**0.4 * progress
+    moved = _around(view, azimuth, np.clip(view.elevation + elevation, 0.15, 1.45), np.exp(scale))
+    hand = {"fixed": 0.0, "wrist": 0.4}.get(style, 1.0 if style == "handheld" else 0.3) * calm
+    return _look(rng, view, times, moved, hand, vertical_field(view.field, *aspect))
+
+
+def pan(camera: Camera, view: View, times: Array, start: float, end: float, shift: float) -> Camera:
+    """The camera moved aside by `shift` metres to the right and back again between two times."""
+    middle = (start + end) / 2
+    away = eased(times, start, start + 0.7 * (middle - start)) - eased(
+        times, middle + 0.3 * (end - middle), end
+    )
+    return Camera(camera.positions + shift * away[:, None] * view.right, camera.rotations, camera.fov_y)
+
+
+def _around(view: View, azimuth: Array, elevation: Array, scale: Array) -> Array:
+    angle = view.azimuth + azimuth
+    flat = np.cos(elevation)
+    ray = np.stack([flat * np.cos(angle), flat * np.sin(angle), np.sin(elevation)], -1)
+    return view.centre + view.distance * scale[:, None] * ray
+
+
+def _look(rng: Rng, view: View, times: Array, positions: Array, hand: float, fov_y: float) -> Camera:
+    period = rng.uniform(1.5, 4.0)
+    positions = positions + hand * 0.018 * view.distance * wobble(rng, times, period, 3)
+    positions[:, 2] = np.maximum(positions[:, 2], 0.06)
+    target = view.centre + hand * 0.02 * view.width * wobble(rng, times, period, 3)
+    lean = math.radians(rng.normal(0, 3)) + hand * 0.015 * wobble(rng, times, period, 1)
+    back = unit(positions - target)
+    side = np.cross(UP, back)
+    tilted = np.cos(lean) * unit(side) + np.sin(lean) * np.cross(back, unit(side))
+    return Camera(positions, frames(back, tilted), fov_y)

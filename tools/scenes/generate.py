@@ -1,0 +1,125 @@
+"""One clip: plans are drawn until one shows what its scenario promises, then it is rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.scenes.camera import intrinsics
+from tools.scenes.clips import Clip, Labels
+from tools.scenes.plan import Plan, Settings, make_plan, seeded
+from tools.scenes.render import Film, Renderer
+from tools.scenes.scene import Scene
+
+ATTEMPTS = 25
+HIDDEN_FRAMES = 10  # in a row, of what is occluded or away; a third of a shorter clip
+VISIBLE = 0.001  # of the image's pixels
+USEFUL_SIDE = 0.08  # of the image's width, for an object to count
+SHRINK = 2  # of the labels that plans are judged by
+
+
+class UnfitPlanError(Exception):
+    """No plan of a clip showed what was wanted."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A clip in memory and the quality its JPEG files are to have."""
+
+    clip: Clip
+    jpeg: int
+
+
+def clip_name(settings: Settings, seed: int, index: int) -> str:
+    """The same for the same seed and index."""
+    return f"{settings.split}-{seed}-{index:05d}"
+
+
+def generate(renderer: Renderer, settings: Settings, seed: int, index: int) -> Rendered:
+    """The clip of this seed and index; raises UnfitPlanError after too many attempts."""
+    for attempt in range(ATTEMPTS):
+        rng = seeded(seed, settings, index, attempt)
+        plan = make_plan(rng, settings)
+        film = renderer.open(Scene(plan))
+        try:
+            shrink = SHRINK if settings.width % SHRINK == 0 and settings.height % SHRINK == 0 else 1
+            if fits(plan, [film.labels(frame, shrink) for frame in range(settings.frames)]):
+                return _shoot(film, plan, rng, clip_name(settings, seed, index), seed)
+        finally:
+            film.close()
+    raise UnfitPlanError(f"{ATTEMPTS} plans for clip {index} did not show what they should")
+
+
+def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
+    """Whether objects are seen well at first and the scenario's target is hidden, or away, and back."""
+    wanted = 2 if len(plan.actors) > 1 else 1
+    if sum(_side(labels[0], actor.label) > USEFUL_SIDE for actor in plan.actors if actor.label) < wanted:
+        return False
+    if plan.scenario == "free":
+        return True
+    areas = np.array([(each == plan.target).mean() for each in labels])
+    seen = areas > VISIBLE
+    if plan.scenario == "lookalike":
+        return bool(seen[0] and seen[-1]) and _twins_seen(plan, labels[0])
+    return bool(seen[0] and seen[-2:].all()) and _longest_run(areas == 0) >= min(
+        HIDDEN_FRAMES, len(labels) // 3
+    )
+
+
+def _side(labels: Labels, label: int) -> float:
+    """The larger side of an object's box, in widths of the image."""
+    rows, columns = np.nonzero(labels == label)
+    return max(float(np.ptp(rows)), float(np.ptp(columns))) / labels.shape[1] if len(rows) else 0.0
+
+
+def _twins_seen(plan: Plan, labels: Labels) -> bool:
+    identity = next(actor.model.identity for actor in plan.actors if actor.label == plan.target)
+    twins = [actor.label for actor in plan.actors if actor.model.identity == identity]
+    return sum((labels == label).mean() > VISIBLE for label in twins) > 1
+
+
+def _longest_run(flags: np.ndarray) -> int:
+    longest = run = 0
+    for flag in flags:
+        run = run + 1 if flag else 0
+        longest = max(longest, run)
+    return longest
+
+
+def _shoot(film: Film, plan: Plan, rng: np.random.Generator, name: str, seed: int) -> Rendered:
+    settings = plan.settings
+    frames = range(settings.frames)
+    film.expose()
+    images = [film.image(rng, frame) for frame in frames]
+    labels = [film.labels(frame) for frame in frames]
+    depths = [film.depth(frame) for frame in frames] if settings.depth else []
+    shown = [
+        actor for actor in plan.actors if actor.label and any((each == actor.label).any() for each in labels)
+    ]
+    order = np.zeros(256, np.uint8)
+    order[[actor.label for actor in shown]] = np.arange(1, len(shown) + 1)
+    models = [actor.model for actor in shown]
+    meta = {
+        "fps": settings.fps,
+        "width": settings.width,
+        "height": settings.height,
+        "split": settings.split,
+        "seed": seed,
+        "scenario": plan.scenario,
+        "target": int(order[plan.target]),
+        "intrinsics": intrinsics(plan.camera.fov_y, settings.width, settings.height),
+        "objects": [
+            {
+                "id": index + 1,
+                "name": model.name,
+                "color": model.color,
+                "kind": model.kind,
+                "identity": model.identity,
+            }
+            for index, model in enumerate(models)
+        ],
+        "camera_poses": np.round(plan.camera.poses()[:: plan.effects.samples], 6).tolist(),
+    }
+    return Rendered(Clip(name, images, [order[each] for each in labels], depths, meta), plan.effects.jpeg)

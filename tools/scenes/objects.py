@@ -1,0 +1,78 @@
+"""Object models: what an integer identity looks like, what it is called, and how it lies on a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tools.scenes import goods, handtools, vessels
+from tools.scenes.identity import Split, draw_identity, object_rng, split_of
+from tools.scenes.parts import Maker, Part, Shape
+
+MAKERS: dict[str, Maker] = {**vessels.MAKERS, **goods.MAKERS, **handtools.MAKERS}
+TEST_KINDS = ("vase", "spanner", "toy car", "pear", "funnel")  # drawn for testing only
+TRAIN_KINDS = tuple(kind for kind in MAKERS if kind not in TEST_KINDS)
+SCALE = (0.85, 1.2)
+
+
+@dataclass(frozen=True)
+class ObjectModel:
+    """An object with its base at z = 0, centred on the z axis; metres.
+
+    radius: of the circle about its footprint. roll: radius with which it rolls (along x, about y where it is no ball),
+    or 0. grasp: half the width between the fingers.
+    """
+
+    identity: int
+    kind: str
+    color: str
+    parts: tuple[Part, ...]
+    radius: float
+    height: float
+    roll: float
+    ball: bool
+    grasp: float
+
+    @property
+    def name(self) -> str:
+        """Colour and kind, as one would ask for it."""
+        return f"{self.color} {self.kind}"
+
+    @property
+    def extent(self) -> float:
+        """The larger of its width and height."""
+        return max(2 * self.radius, self.height)
+
+
+def make_object(identity: int, kinds: Sequence[str] = ()) -> ObjectModel:
+    """The object model of an integer; `kinds` narrows what it may be (the default is what its split may show)."""
+    rng = object_rng(identity)
+    allowed = tuple(kinds) or kinds_of(split_of(identity))
+    kind = str(rng.choice(allowed))
+    return build(identity, kind, MAKERS[kind](rng), rng.uniform(*SCALE))
+
+
+def kinds_of(split: Split) -> tuple[str, ...]:
+    """The kinds of objects that a split shows; testing shows its own ones three times as often."""
+    return (*MAKERS, *TEST_KINDS, *TEST_KINDS) if split == "test" else TRAIN_KINDS
+
+
+def draw_object(rng: np.random.Generator, split: Split, kinds: Sequence[str] = ()) -> ObjectModel:
+    """An object model of a split."""
+    return make_object(draw_identity(rng, split), kinds)
+
+
+def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectModel:
+    """An object model of a shape: put on its base, centred and measured."""
+    parts = tuple(replace(part, mesh=part.mesh.turned(np.eye(3) * scale)) for part in shape.parts)
+    points = np.concatenate([part.mesh.vertices for part in parts])
+    low, high = points.min(0), points.max(0)
+    x, y = (low[:2] + high[:2]) / 2
+    parts = tuple(replace(part, mesh=part.mesh.moved((-x, -y, -low[2]))) for part in parts)
+    radius = float(np.linalg.norm(points[:, :2] - (x, y), axis=-1).max())
+    sides = high - low
+    grasp = float(min(sides[0], sides[1]) / 2)
+    roll = float(sides[2] / 2) if shape.rolls else 0.0
+    return ObjectModel(identity, kind, shape.color, parts, radius, float(sides[2]), roll, shape.ball, grasp)

@@ -1,0 +1,132 @@
+"""A clip before it is rendered: everything that a seed decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.scenes.arm import Limb, reach
+from tools.scenes.camera import Camera, View, draw_view, film
+from tools.scenes.effects import Effects, draw_effects
+from tools.scenes.identity import SPLITS, Split
+from tools.scenes.layout import arrange, draw_models, on_table
+from tools.scenes.motion import Array, Rng
+from tools.scenes.room import Room, draw_room
+from tools.scenes.scenarios import SCENARIOS, Stage
+from tools.scenes.stage import Actor
+
+SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
+FEWEST = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1}
+TRIES = 50
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked for: split, frames per clip, size in pixels, frames per second and the scenarios' weights."""
+
+    split: Split
+    frames: int
+    width: int
+    height: int
+    fps: float
+    weights: dict[str, float]
+    depth: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A clip in every detail. Arrays over time have `effects.samples` entries for each frame."""
+
+    settings: Settings
+    scenario: str
+    target: int  # label of what the scenario is about, or 0
+    actors: list[Actor]
+    limbs: list[Limb]
+    camera: Camera
+    room: Room
+    effects: Effects
+
+
+def make_plan(rng: Rng, settings: Settings) -> Plan:
+    """A clip drawn at random."""
+    names = [name for name, weight in settings.weights.items() if weight > 0]
+    weights = np.array([settings.weights[name] for name in names])
+    scenario = str(rng.choice(names, p=weights / weights.sum()))
+    effects = draw_effects(rng)
+    stage = _set_up(rng, settings, scenario, effects)
+    target = SCENARIOS[scenario](stage)
+    limbs = _arm(stage)
+    places = _standing(stage)
+    room = draw_room(rng, stage.view, settings.split, places)
+    return Plan(settings, scenario, target, stage.actors, limbs, stage.camera, room, effects)
+
+
+def seeded(seed: int, settings: Settings, index: int, attempt: int) -> Rng:
+    """The generator of one clip's one attempt."""
+    return np.random.default_rng([seed, SPLITS.index(settings.split), index, attempt])
+
+
+def sample_times(start: float, settings: Settings, effects: Effects) -> Array:
+    """When pictures are taken: `samples` within the shutter's time for each frame."""
+    frames = start + np.arange(settings.frames) / settings.fps
+    within = np.arange(effects.samples) / effects.samples * effects.shutter / settings.fps
+    return (frames[:, None] + within).ravel()
+
+
+def _set_up(rng: Rng, settings: Settings, scenario: str, effects: Effects) -> Stage:
+    duration = settings.frames / settings.fps
+    seconds = max(SCRIPT_S, duration)
+    start = rng.uniform(0, seconds - duration) if scenario == "free" else 0.0
+    times = sample_times(start, settings, effects)
+    for _ in range(TRIES):
+        models, width = draw_models(rng, settings.split)
+        view = draw_view(rng, width)
+        actors = arrange(rng, view, models, len(times))
+        if len(actors) >= FEWEST[scenario]:
+            break
+    camera = _camera(rng, view, times, settings, scenario)
+    return Stage(rng, settings.split, view, camera, times, seconds, actors)
+
+
+def _camera(rng: Rng, view: View, times: Array, settings: Settings, scenario: str) -> Camera:
+    calm = 0.6 if scenario == "occlusion" else 1.0
+    return film(rng, view, times, (settings.width, settings.height), calm=calm)
+
+
+def _arm(stage: Stage) -> list[Limb]:
+    """The arm, where the hand has anything to do."""
+    rng, hand = stage.rng, stage.hand
+    if not hand.keys:
+        return []
+    side = rng.choice(["far", "left", "right", "near"], p=[0.4, 0.25, 0.25, 0.1])
+    right, forward = {"far": (0.0, 1.7), "left": (-1.8, 0.0), "right": (1.8, 0.0), "near": (0.3, -2.0)}[side]
+    base = on_table(stage.view, right + rng.normal(0, 0.3), forward + rng.normal(0, 0.2))
+    _park(stage, base)
+    thickness = rng.uniform(0.022, 0.042) * np.clip(stage.view.width / 0.6, 0.7, 1.3)
+    return reach(rng, stage.times, hand.path(stage.times), hand.opening(stage.times), base, thickness)
+
+
+def _park(stage: Stage, base: Array) -> None:
+    """Before and after its work the hand is near its base."""
+    hand, rng = stage.hand, stage.rng
+    if not np.isfinite(hand.busy_until):
+        return
+    first, last = min(hand.keys, key=lambda key: key[0]), max(hand.keys, key=lambda key: key[0])
+    for time, key in (
+        (first[0] - rng.uniform(0.7, 1.5), first[1]),
+        (last[0] + rng.uniform(0.7, 1.5), last[1]),
+    ):
+        rest = key + rng.uniform(0.5, 0.9) * (base - key)
+        rest[2] = rng.uniform(0.15, 0.35)
+        hand.keys.append((time, rest))
+
+
+def _standing(stage: Stage) -> Array:
+    """Points [n, 2] that the table must be under."""
+    paths = [actor.positions[actor.positions[:, 2] < 0.02, :2] for actor in stage.actors]
+    near = [
+        path[np.linalg.norm(path - stage.view.centre[:2], axis=-1) < 1.2 * stage.view.width] for path in paths
+    ]
+    corners = np.array([on_table(stage.view, x, y)[:2] for x, y in ((-1, 0), (1, 0), (0, -0.8), (0, 0.8))])
+    return np.concatenate([*near, corners])

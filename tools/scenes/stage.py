@@ -1,0 +1,142 @@
+"""The stage: objects with their poses over time, and the hand of the arm; actions move both.
+
+An action adds its displacement to an object's path, so that actions in succession compose, and those that lie outside
+the times that are filmed still leave the object where they would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tools.scenes.motion import Array, compose, eased, keyframes, turn
+from tools.scenes.objects import ObjectModel
+
+APPROACH_S, RETREAT_S = 0.7, 0.6
+HOVER = 0.1  # metres above what is grasped or pushed
+OPEN = 0.018  # metres that each finger opens beyond the object
+
+
+@dataclass
+class Actor:
+    """An object on stage. label 0 is background; place [3] is where its base stands after the actions so far."""
+
+    model: ObjectModel
+    label: int
+    place: Array
+    positions: Array  # [n, 3]
+    quats: Array  # [n, 4]
+
+    @classmethod
+    def stand(cls, model: ObjectModel, label: int, place: Array, yaw: float, count: int) -> Actor:
+        """An object that stands still."""
+        positions = np.repeat(np.asarray(place, np.float64)[None], count, 0)
+        return cls(model, label, np.array(place, np.float64), positions, turn((0, 0, 1), np.full(count, yaw)))
+
+    def shift(self, weight: Array, destination: Array) -> None:
+        """Add the way from its place to a destination, weighted over time [n]."""
+        self.positions += weight[:, None] * (destination - self.place)
+        self.place = np.array(destination, np.float64)
+
+    def rotate(self, axis: Array, angles: Array) -> None:
+        """Turn about an axis of the world through its middle, by angles [n]."""
+        middle = np.array([0.0, 0.0, self.model.height / 2])
+        before = rotated(self.quats, middle)
+        self.quats = compose(turn(axis, angles), self.quats)
+        self.positions += before - rotated(self.quats, middle)
+
+
+@dataclass
+class Hand:
+    """The tool centre point over time: keys (time, position [3]), grips (time, half opening) and what it holds.
+
+    holds: from, to, object, offset of the hand from the object's base [3] or [n, 3].
+    """
+
+    keys: list[tuple[float, Array]] = field(default_factory=list)
+    grips: list[tuple[float, float]] = field(default_factory=list)
+    holds: list[tuple[float, float, Actor, Array]] = field(default_factory=list)
+    busy_until: float = -np.inf
+
+    def path(self, times: Array) -> Array:
+        """Positions [n, 3]: the keys' path, and where the held object takes it."""
+        positions = keyframes(times, self.keys)
+        for start, end, actor, offset in self.holds:
+            held = (times >= start) & (times <= end)
+            positions[held] = (actor.positions + offset)[held]
+        return positions
+
+    def opening(self, times: Array) -> Array:
+        """Half of the fingers' distance [n]."""
+        grips = self.grips or [(0.0, 0.03)]
+        return keyframes(times, [(time, np.array([grip])) for time, grip in grips])[:, 0]
+
+    def hold(self, actor: Actor, start: float, end: float, offset: Array, before: Array) -> None:
+        """Come from `offset` + `before`, stay `offset` [3] from the object from start to end, leave upward."""
+        self.keys += [(start - APPROACH_S, actor.place + offset + before), (start, actor.place + offset)]
+        self.holds.append((start, end, actor, offset))
+        self.busy_until = end + RETREAT_S
+
+    def release(self, actor: Actor, end: float, offset: Array) -> None:
+        """Leave an object where it now stands."""
+        up = np.array([0.0, 0.0, HOVER])
+        self.keys += [(end, actor.place + offset), (end + RETREAT_S, actor.place + offset + up)]
+
+
+def rotated(quats: Array, vector: Array) -> Array:
+    """A vector [3] turned by each quaternion [n, 4]: [n, 3]."""
+    w, axis = quats[:, :1], quats[:, 1:]
+    cross = 2 * np.cross(axis, vector)
+    return vector + w * cross + np.cross(axis, cross)
+
+
+def slide(
+    actor: Actor, times: Array, start: float, end: float, destination: Array, spin: float = 0.0
+) -> None:
+    """Move along the table, turning by `spin` radians."""
+    weight = eased(times, start, end)
+    actor.shift(weight, destination)
+    if spin:
+        actor.rotate(np.array([0.0, 0.0, 1.0]), spin * weight)
+
+
+def roll(actor: Actor, times: Array, start: float, end: float, destination: Array) -> None:
+    """Roll without slipping; the caller sees to the direction of what is not a ball."""
+    weight = eased(times, start, end)
+    way = destination - actor.place
+    axis = np.cross((0.0, 0.0, 1.0), way)
+    length = float(np.linalg.norm(way))
+    actor.shift(weight, destination)
+    if length > 1e-6 and actor.model.roll:
+        actor.rotate(axis / length, weight * length / actor.model.roll)
+
+
+def carry(
+    hand: Hand, actor: Actor, times: Array, start: float, end: float, destination: Array, lift: float
+) -> None:
+    """Grasp from above, lift, move through the air, put down."""
+    offset = np.array([0.0, 0.0, grasp_height(actor.model)])
+    hand.hold(actor, start, end, offset, np.array([0.0, 0.0, HOVER]))
+    third = (end - start) / 3
+    actor.positions[:, 2] += lift * (eased(times, start, start + third) - eased(times, end - third, end))
+    actor.shift(eased(times, start + 0.4 * third, end - 0.4 * third), destination)
+    hand.release(actor, end, offset)
+    opened, closed = actor.model.grasp + OPEN, actor.model.grasp
+    hand.grips += [(start - 0.2, opened), (start, closed), (end, closed), (end + 0.2, opened)]
+
+
+def push(hand: Hand, actor: Actor, times: Array, start: float, end: float, destination: Array) -> None:
+    """Push along the table with closed fingers."""
+    way = destination - actor.place
+    back = -way / max(float(np.linalg.norm(way)), 1e-6)
+    offset = back * (actor.model.grasp + 0.012) + np.array([0.0, 0.0, 0.4 * actor.model.height])
+    hand.hold(actor, start, end, offset, 0.04 * back + np.array([0.0, 0.0, HOVER]))
+    actor.shift(eased(times, start, end), destination)
+    hand.release(actor, end, offset)
+    hand.grips += [(start - 0.3, 0.012), (end + 0.3, 0.012)]
+
+
+def grasp_height(model: ObjectModel) -> float:
+    """Height of the fingers' tips on an object that is held from above."""
+    return max(0.55 * model.height, model.height - 0.035)
