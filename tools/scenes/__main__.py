@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sam3_node.errors import Sam3NodeError
 from tools.scenes.clips import is_written, write_clip
-from tools.scenes.generate import UnfitPlanError, clip_name, generate
+from tools.scenes.generate import clip_name, generate
 from tools.scenes.identity import SPLITS
 from tools.scenes.plan import Settings
 from tools.scenes.render import Renderer, choose_backend
@@ -128,8 +128,8 @@ def _one(task: tuple[Job, int]) -> str | None:
     try:
         rendered = generate(_renderers[os.getpid()], settings, job.seed, index)
         write_clip(job.root, name, rendered.clip, rendered.jpeg)
-    except UnfitPlanError as error:
-        return f"{name}: {error}"
+    except Exception as error:  # one clip's failure must not end hours of others
+        return f"{name}: {type(error).__name__}: {error}"
     return None
 
 

@@ -252,7 +252,8 @@ def leave(stage: Stage) -> int:
     away = target.place + side * stage.view.right * (1.1 * stage.view.width + target.model.extent)
     home = target.place.copy()
     if rng.random() < 0.3:
-        home = free_place(rng, stage.view, target.model.radius, stage.actors, 0.7) or home
+        place = free_place(rng, stage.view, target.model.radius, stage.actors, 0.7)
+        home = home if place is None else place
     pace = 0.4 * (back - out)
     if rng.random() < 0.5:
         for start, end, place in ((out, out + pace, away), (back - pace, back, home)):
