@@ -1,0 +1,140 @@
+"""Ways to follow objects from prompts through a clip: the tracker with its memory, and baselines."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sam3_node.geometry import Scaling
+from sam3_node.models import Features, TrackerModel
+from sam3_node.prompts import FramePrompt
+from sam3_node.rasterize import rasterize
+from sam3_node.tracking import Tracker
+from sam3_node.tracking.memory import MemoryBank
+from sam3_node.tracking.selection import Bools, Floats, Ints, Rule
+from sam3_node.types import Mask
+
+from .settings import Setting
+
+Masks = dict[int, Mask]
+
+
+class View(NamedTuple):
+    """A frame as the model sees it."""
+
+    features: Features
+    scaling: Scaling
+
+
+class Follower(Protocol):
+    """Steps through the frames of a clip; between them, objects are prompted on the frame just stepped."""
+
+    def step(self, view: View) -> Masks:
+        """The masks, at the frame's size, of all objects that were prompted on earlier frames."""
+
+    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+        """Begin to follow the object whose true mask on this frame is given."""
+
+
+def make_follower(setting: Setting, model: TrackerModel, max_objects: int) -> Follower:
+    """What `setting` describes; ModelError at the first prompt where the weights cannot track."""
+    if setting.method == "copy-first":
+        return CopyFirst()
+    if setting.method == "bank-off":
+        return BoxToBox(Tracker(model, max_objects=1, bank_size=2), setting.prompt)
+    tracker = Tracker(model, max_objects, setting.bank_size, setting.selection)
+    if setting.method == "first-only":
+        tracker.bank = MemoryBank(model, max_objects, setting.bank_size, PROMPTED_ONLY)
+    return Tracked(tracker, setting.prompt)
+
+
+def _none(ages: Ints, scores: Floats, limit: int) -> Bools:
+    return np.zeros(ages.shape, np.bool_)
+
+
+PROMPTED_ONLY = Rule(_none, by_rank=False, by_score=False)
+
+
+class Tracked:
+    """The tracker as the pipeline runs it."""
+
+    def __init__(self, tracker: Tracker, prompt: str) -> None:
+        self._tracker, self._kind = tracker, prompt
+
+    def step(self, view: View) -> Masks:
+        tracks = self._tracker.step_features(view.features)
+        logits = tracks.logits.float().cpu().numpy()
+        return {
+            object_id: rasterize(low, view.scaling.frame_size)
+            for object_id, low in zip(tracks.ids, logits, strict=True)
+        }
+
+    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+        prompt = make_prompt(self._kind, truth).to_model(object_id, view.scaling)
+        self._tracker.prompt_at(view.features, self._tracker.frame_number - 1, prompt)
+
+
+class BoxToBox:
+    """No memory: each frame is segmented by the box of the mask on the frame before; a lost object keeps its box."""
+
+    def __init__(self, tracker: Tracker, prompt: str) -> None:
+        self._tracker, self._kind = tracker, prompt
+        self._boxes: dict[int, tuple[int, int, int, int]] = {}
+
+    def step(self, view: View) -> Masks:
+        masks = {
+            object_id: self._segment(view, FramePrompt(box=box)) for object_id, box in self._boxes.items()
+        }
+        self._boxes |= {object_id: mask.box for object_id, mask in masks.items() if mask.area}
+        return masks
+
+    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+        mask = truth if self._kind == "mask" else self._segment(view, make_prompt(self._kind, truth))
+        self._boxes[object_id] = mask.box if mask.area else truth.box
+
+    def _segment(self, view: View, prompt: FramePrompt) -> Mask:
+        logits, _ = self._tracker.segment(view.features, prompt.to_model(0, view.scaling))
+        return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size)
+
+
+class CopyFirst:
+    """The true mask of the prompted frame, on every frame after it."""
+
+    def __init__(self) -> None:
+        self._masks: Masks = {}
+
+    def step(self, view: View) -> Masks:
+        return dict(self._masks)
+
+    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+        self._masks[object_id] = truth
+
+
+def make_prompt(kind: str, truth: Mask) -> FramePrompt:
+    """A prompt of kind mask, box (the tight one) or point (the most interior) that shows a true mask."""
+    if kind == "mask":
+        return FramePrompt(mask=truth)
+    if kind == "box":
+        return FramePrompt(box=truth.box)
+    return FramePrompt(points=[interior_point(truth.full())])
+
+
+def interior_point(mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """The centre (x, y) of the pixel that is farthest from the outside of the mask; the image's border is outside."""
+    padded = np.pad(mask.astype(np.uint8), 1)
+    distance = cv2.distanceTransform(padded, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[1:-1, 1:-1]
+    y, x = np.unravel_index(int(distance.argmax()), distance.shape)
+    return float(x) + 0.5, float(y) + 0.5
+
+
+@torch.inference_mode()
+def see(model: TrackerModel, image: npt.NDArray[np.uint8]) -> View:
+    """Encode BGR uint8 [h, w, 3] as the pipeline does."""
+    features = model.encode(model.preprocess(image))
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return View(features, Scaling((image.shape[0], image.shape[1]), model.image_size))

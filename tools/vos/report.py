@@ -1,0 +1,134 @@
+"""Results of an evaluation as a table and as JSON.
+
+Means are over objects, as in the benchmark: of a sequence over its own, in all over those of all sequences.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .evaluate import SequenceResult
+from .metrics import Score
+from .occlusion import OcclusionCount
+
+Results = Mapping[str, Mapping[str, SequenceResult]]
+"""By setting, then by sequence."""
+
+NONE = "-"
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """Figures of the first setting; those of all under `settings`, where there are several."""
+    reports = {name: _setting_json(sequences) for name, sequences in results.items()}
+    first = next(iter(reports.values()))
+    return first | {"settings": reports} if len(reports) > 1 else first
+
+
+def _setting_json(sequences: Mapping[str, SequenceResult]) -> dict[str, Any]:
+    return {
+        **_score_json(mean_score(sequences.values())),
+        "sequences": {name: _sequence_json(result) for name, result in sequences.items()},
+        "occlusions": _occlusion_json(total_occlusions(sequences.values())),
+        "frame_ms": frame_ms(sequences.values()),
+    }
+
+
+def _sequence_json(result: SequenceResult) -> dict[str, Any]:
+    objects = {str(object_id): _score_json(score) for object_id, score in result.scores.items()}
+    return _score_json(mean_score([result])) | {"objects": objects}
+
+
+def _score_json(score: Score | None) -> dict[str, float | None]:
+    if score is None:
+        return {"J": None, "F": None, "J&F": None}
+    return {"J": score.j, "F": score.f, "J&F": (score.j + score.f) / 2}
+
+
+def _occlusion_json(found: OcclusionCount) -> dict[str, float | None]:
+    return {
+        "cases": found.cases,
+        "recovered": found.recovered_share,
+        "hidden_frames": found.hidden_frames,
+        "false_while_hidden": found.false_while_hidden,
+    }
+
+
+def mean_score(results: Iterable[SequenceResult]) -> Score | None:
+    """J and F over all objects; None where there are none."""
+    scores = [score for result in results for score in result.scores.values()]
+    return Score(*np.mean(scores, axis=0).tolist()) if scores else None
+
+
+def total_occlusions(results: Iterable[SequenceResult]) -> OcclusionCount:
+    return sum((result.occlusions for result in results), OcclusionCount())
+
+
+def frame_ms(results: Iterable[SequenceResult]) -> float:
+    """Milliseconds of a frame: the median sequence's."""
+    return statistics.median(result.frame_ms for result in results)
+
+
+def as_table(results: Results) -> str:
+    """Each sequence under each setting, then the means, with their difference from the first setting's."""
+    rows: list[tuple[str, ...]] = [("sequence", "setting", "objects", "J", "F", "J&F", "ms/frame")]
+    for sequence in next(iter(results.values())):
+        for position, (setting, sequences) in enumerate(results.items()):
+            result = sequences[sequence]
+            rows.append(
+                (
+                    "" if position else sequence,
+                    setting,
+                    str(len(result.scores)),
+                    *_score_cells(mean_score([result])),
+                    f"{result.frame_ms:.1f}",
+                )
+            )
+    return "\n".join((*_aligned(rows, left=2), "", *_aligned(_mean_rows(results), left=1)))
+
+
+def _mean_rows(results: Results) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("mean", "J", "F", "J&F", "delta J", "recovered", "occlusions", "false while hidden", "ms/frame")
+    ]
+    base = mean_score(next(iter(results.values())).values())
+    for setting, sequences in results.items():
+        mean, hidden = mean_score(sequences.values()), total_occlusions(sequences.values())
+        rows.append(
+            (
+                setting,
+                *_score_cells(mean),
+                f"{mean.j - base.j:+.3f}" if mean and base else NONE,
+                _share(hidden.recovered_share),
+                str(hidden.cases),
+                _share(hidden.false_while_hidden),
+                f"{frame_ms(sequences.values()):.1f}",
+            )
+        )
+    return rows
+
+
+def _score_cells(score: Score | None) -> tuple[str, str, str]:
+    if score is None:
+        return NONE, NONE, NONE
+    return f"{score.j:.3f}", f"{score.f:.3f}", f"{(score.j + score.f) / 2:.3f}"
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.0f} %"
+
+
+def _aligned(rows: list[tuple[str, ...]], left: int) -> list[str]:
+    """Columns of one width each, the first `left` flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
