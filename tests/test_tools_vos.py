@@ -1,4 +1,4 @@
-"""Evaluation of video object segmentation: settings, sequences, a whole run over drawn clips, reports."""
+"""Evaluation of video object segmentation: sequences, prompts, whole runs over drawn clips."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.errors import BagError, CameraError, SettingsError
+from sam3_node.errors import BagError, CameraError
 from sam3_node.models.sam import TrackerModel
 from sam3_node.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask
 from tools.scenes.clips import Clip, write_clip
 from tools.scenes.recording import write_recording
-from tools.vos import metrics, report
+from tools.vos import metrics
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks, interior_point, make_prompt
-from tools.vos.metrics import Bools, Score
+from tools.vos.metrics import Bools
 from tools.vos.occlusion import OcclusionCount
 from tools.vos.sequences import Sequence, TrueFrame, open_sequences
-from tools.vos.settings import COMPARED, Setting, parse_settings
+from tools.vos.settings import Setting, parse_settings
 
 from .tiny import tiny_model
 
@@ -32,29 +32,6 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 HEIGHT, WIDTH, SIDE = 60, 80, 20
 IN_VIEW, LARGE, FRAMES = 6, 8, 40
 OUT_OF_VIEW = range(12, 24)
-
-
-def test_settings_are_named_changes_of_a_base() -> None:
-    text = "default,bank-off,bank=15+select=confident,dtype=bf16,prompt=point"
-    default, bank_off, large, half, point = parse_settings(text, Setting(prompt="box"))
-    assert (default.name, default.method, default.prompt) == ("default", "default", "box")
-    assert bank_off.method == "bank-off"
-    assert (large.bank_size, large.selection, large.dtype) == (15, "confident", "auto")
-    assert (half.dtype, half.prompt, point.prompt) == ("bfloat16", "box", "point")
-    assert default.bank_size == TrackerSettings().bank_size
-
-
-def test_what_compare_stands_for_is_valid() -> None:
-    assert len(parse_settings(COMPARED, Setting())) == len(COMPARED.split(","))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "fast", "bank=1", "bank=x", "bank", "select=best", "dtype=int8", "prompt=", "default,default"],
-)
-def test_bad_settings_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="expected"):
-        parse_settings(text, Setting())
 
 
 def square(y: int, x: int, side: int = SIDE) -> Bools:
@@ -263,36 +240,6 @@ def test_an_object_without_a_frame_to_score_has_no_mean(model: TrackerModel) -> 
     assert set(result.scores) == {1, 4}
     result, _ = follow(model, "copy-first", drawn_clip(frames=LARGE + 2))
     assert set(result.scores) == {1}
-
-
-def results() -> dict[str, dict[str, SequenceResult]]:
-    a = SequenceResult({1: Score(0.8, 0.6), 2: Score(0.6, 0.4)}, OcclusionCount(2, 1, 20, 5), 10.0)
-    b = SequenceResult({1: Score(0.1, 0.2)}, OcclusionCount(), 20.0)
-    return {"default": {"cup": a, "jar": b}, "bank=3": {"cup": b, "jar": b}}
-
-
-def test_json_has_the_first_settings_figures_and_then_all() -> None:
-    figures = report.as_json(results())
-    assert figures["J"] == pytest.approx(0.5)
-    assert figures["F"] == pytest.approx(0.4)
-    assert figures["J&F"] == pytest.approx(0.45)
-    assert figures["sequences"]["cup"]["J"] == pytest.approx(0.7)
-    assert figures["sequences"]["cup"]["objects"]["2"]["F"] == 0.4
-    assert figures["occlusions"] == {
-        "cases": 2,
-        "recovered": 0.5,
-        "hidden_frames": 20,
-        "false_while_hidden": 0.25,
-    }
-    assert figures["settings"]["bank=3"]["J"] == pytest.approx(0.1)
-    assert "settings" not in report.as_json({"default": results()["default"]})
-
-
-def test_the_table_has_each_sequence_and_the_difference() -> None:
-    lines = report.as_table(results()).splitlines()
-    assert lines[1].split() == ["cup", "default", "2", "0.700", "0.500", "0.600", "10.0"]
-    assert lines[2].split() == ["bank=3", "1", "0.100", "0.200", "0.150", "20.0"]
-    assert lines[-1].split() == ["bank=3", "0.100", "0.200", "0.150", "-0.400", "-", "0", "-", "20.0"]
 
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
