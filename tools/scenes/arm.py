@@ -1,4 +1,4 @@
-"""A kinematic robot arm: a column, two links, a wrist and a gripper, whose parts are placed along the hand's path."""
+"""A kinematic robot arm, or a person's: column, two links, wrist and gripper or hand, placed along the tool's path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from tools.scenes.colors import Color, any_color, contrast, scaled
-from tools.scenes.motion import Array, Rng, frames, quaternions, unit, wobble
+from tools.scenes.motion import Array, Rng, frames, quaternions, unit
+from tools.scenes.stage import Hand
 
 Solid = Literal["capsule", "cylinder", "box", "ellipsoid"]
 
@@ -20,7 +21,10 @@ LIVERIES: tuple[tuple[Color, Color], ...] = (
     ((0.6, 0.62, 0.65), (0.1, 0.1, 0.1)),
     ((0.95, 0.8, 0.1), (0.2, 0.2, 0.2)),
 )
+SKINS: tuple[Color, ...] = ((0.95, 0.76, 0.65), (0.82, 0.6, 0.46), (0.6, 0.4, 0.28), (0.36, 0.23, 0.17))
+PEOPLE = 0.25  # of the arms
 SLACK = 1.06  # of the reach beyond the farthest point
+PALM = 0.018  # half of the gripper's body, along the fingers
 
 
 @dataclass(frozen=True)
@@ -37,35 +41,90 @@ class Limb:
     quats: Array
 
 
-def reach(rng: Rng, times: Array, hand: Array, opening: Array, base: Array, thickness: float) -> list[Limb]:
-    """The parts of an arm that stands at `base` [3] and whose fingertips follow `hand` [n, 3]; metres."""
+@dataclass(frozen=True)
+class Look:
+    """Thickness of the links and of the wrist's housing in metres, and colours of links and joints."""
+
+    person: bool
+    thickness: float
+    housing: float
+    main: Color
+    trim: Color
+
+
+def draw_look(rng: Rng, scale: float, person: bool | None = None) -> Look:
+    """How an arm looks; scale 1 is a robot for objects of some ten centimetres."""
+    thickness = rng.uniform(0.022, 0.042) * scale
+    if rng.random() < PEOPLE if person is None else person:
+        return Look(True, thickness, 0.0, any_color(rng), SKINS[rng.integers(len(SKINS))])
     main, trim = LIVERIES[rng.integers(len(LIVERIES))]
     if rng.random() < 0.3:
         main = any_color(rng)
         trim = contrast(rng, main)
-    approach = _approach(rng, times, hand, base)
-    tool = rng.uniform(0.13, 0.19)
-    wrist = hand - tool * approach
-    shoulder = np.broadcast_to(base + np.array([0.0, 0.0, rng.uniform(0.2, 0.35)]), hand.shape)
+    housing = rng.uniform(0.04, 0.06) * scale if rng.random() < 0.5 else 0.0
+    return Look(False, thickness, housing, main, trim)
+
+
+def reach(rng: Rng, times: Array, hand: Hand, look: Look) -> list[Limb]:
+    """The parts of an arm whose fingertips follow the hand."""
+    tip = hand.path(times)
+    approach = hand.approach(tip)
+    wrist = tip - hand.tool * approach
+    shoulder = np.broadcast_to(hand.base + np.array([0.0, 0.0, rng.uniform(0.2, 0.35)]), tip.shape)
     elbow = _elbow(shoulder, wrist)
-    arm = [
-        _between("cylinder", np.broadcast_to(base, hand.shape), shoulder, thickness * 1.3, trim),
-        _between("capsule", shoulder, elbow, thickness, main),
-        _between("capsule", elbow, wrist, thickness * 0.8, main),
-        *(
-            _joint(point, shoulder, wrist, thickness * size, trim)
-            for point, size in ((shoulder, 1.35), (elbow, 1.2))
-        ),
+    thick, trim = look.thickness, look.trim
+    limbs = [
+        _between("capsule", shoulder, elbow, thick, look.main),
+        _between("capsule", elbow, wrist, thick * 0.8, look.main),
+        _between("capsule", wrist, tip - 0.5 * hand.tool * approach, thick * 0.65, trim),
     ]
-    return arm + _gripper(rng, hand, wrist, approach, opening, (main, trim), thickness)
+    if not look.person:
+        limbs.append(_between("cylinder", np.broadcast_to(hand.base, tip.shape), shoulder, thick * 1.3, trim))
+        joints = ((shoulder, 1.35), (elbow, 1.2))
+        limbs += [_joint(point, shoulder, wrist, thick * size, trim) for point, size in joints]
+    if look.housing:
+        limbs.append(_joint(wrist, shoulder, wrist, look.housing, trim))
+    matrices = frames(approach, np.array([np.cos(hand.yaw), np.sin(hand.yaw), 0.0]))
+    return limbs + gripper(rng, tip, matrices, hand.opening(times), look)
 
 
-def _approach(rng: Rng, times: Array, hand: Array, base: Array) -> Array:
-    """The direction in which the fingers point [n, 3]: mostly down, leaning away from the base."""
-    away = hand - base
-    away[:, 2] = 0
-    lean = rng.uniform(0.0, 0.5) + 0.08 * wobble(rng, times, 3.0, 1)
-    return unit(np.array([0.0, 0.0, -1.0]) + lean * unit(away))
+def gripper(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
+    """A palm and fingers whose tips are at `tip` [n, 3].
+
+    matrices [n, 3, 3]: x is the line of the fingers, z where they point. opening [n]: half of their distance.
+    """
+    return (_person_hand if look.person else _two_fingers)(rng, tip, matrices, opening, look)
+
+
+def _two_fingers(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
+    quats, approach = quaternions(matrices), matrices[:, :, 2]
+    finger = rng.uniform(0.055, 0.08)
+    top = tip - finger * approach
+    wide = max(0.045, float(opening.max()) + 0.012)
+    limbs = [Limb("box", (wide, 0.026, PALM), look.main, top - PALM * approach, quats)]
+    color = scaled(look.trim, rng.uniform(0.5, 1.2))
+    for side in (-1.0, 1.0):
+        offset = side * (opening + 0.006)[:, None] * matrices[:, :, 0]
+        limbs.append(
+            Limb("box", (0.006, 0.011, finger / 2), color, top + finger / 2 * approach + offset, quats)
+        )
+    return limbs
+
+
+def _person_hand(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
+    """A palm, four fingers on one side of what is held and a thumb on the other."""
+    approach, across, along = matrices[:, :, 2], matrices[:, :, 0], matrices[:, :, 1]
+    palm = tip - 0.075 * approach
+    limbs = [Limb("ellipsoid", (0.026, 0.042, 0.04), look.trim, palm, quaternions(matrices))]
+    for finger in range(5):
+        thumb = finger == 4
+        side = -1.0 if thumb else 1.0
+        spread = 0.0 if thumb else 0.019 * (finger - 1.5)
+        root = palm + 0.02 * approach + 0.016 * side * across + spread * along
+        knuckle = palm + 0.045 * approach + side * (opening[:, None] + 0.016) * across + spread * along
+        end = tip + side * (opening[:, None] + 0.007) * across + 0.8 * spread * along
+        limbs += [_between("capsule", *bone, 0.0085, look.trim) for bone in ((root, knuckle), (knuckle, end))]
+    return limbs
 
 
 def _elbow(shoulder: Array, wrist: Array) -> Array:
@@ -78,37 +137,9 @@ def _elbow(shoulder: Array, wrist: Array) -> Array:
     return shoulder + line / 2 + np.sqrt(link**2 - distance**2 / 4) * unit(up)
 
 
-def _gripper(
-    rng: Rng,
-    hand: Array,
-    wrist: Array,
-    approach: Array,
-    opening: Array,
-    livery: tuple[Color, Color],
-    thickness: float,
-) -> list[Limb]:
-    yaw = rng.uniform(0, np.pi)
-    across = np.array([np.cos(yaw), np.sin(yaw), 0.0])
-    matrices = frames(approach, across)
-    quats = quaternions(matrices)
-    finger, palm = rng.uniform(0.055, 0.08), 0.018
-    top = hand - finger * approach
-    limbs = [
-        _between("capsule", wrist, top - palm * approach, thickness * 0.65, livery[1]),
-        Limb("box", (0.055, 0.026, palm), livery[0], top - palm * approach, quats),
-    ]
-    color = scaled(livery[1], rng.uniform(0.5, 1.2))
-    for side in (-1.0, 1.0):
-        offset = side * (opening + 0.006)[:, None] * matrices[:, :, 0]
-        limbs.append(
-            Limb("box", (0.006, 0.011, finger / 2), color, top + finger / 2 * approach + offset, quats)
-        )
-    return limbs
-
-
 def _between(solid: Solid, start: Array, end: Array, radius: float, color: Color) -> Limb:
     line = end - start
-    half = float(np.linalg.norm(line, axis=-1).mean()) / 2
+    half = float(np.linalg.norm(line, axis=-1).max()) / 2
     quats = quaternions(frames(line, np.array([1.0, 0.0, 0.0])))
     return Limb(solid, (radius, half, 0.0), color, (start + end) / 2, quats)
 

@@ -13,7 +13,7 @@ UP = np.array([0.0, 0.0, 1.0])
 FLIP = np.diag(
     [1.0, -1.0, -1.0]
 )  # OpenGL's camera axes (x right, y up, z back) to OpenCV's (y down, z forward)
-STYLES = ("fixed", "handheld", "orbit", "approach", "wrist")
+STYLES = ("fixed", "handheld", "orbit", "approach", "roaming")
 STYLE_WEIGHTS = (0.2, 0.36, 0.2, 0.14, 0.1)
 FIELD_DEG = (40.0, 75.0)
 
@@ -98,15 +98,15 @@ def film(
     progress = (
         minimum_jerk((times - times[0]) / seconds) if rng.random() < 0.5 else (times - times[0]) / seconds
     )
-    if style in ("orbit", "wrist"):
+    if style in ("orbit", "roaming"):
         azimuth = (
             calm * rng.choice([-1, 1]) * math.radians(rng.uniform(8, 25)) * seconds**0.7 * (progress - 0.5)
         )
         elevation = calm * math.radians(rng.uniform(-6, 6)) * seconds**0.7 * (progress - 0.5)
-    if style in ("approach", "wrist"):
+    if style in ("approach", "roaming"):
         scale = calm * rng.uniform(-0.25, 0.25) * seconds**0.4 * progress
     moved = _around(view, azimuth, np.clip(view.elevation + elevation, 0.15, 1.45), np.exp(scale))
-    hand = {"fixed": 0.0, "wrist": 0.4}.get(style, 1.0 if style == "handheld" else 0.3) * calm
+    hand = {"fixed": 0.0, "roaming": 0.4}.get(style, 1.0 if style == "handheld" else 0.3) * calm
     return _look(rng, view, times, moved, hand, vertical_field(view.field, *aspect))
 
 

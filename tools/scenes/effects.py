@@ -47,7 +47,7 @@ def draw_effects(rng: Rng) -> Effects:
         noise=rng.uniform(1, 8) if rng.random() < 0.6 else 0.0,
         supersample=2 if rng.random() < 0.5 and not blurred else 1,
         samples=3 if blurred else 1,
-        shutter=rng.uniform(0.3, 0.9) if blurred else 0.0,
+        shutter=rng.uniform(0.2, 0.5) if blurred else 0.0,
         jpeg=int(rng.integers(70, 96)),
     )
 

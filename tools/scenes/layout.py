@@ -14,10 +14,10 @@ from tools.scenes.objects import ObjectModel, draw_object
 from tools.scenes.stage import Actor
 from tools.scenes.textures import Texture
 
-COUNT = (3, 9)
+COUNT = (4, 11)
 SHARE = (0.18, 0.4)  # of the view's width that the middle object takes
 EXTREMES = (0.1, 0.6)  # smallest and largest share of any object
-GAP = 0.006
+GAP = 0.002
 TRIES = 60
 
 

@@ -22,7 +22,7 @@ class ObjectModel:
     """An object with its base at z = 0, centred on the z axis; metres.
 
     radius: of the circle about its footprint. roll: radius with which it rolls (along x, about y where it is no ball),
-    or 0. grasp: half the width between the fingers.
+    or 0. grasp: half its narrower side; grasp_yaw: the direction of that side, 0 is x.
     """
 
     identity: int
@@ -34,6 +34,7 @@ class ObjectModel:
     roll: float
     ball: bool
     grasp: float
+    grasp_yaw: float
 
     @property
     def name(self) -> str:
@@ -74,5 +75,8 @@ def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectM
     radius = float(np.linalg.norm(points[:, :2] - (x, y), axis=-1).max())
     sides = high - low
     grasp = float(min(sides[0], sides[1]) / 2)
+    yaw = 0.0 if sides[0] <= sides[1] else np.pi / 2
     roll = float(sides[2] / 2) if shape.rolls else 0.0
-    return ObjectModel(identity, kind, shape.color, parts, radius, float(sides[2]), roll, shape.ball, grasp)
+    return ObjectModel(
+        identity, kind, shape.color, parts, radius, float(sides[2]), roll, shape.ball, grasp, yaw
+    )

@@ -6,19 +6,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.scenes.arm import Limb, reach
+from tools.scenes.arm import Limb, draw_look, gripper, reach
 from tools.scenes.camera import Camera, View, draw_view, film
 from tools.scenes.effects import Effects, draw_effects
 from tools.scenes.identity import SPLITS, Split
 from tools.scenes.layout import arrange, draw_models, on_table
-from tools.scenes.motion import Array, Rng
+from tools.scenes.motion import Array, Rng, frames
 from tools.scenes.room import Room, draw_room
-from tools.scenes.scenarios import SCENARIOS, Stage
-from tools.scenes.stage import Actor
+from tools.scenes.scenarios import SCENARIOS
+from tools.scenes.script import Stage
+from tools.scenes.stage import Actor, Hand
 
 SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
 FEWEST = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1}
 TRIES = 50
+WRIST_CAMERAS = 0.35  # of the clips without an arm
+SIDES = {
+    "far": (0.0, 1.7),
+    "left": (-1.8, 0.0),
+    "right": (1.8, 0.0),
+    "near": (0.3, -2.0),
+}  # half views from the centre
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,8 @@ def make_plan(rng: Rng, settings: Settings) -> Plan:
     effects = draw_effects(rng)
     stage = _set_up(rng, settings, scenario, effects)
     target = SCENARIOS[scenario](stage)
-    limbs = _arm(stage)
-    places = _standing(stage)
-    room = draw_room(rng, stage.view, settings.split, places)
+    limbs = _limbs(stage)
+    room = draw_room(rng, stage.view, settings.split, _standing(stage))
     return Plan(settings, scenario, target, stage.actors, limbs, stage.camera, room, effects)
 
 
@@ -85,29 +92,34 @@ def _set_up(rng: Rng, settings: Settings, scenario: str, effects: Effects) -> St
         actors = arrange(rng, view, models, len(times))
         if len(actors) >= FEWEST[scenario]:
             break
-    camera = _camera(rng, view, times, settings, scenario)
-    return Stage(rng, settings.split, view, camera, times, seconds, actors)
-
-
-def _camera(rng: Rng, view: View, times: Array, settings: Settings, scenario: str) -> Camera:
     calm = 0.6 if scenario == "occlusion" else 1.0
-    return film(rng, view, times, (settings.width, settings.height), calm=calm)
+    camera = film(rng, view, times, (settings.width, settings.height), calm=calm)
+    look = draw_look(rng, float(np.clip(width / 0.6, 0.7, 1.3)))
+    return Stage(rng, settings.split, view, camera, times, seconds, actors, draw_hand(rng, view), look)
 
 
-def _arm(stage: Stage) -> list[Limb]:
-    """The arm, where the hand has anything to do."""
-    rng, hand = stage.rng, stage.hand
-    if not hand.keys:
+def draw_hand(rng: Rng, view: View) -> Hand:
+    """A hand whose arm stands somewhere around the table."""
+    side = rng.choice(list(SIDES), p=[0.4, 0.25, 0.25, 0.1])
+    base = on_table(view, *(np.array(SIDES[side]) + rng.normal(0, 0.25, 2)))
+    return Hand(base, rng.uniform(0.0, 0.5), rng.uniform(0.13, 0.19), rng.uniform(0, np.pi))
+
+
+def _limbs(stage: Stage) -> list[Limb]:
+    """The arm, where the hand has anything to do; else sometimes a gripper that the camera is mounted on."""
+    hand, camera = stage.hand, stage.camera
+    if hand.keys:
+        _park(stage)
+        return reach(stage.rng, stage.times, hand, stage.look)
+    if stage.rng.random() > WRIST_CAMERAS:
         return []
-    side = rng.choice(["far", "left", "right", "near"], p=[0.4, 0.25, 0.25, 0.1])
-    right, forward = {"far": (0.0, 1.7), "left": (-1.8, 0.0), "right": (1.8, 0.0), "near": (0.3, -2.0)}[side]
-    base = on_table(stage.view, right + rng.normal(0, 0.3), forward + rng.normal(0, 0.2))
-    _park(stage, base)
-    thickness = rng.uniform(0.022, 0.042) * np.clip(stage.view.width / 0.6, 0.7, 1.3)
-    return reach(rng, stage.times, hand.path(stage.times), hand.opening(stage.times), base, thickness)
+    right, up, back = (camera.rotations[:, :, axis] for axis in range(3))
+    tip = camera.positions - 0.2 * back - 0.07 * up
+    opening = hand.opening(stage.times)
+    return gripper(stage.rng, tip, frames(-back, right), opening, draw_look(stage.rng, 1.0, person=False))
 
 
-def _park(stage: Stage, base: Array) -> None:
+def _park(stage: Stage) -> None:
     """Before and after its work the hand is near its base."""
     hand, rng = stage.hand, stage.rng
     if not np.isfinite(hand.busy_until):
@@ -117,7 +129,7 @@ def _park(stage: Stage, base: Array) -> None:
         (first[0] - rng.uniform(0.7, 1.5), first[1]),
         (last[0] + rng.uniform(0.7, 1.5), last[1]),
     ):
-        rest = key + rng.uniform(0.5, 0.9) * (base - key)
+        rest = key + rng.uniform(0.5, 0.9) * (hand.base - key)
         rest[2] = rng.uniform(0.15, 0.35)
         hand.keys.append((time, rest))
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tools.scenes.motion import Array, compose, eased, keyframes, turn
+from tools.scenes.motion import Array, compose, eased, keyframes, turn, unit
 from tools.scenes.objects import ObjectModel
 
 APPROACH_S, RETREAT_S = 0.7, 0.6
 HOVER = 0.1  # metres above what is grasped or pushed
 OPEN = 0.018  # metres that each finger opens beyond the object
+WIDEST = 0.05  # half width between the fingers; wider objects are held by the rim
 
 
 @dataclass
@@ -51,9 +52,14 @@ class Actor:
 class Hand:
     """The tool centre point over time: keys (time, position [3]), grips (time, half opening) and what it holds.
 
-    holds: from, to, object, offset of the hand from the object's base [3] or [n, 3].
+    holds: from, to, object, offset of the hand from the object's base [3] or [n, 3]. lean: how far the tool leans away
+    from the arm's base, as a tangent; tool: metres from the wrist to the fingertips; yaw: of the fingers' line.
     """
 
+    base: Array
+    lean: float
+    tool: float
+    yaw: float
     keys: list[tuple[float, Array]] = field(default_factory=list)
     grips: list[tuple[float, float]] = field(default_factory=list)
     holds: list[tuple[float, float, Actor, Array]] = field(default_factory=list)
@@ -67,6 +73,12 @@ class Hand:
             positions[held] = (actor.positions + offset)[held]
         return positions
 
+    def approach(self, positions: Array) -> Array:
+        """The direction in which the fingers point [n, 3]: down, leaning away from the base."""
+        away = positions - self.base
+        away[:, 2] = 0
+        return unit(np.array([0.0, 0.0, -1.0]) + self.lean * unit(away))
+
     def opening(self, times: Array) -> Array:
         """Half of the fingers' distance [n]."""
         grips = self.grips or [(0.0, 0.03)]
@@ -77,6 +89,10 @@ class Hand:
         self.keys += [(start - APPROACH_S, actor.place + offset + before), (start, actor.place + offset)]
         self.holds.append((start, end, actor, offset))
         self.busy_until = end + RETREAT_S
+
+    def grip(self, start: float, end: float, half: float) -> None:
+        """Close the fingers at `start` on what is 2 `half` wide, open them at `end`."""
+        self.grips += [(start - 0.2, half + OPEN), (start, half), (end, half), (end + 0.2, half + OPEN)]
 
     def release(self, actor: Actor, end: float, offset: Array) -> None:
         """Leave an object where it now stands."""
@@ -116,14 +132,13 @@ def carry(
     hand: Hand, actor: Actor, times: Array, start: float, end: float, destination: Array, lift: float
 ) -> None:
     """Grasp from above, lift, move through the air, put down."""
-    offset = np.array([0.0, 0.0, grasp_height(actor.model)])
+    offset, half = grasp(hand, actor)
     hand.hold(actor, start, end, offset, np.array([0.0, 0.0, HOVER]))
     third = (end - start) / 3
     actor.positions[:, 2] += lift * (eased(times, start, start + third) - eased(times, end - third, end))
     actor.shift(eased(times, start + 0.4 * third, end - 0.4 * third), destination)
     hand.release(actor, end, offset)
-    opened, closed = actor.model.grasp + OPEN, actor.model.grasp
-    hand.grips += [(start - 0.2, opened), (start, closed), (end, closed), (end + 0.2, opened)]
+    hand.grip(start, end, half)
 
 
 def push(hand: Hand, actor: Actor, times: Array, start: float, end: float, destination: Array) -> None:
@@ -137,6 +152,16 @@ def push(hand: Hand, actor: Actor, times: Array, start: float, end: float, desti
     hand.grips += [(start - 0.3, 0.012), (end + 0.3, 0.012)]
 
 
-def grasp_height(model: ObjectModel) -> float:
-    """Height of the fingers' tips on an object that is held from above."""
-    return max(0.55 * model.height, model.height - 0.035)
+def grasp(hand: Hand, actor: Actor) -> tuple[Array, float]:
+    """Where the fingertips hold an object, from its base [3], and half of what is between them.
+
+    Objects that are too wide are held by the rim.
+    """
+    model = actor.model
+    height = max(0.55 * model.height, model.height - 0.035)
+    if model.grasp <= WIDEST:
+        _, _, z = actor.quats[-1, 1:]
+        hand.yaw = 2 * float(np.arctan2(z, actor.quats[-1, 0])) + model.grasp_yaw
+        return np.array([0.0, 0.0, height]), model.grasp
+    across = np.array([np.cos(hand.yaw), np.sin(hand.yaw), 0.0])
+    return 0.92 * model.grasp * across + np.array([0.0, 0.0, model.height - 0.012]), 0.006
