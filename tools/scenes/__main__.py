@@ -1,6 +1,7 @@
 """Render labelled clips of a table, objects and a robot arm into a folder of `clips`' layout.
 
     python -m tools.scenes --split train --clips 500 --frames 16 --size 320x240 --fps 12 -o out/scenes/train
+    python -m tools.scenes --recording -o out/scenes/recording
 
 Needs the extra `scenes` and, without a GPU, the system library OSMesa (apt-get install libosmesa6). A clip follows from
 its split, seed and index alone; a run that is started again leaves finished clips as they are. Objects and surfaces of
@@ -11,19 +12,21 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from sam3_node.errors import Sam3NodeError
+from tools.scenes import showcase
 from tools.scenes.clips import is_written, write_clip
 from tools.scenes.generate import clip_name, generate
 from tools.scenes.identity import SPLITS
 from tools.scenes.plan import Settings
-from tools.scenes.render import Renderer, choose_backend
+from tools.scenes.render import Renderer, load_mujoco
+from tools.scenes.scenarios import SCENARIOS
 
 WEIGHTS = "free=5,occlusion=2,leave=1.5,lookalike=1.5"
 LARGEST_SCALE = 2
@@ -38,14 +41,13 @@ class Job:
     root: Path
 
 
-_renderers: dict[int, Renderer] = {}
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status."""
     options = parse(arguments)
     try:
-        choose_backend()
+        load_mujoco()
+        if options.recording:
+            return render_recording(options.output)
         return render(Job(settings_of(options), options.seed, options.output), options.clips, options.workers)
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,30 +59,48 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m tools.scenes", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--split", choices=SPLITS, default="train")
-    parser.add_argument("--clips", type=int, default=100)
-    parser.add_argument("--frames", type=int, default=16, help="per clip")
+    parser.add_argument("--clips", type=positive, default=100)
+    parser.add_argument("--frames", type=positive, default=16, help="per clip")
     parser.add_argument("--size", type=size, default=(320, 240), metavar="WxH")
     parser.add_argument("--fps", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=positive, default=1)
     parser.add_argument(
         "--scenario", type=weights, default=weights(WEIGHTS), help=f"weights, such as {WEIGHTS}"
     )
     parser.add_argument("--depth", action="store_true", help="write depth too")
+    parser.add_argument(
+        "--recording", action="store_true", help="the one clip that the demo plays, with depth"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args(arguments)
 
 
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
+    return int(text)
+
+
 def size(text: str) -> tuple[int, int]:
     """(width, height) of '320x240'."""
-    width, height = (int(side) for side in text.split("x"))
-    return width, height
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise argparse.ArgumentTypeError(f"expected WIDTHxHEIGHT in pixels, found {text!r}")
+    return int(width), int(height)
 
 
 def weights(text: str) -> dict[str, float]:
     """Scenarios' weights of 'free=2,leave' (1 where none is given)."""
-    pairs = (item.partition("=") for item in text.split(","))
-    return {name: float(weight or 1) for name, _, weight in pairs}
+    pairs = [item.partition("=") for item in text.split(",")]
+    try:
+        found = {name: float(weight or 1) for name, _, weight in pairs}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected weights such as {WEIGHTS}, found {text!r}") from error
+    if not set(found) <= set(SCENARIOS) or min(found.values()) < 0 or not sum(found.values()):
+        raise argparse.ArgumentTypeError(f"expected weights of {', '.join(SCENARIOS)}, found {text!r}")
+    return found
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -88,6 +108,15 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(
         options.split, options.frames, width, height, options.fps, options.scenario, options.depth
     )
+
+
+def render_recording(root: Path) -> int:
+    """Render the showcase."""
+    settings = showcase.SETTINGS
+    rendered = showcase.record(_renderer(settings.width, settings.height))
+    write_clip(root, showcase.NAME, rendered.clip, rendered.jpeg)
+    print(f"{showcase.NAME}: {len(rendered.clip)} frames in {root}")
+    return 0
 
 
 def render(job: Job, clips: int, workers: int) -> int:
@@ -119,14 +148,18 @@ def _work(job: Job, indices: list[int], workers: int) -> Iterator[str | None]:
         yield from pool.imap_unordered(_one, jobs)
 
 
+@cache
+def _renderer(width: int, height: int) -> Renderer:
+    """This process's renderer for pictures of a size."""
+    return Renderer(LARGEST_SCALE * width, LARGEST_SCALE * height)
+
+
 def _one(task: tuple[Job, int]) -> str | None:
     job, index = task
     settings = job.settings
-    if os.getpid() not in _renderers:
-        _renderers[os.getpid()] = Renderer(LARGEST_SCALE * settings.width, LARGEST_SCALE * settings.height)
     name = clip_name(settings, job.seed, index)
     try:
-        rendered = generate(_renderers[os.getpid()], settings, job.seed, index)
+        rendered = generate(_renderer(settings.width, settings.height), settings, job.seed, index)
         write_clip(job.root, name, rendered.clip, rendered.jpeg)
     except Exception as error:  # one clip's failure must not end hours of others
         return f"{name}: {type(error).__name__}: {error}"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tools.scenes.camera import intrinsics
 from tools.scenes.clips import Clip, Labels
-from tools.scenes.plan import Plan, Settings, make_plan, seeded
+from tools.scenes.objects import ObjectModel
+from tools.scenes.plan import Plan, Settings, draw_scenario, frame_samples, make_plan, seeded
 from tools.scenes.render import Film, Renderer
 from tools.scenes.scene import Scene
 
-ATTEMPTS = 25
+ATTEMPTS = 40
 HIDDEN_FRAMES = 10  # in a row, of what is occluded or away; a third of a shorter clip
 VISIBLE = 0.001  # of the image's pixels
 USEFUL_SIDE = 0.08  # of the image's width, for an object to count
-SHRINK = 2  # of the labels that plans are judged by
 
 
 class UnfitPlanError(Exception):
@@ -39,17 +41,20 @@ def clip_name(settings: Settings, seed: int, index: int) -> str:
 
 def generate(renderer: Renderer, settings: Settings, seed: int, index: int) -> Rendered:
     """The clip of this seed and index; raises UnfitPlanError after too many attempts."""
-    for attempt in range(ATTEMPTS):
+    scenario = draw_scenario(seeded(seed, settings, index, 0), settings)
+    for attempt in range(1, ATTEMPTS + 1):
         rng = seeded(seed, settings, index, attempt)
-        plan = make_plan(rng, settings)
+        plan = make_plan(rng, settings, scenario)
         film = renderer.open(Scene(plan))
         try:
-            shrink = SHRINK if settings.width % SHRINK == 0 and settings.height % SHRINK == 0 else 1
-            if fits(plan, [film.labels(frame, shrink) for frame in range(settings.frames)]):
-                return _shoot(film, plan, rng, clip_name(settings, seed, index), seed)
+            labels = [film.labels(frame) for frame in range(settings.frames)]
+            if fits(plan, labels):
+                return shoot(film, plan, labels, rng, clip_name(settings, seed, index), seed)
         finally:
             film.close()
-    raise UnfitPlanError(f"{ATTEMPTS} plans for clip {index} did not show what they should")
+    raise UnfitPlanError(
+        f"{ATTEMPTS} plans of scenario {scenario} for clip {index} did not show what they should"
+    )
 
 
 def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
@@ -63,7 +68,7 @@ def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
     seen = areas > VISIBLE
     if plan.scenario == "lookalike":
         return bool(seen[0] and seen[-1]) and _twins_seen(plan, labels[0])
-    return bool(seen[0] and seen[-2:].all()) and _longest_run(areas == 0) >= min(
+    return bool(seen[0] and seen[-2:].all()) and longest_run(areas == 0) >= min(
         HIDDEN_FRAMES, len(labels) // 3
     )
 
@@ -80,27 +85,19 @@ def _twins_seen(plan: Plan, labels: Labels) -> bool:
     return sum((labels == label).mean() > VISIBLE for label in twins) > 1
 
 
-def _longest_run(flags: np.ndarray) -> int:
-    longest = run = 0
-    for flag in flags:
-        run = run + 1 if flag else 0
-        longest = max(longest, run)
-    return longest
-
-
-def _shoot(film: Film, plan: Plan, rng: np.random.Generator, name: str, seed: int) -> Rendered:
-    settings = plan.settings
-    frames = range(settings.frames)
+def shoot(
+    film: Film, plan: Plan, labels: Sequence[Labels], rng: np.random.Generator, name: str, seed: int
+) -> Rendered:
+    """The pictures of a plan whose labels are known; objects that are never seen are left out, the others numbered."""
+    settings, frames = plan.settings, range(plan.settings.frames)
     film.expose()
     images = [film.image(rng, frame) for frame in frames]
-    labels = [film.labels(frame) for frame in frames]
     depths = [film.depth(frame) for frame in frames] if settings.depth else []
     shown = [
         actor for actor in plan.actors if actor.label and any((each == actor.label).any() for each in labels)
     ]
     order = np.zeros(256, np.uint8)
     order[[actor.label for actor in shown]] = np.arange(1, len(shown) + 1)
-    models = [actor.model for actor in shown]
     meta = {
         "fps": settings.fps,
         "width": settings.width,
@@ -110,16 +107,27 @@ def _shoot(film: Film, plan: Plan, rng: np.random.Generator, name: str, seed: in
         "scenario": plan.scenario,
         "target": int(order[plan.target]),
         "intrinsics": intrinsics(plan.camera.fov_y, settings.width, settings.height),
-        "objects": [
-            {
-                "id": index + 1,
-                "name": model.name,
-                "color": model.color,
-                "kind": model.kind,
-                "identity": model.identity,
-            }
-            for index, model in enumerate(models)
-        ],
-        "camera_poses": np.round(plan.camera.poses()[:: plan.effects.samples], 6).tolist(),
+        "objects": [describe(actor.model, index) for index, actor in enumerate(shown, start=1)],
+        "camera_poses": np.round(plan.camera.poses()[frame_samples(plan.effects, settings)], 6).tolist(),
     }
     return Rendered(Clip(name, images, [order[each] for each in labels], depths, meta), plan.effects.jpeg)
+
+
+def describe(model: ObjectModel, label: int) -> dict[str, Any]:
+    """What `Clip.meta` tells of an object."""
+    return {
+        "id": label,
+        "name": model.name,
+        "color": model.color,
+        "kind": model.kind,
+        "identity": model.identity,
+    }
+
+
+def longest_run(flags: npt.NDArray[np.bool_]) -> int:
+    """Length of the longest run of true values."""
+    longest = run = 0
+    for flag in flags:
+        run = run + 1 if flag else 0
+        longest = max(longest, run)
+    return longest

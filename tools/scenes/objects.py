@@ -56,8 +56,8 @@ def make_object(identity: int, kinds: Sequence[str] = ()) -> ObjectModel:
 
 
 def kinds_of(split: Split) -> tuple[str, ...]:
-    """The kinds of objects that a split shows; testing shows its own ones three times as often."""
-    return (*MAKERS, *TEST_KINDS, *TEST_KINDS) if split == "test" else TRAIN_KINDS
+    """The kinds of objects that a split shows; testing shows its own ones twice as often."""
+    return (*MAKERS, *TEST_KINDS) if split == "test" else TRAIN_KINDS
 
 
 def draw_object(rng: np.random.Generator, split: Split, kinds: Sequence[str] = ()) -> ObjectModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tools.scenes.arm import Limb, draw_look, gripper, reach
 from tools.scenes.camera import Camera, View, draw_view, film
@@ -56,11 +57,8 @@ class Plan:
     effects: Effects
 
 
-def make_plan(rng: Rng, settings: Settings) -> Plan:
-    """A clip drawn at random."""
-    names = [name for name, weight in settings.weights.items() if weight > 0]
-    weights = np.array([settings.weights[name] for name in names])
-    scenario = str(rng.choice(names, p=weights / weights.sum()))
+def make_plan(rng: Rng, settings: Settings, scenario: str) -> Plan:
+    """A clip of a scenario, drawn at random."""
     effects = draw_effects(rng)
     stage = _set_up(rng, settings, scenario, effects)
     target = SCENARIOS[scenario](stage)
@@ -69,16 +67,28 @@ def make_plan(rng: Rng, settings: Settings) -> Plan:
     return Plan(settings, scenario, target, stage.actors, limbs, stage.camera, room, effects)
 
 
+def draw_scenario(rng: Rng, settings: Settings) -> str:
+    """A scenario by the settings' weights."""
+    names = list(settings.weights)
+    weights = np.array([settings.weights[name] for name in names])
+    return str(rng.choice(names, p=weights / weights.sum()))
+
+
 def seeded(seed: int, settings: Settings, index: int, attempt: int) -> Rng:
     """The generator of one clip's one attempt."""
     return np.random.default_rng([seed, SPLITS.index(settings.split), index, attempt])
 
 
 def sample_times(start: float, settings: Settings, effects: Effects) -> Array:
-    """When pictures are taken: `samples` within the shutter's time for each frame."""
+    """When pictures are taken: `samples` around each frame, within the shutter's time."""
     frames = start + np.arange(settings.frames) / settings.fps
-    within = np.arange(effects.samples) / effects.samples * effects.shutter / settings.fps
-    return (frames[:, None] + within).ravel()
+    within = (np.arange(effects.samples) - effects.samples // 2) / effects.samples
+    return (frames[:, None] + within * effects.shutter / settings.fps).ravel()
+
+
+def frame_samples(effects: Effects, settings: Settings) -> npt.NDArray[np.intp]:
+    """Of all the pictures taken, the one in the middle of each frame."""
+    return np.arange(settings.frames) * effects.samples + effects.samples // 2
 
 
 def _set_up(rng: Rng, settings: Settings, scenario: str, effects: Effects) -> Stage:

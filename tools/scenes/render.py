@@ -6,6 +6,7 @@ import atexit
 import ctypes.util
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cv2
@@ -16,6 +17,7 @@ from sam3_node.errors import MissingExtraError, require
 from tools.scenes.clips import Depth, Image, Labels
 from tools.scenes.effects import develop
 from tools.scenes.motion import Rng
+from tools.scenes.plan import frame_samples
 from tools.scenes.scene import Scene
 
 GPU_NODES = ("/dev/dri/renderD128", "/dev/nvidia0")
@@ -24,34 +26,35 @@ HIGHLIGHT = 250.0  # grey level that the exposure leaves the brightest parts
 FONT = 100  # per cent; MuJoCo wants one
 
 
-def choose_backend() -> str:
-    """Set MUJOCO_GL where it is unset: egl with a GPU's device node, else osmesa; the name in use.
+def load_mujoco() -> ModuleType:
+    """MuJoCo with a renderer that this machine has; MUJOCO_GL, where unset, becomes egl with a GPU, else osmesa.
 
-    Raises MissingExtraError where OSMesa is wanted and its library is not installed.
+    Raises MissingExtraError where MuJoCo, or OSMesa's library where that is to render, is not installed.
     """
-    os.environ.setdefault("LP_NUM_THREADS", "0")  # OSMesa: one core each, clips are what runs in parallel
     found = any(Path(node).exists() for node in GPU_NODES)
     backend = os.environ.setdefault("MUJOCO_GL", "egl" if found else "osmesa")
+    os.environ.setdefault("LP_NUM_THREADS", "0")  # OSMesa: one core each, clips are what runs in parallel
+    mujoco = require("mujoco", "scenes")
     if backend == "osmesa" and ctypes.util.find_library("OSMesa") is None:
         raise MissingExtraError(
             "rendering without a GPU needs the system library OSMesa, found none: apt-get install libosmesa6"
         )
-    return backend
+    return mujoco
 
 
 class Renderer:
     """One OpenGL context for many scenes; width and height are the largest that will be asked for."""
 
     def __init__(self, width: int, height: int) -> None:
-        choose_backend()
+        self._mujoco = load_mujoco()
         cv2.setNumThreads(1)
-        self._mujoco = require("mujoco", "scenes")
-        self._gl = require("mujoco.gl_context", "scenes").GLContext(width, height)
+        self._gl = require(f"mujoco.{os.environ['MUJOCO_GL']}", "scenes").GLContext(width, height)
         self._gl.make_current()
         atexit.register(self.close)  # while OpenGL's module is still whole
 
     def open(self, scene: Scene) -> Film:
-        """Load a scene onto the device."""
+        """Load a scene onto the device; one is open at a time."""
+        self._gl.make_current()
         return Film(self._mujoco, scene)
 
     def close(self) -> None:
@@ -74,16 +77,17 @@ class Film:
         self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, 0
         self._shadows = any(light.shadow for light in scene.plan.room.lights)
         self._gain = 1.0
+        self._middle = frame_samples(scene.plan.effects, scene.plan.settings)
         self._size = (scene.plan.settings.width, scene.plan.settings.height)
 
     def close(self) -> None:
         """Take the scene off the device."""
         self._context.free()
 
-    def labels(self, frame: int, shrink: int = 1) -> Labels:
-        """Labels [h, w] of a frame; `shrink` divides the size."""
-        self._update(frame * self._scene.plan.effects.samples)
-        colours, _ = self._draw(1 / shrink, ids=True)
+    def labels(self, frame: int) -> Labels:
+        """Labels [h, w] of a frame."""
+        self._update(self._middle[frame])
+        colours, _ = self._draw(1, ids=True)
         ids = colours @ np.array([1, 256, 65536], np.int32)
         return self._label_of_segment()[ids]
 
@@ -102,7 +106,7 @@ class Film:
 
     def depth(self, frame: int) -> Depth:
         """Millimetres along the optical axis [h, w]; 0 beyond 65 m."""
-        self._update(frame * self._scene.plan.effects.samples)
+        self._update(self._middle[frame])
         _, depth = self._draw(1, ids=True, with_depth=True)
         model = self._scene.model
         extent = model.stat.extent
@@ -125,10 +129,10 @@ class Film:
         )
 
     def _draw(
-        self, scale: float, ids: bool, with_depth: bool = False
+        self, scale: int, ids: bool, with_depth: bool = False
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
         flags = self._mujoco.mjtRndFlag
-        width, height = (int(side * scale) for side in self._size)
+        width, height = (side * scale for side in self._size)
         self._geoms.flags[flags.mjRND_SHADOW] = self._shadows and not ids
         self._geoms.flags[flags.mjRND_REFLECTION] = not ids
         self._geoms.flags[flags.mjRND_SEGMENT] = ids

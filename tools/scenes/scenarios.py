@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tools.scenes.camera import UP, pan
-from tools.scenes.layout import free_place, tinted
+from tools.scenes.layout import clear, free_place, tinted
 from tools.scenes.motion import Array, eased, minimum_jerk
 from tools.scenes.occlusion import occlusion
 from tools.scenes.script import SHORT_S, Stage, clearance, move, move_others, sweep
@@ -91,16 +91,25 @@ def lookalike(stage: Stage) -> int:
 
 
 def _swap(stage: Stage, first: Actor, second: Actor, start: float, end: float) -> None:
-    """Half a turn of two objects about their middle, squeezed so that neither goes far."""
+    """Half a turn of two objects about their middle, squeezed so that they meet nothing."""
     middle = (first.place + second.place) / 2
     arm = first.place - middle
     half = float(np.linalg.norm(arm))
-    across = np.cross(UP, arm) * max(min(1.0, 1.3 * first.model.radius / max(half, 1e-6)), 0.35)
+    least = max(min(1.0, 1.3 * first.model.radius / max(half, 1e-6)), 0.35)  # so that they pass each other
+    others = [actor for actor in stage.actors if actor is not first and actor is not second]
+    rings = [np.cross(UP, arm) * width for width in (least, 0.5 * (least + 1), 1.0, 1.3)]
+    free = [ring for ring in rings if _clear_ring(middle, arm, ring, first.model.radius, others)]
+    across = (free or rings)[0]
     angle = np.pi * minimum_jerk((stage.times - start) / (end - start))[:, None]
     way = (np.cos(angle) - 1) * arm + np.sin(angle) * across
     first.positions += way
     second.positions -= way
     first.place, second.place = second.place, first.place
+
+
+def _clear_ring(middle: Array, arm: Array, across: Array, radius: float, others: list[Actor]) -> bool:
+    angles = np.linspace(0, 2 * np.pi, 24)
+    return all(clear(middle + np.cos(a) * arm + np.sin(a) * across, radius, others) for a in angles)
 
 
 SCENARIOS: dict[str, Callable[[Stage], int]] = {

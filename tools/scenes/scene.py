@@ -20,6 +20,7 @@ from tools.scenes.textures import Texture
 
 SHADOW_PIXELS = 1024
 WALL_HEIGHT = 3.0
+LIGHT_INSIDE = 0.8  # of the way to the walls, which would cast shadows themselves
 TABLE_THICKNESS = 0.03
 
 
@@ -156,7 +157,7 @@ class _Room:
         for light in room.lights:
             self.scene.world.add_light(
                 type=self.scene.mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
-                pos=[4 * value for value in light.position],
+                pos=[LIGHT_INSIDE * room.wall_distance * value for value in light.position],
                 dir=[-value for value in light.position],
                 diffuse=light.color,
                 specular=[0.5 * value for value in light.color],

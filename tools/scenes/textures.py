@@ -40,10 +40,10 @@ def blend(weight: Field, first: Color, second: Color) -> Canvas:
     return start + weight[..., None] * (np.array(second, np.float32) - start)
 
 
-def surface(rng: Rng, size: int = SURFACE_SIZE) -> Texture:
-    """A table's, floor's or wall's texture."""
-    make = SURFACES[rng.choice(len(SURFACES), p=SURFACE_WEIGHTS)]
-    return _finish(make(rng, size))
+def surface(rng: Rng, kind: str = "", size: int = SURFACE_SIZE) -> Texture:
+    """A table's, floor's or wall's texture, of a kind in SURFACES or of any."""
+    chosen = kind or str(rng.choice(list(SURFACES), p=SURFACE_WEIGHTS))
+    return _finish(SURFACES[chosen](rng, size))
 
 
 def skin(rng: Rng, color: Color, labelled: bool = False, size: int = SKIN_SIZE) -> Texture:
@@ -240,15 +240,15 @@ SkinMaker = Callable[[Rng, int, Color], Canvas]
 SurfaceMaker = Callable[[Rng, int], Canvas]
 SKINS: tuple[SkinMaker, ...] = (_plain, _mottled, _bands, _stripes, _spots, _logo, _two_tone)
 SKIN_WEIGHTS = (0.4, 0.1, 0.12, 0.08, 0.06, 0.14, 0.1)
-SURFACES: tuple[SurfaceMaker, ...] = (
-    _wood,
-    _checker,
-    _lines,
-    _speckle,
-    _even,
-    _cloud,
-    _shapes,
-    _tiles,
-    _cloth,
-)
+SURFACES: dict[str, SurfaceMaker] = {
+    "wood": _wood,
+    "checker": _checker,
+    "lines": _lines,
+    "speckle": _speckle,
+    "plain": _even,
+    "cloud": _cloud,
+    "shapes": _shapes,
+    "tiles": _tiles,
+    "cloth": _cloth,
+}
 SURFACE_WEIGHTS = (0.24, 0.05, 0.05, 0.12, 0.14, 0.1, 0.14, 0.08, 0.08)
