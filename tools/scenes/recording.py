@@ -43,7 +43,6 @@ def write_recording(clip: Clip, path: Path, quality: int = 80, depth_unit_mm: in
 def _frame(clip: Clip, index: int, quality: int, depth_unit_mm: int) -> Frame:
     image = clip.image(index)
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
-    given = clip.meta.get("intrinsics")
     return Frame(
         camera=CAMERA,
         seq=index,
@@ -54,8 +53,14 @@ def _frame(clip: Clip, index: int, quality: int, depth_unit_mm: int) -> Frame:
         colour=cv2.imencode(".jpg", image, options)[1].tobytes(),
         clock="device",
         depth=_depth(clip, index, depth_unit_mm),
-        intrinsics=Intrinsics(*(given[key] for key in ("fx", "fy", "cx", "cy"))) if given else None,
+        intrinsics=_intrinsics(clip),
     )
+
+
+def _intrinsics(clip: Clip) -> Intrinsics | None:
+    """A clip's principal point counts from the corner of the top-left pixel, a frame's from its centre."""
+    given = clip.meta.get("intrinsics")
+    return Intrinsics(given["fx"], given["fy"], given["cx"] - 0.5, given["cy"] - 0.5) if given else None
 
 
 def _depth(clip: Clip, index: int, unit_mm: int) -> Depth | None:

@@ -34,7 +34,7 @@ CAST = (  # identity, kind, place in half views to the right and forward, turn
     (329, "bottle", -0.5, 0.15, 0.0),
     (539, "box", 0.52, 0.25, 0.5),
     (29, "can", 0.04, 0.3, 0.0),
-    (979, "ball", 0.45, -0.55, 0.0),
+    (979, "ball", 0.45, -0.45, 0.0),
 )
 SURFACES = ((19, "wood"), (29, "speckle"), (329, "plain"))  # of table, floor and walls
 HIDDEN, TAKEN, ROLLED, TURNED = 3, 1, 4, 0  # places in the cast

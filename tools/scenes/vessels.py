@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tools.scenes.colors import Color, any_color, contrast, draw_color, scaled
@@ -12,6 +14,7 @@ from tools.scenes.textures import skin
 Rng = np.random.Generator
 
 WET = Finish(1.0, 0.9)
+LIP_ANGLES = np.linspace(-math.pi, math.pi, 7)
 LYING = 0.25  # of bottles and cans
 METALS: tuple[Color, ...] = ((0.75, 0.75, 0.78), (0.55, 0.56, 0.6), (0.8, 0.7, 0.45))
 
@@ -57,8 +60,14 @@ def cup(rng: Rng) -> Shape:
 def glass(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("white", "blue", "green", "teal", "brown", "pink"))
     rim, height = rng.uniform(0.03, 0.042), rng.uniform(0.09, 0.15)
-    body = _open_vessel(rim * rng.uniform(0.7, 1.0), rim, height, rim * rng.uniform(0, 0.2))
-    parts = [Part(body, scaled(color, 1.1), alpha=rng.uniform(0.25, 0.55), finish=WET)]
+    side = arc((rim * rng.uniform(0.7, 1.0), 0), (rim, height), rim * rng.uniform(0, 0.2))
+    body = lathe(profile((0, 0), *side))  # one wall: two would be drawn through each other in any order
+    lip = lathe(profile(*((rim + 0.0015 * math.cos(a), height + 0.0015 * math.sin(a)) for a in LIP_ANGLES)))
+    alpha = rng.uniform(0.25, 0.55)
+    parts = [
+        Part(body, scaled(color, 1.1), alpha=alpha, finish=WET),
+        Part(lip, scaled(color, 1.2), alpha=0.9, finish=WET),
+    ]
     if rng.random() < 0.5:
         level = height * rng.uniform(0.3, 0.8)
         drink = lathe(profile((0, 0.004), (rim * 0.66, 0.004), (rim * 0.68, level), (0, level)))
