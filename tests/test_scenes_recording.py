@@ -18,7 +18,7 @@ pytest.importorskip("mcap")
 from sam3_node.bags import Recording, read_poses, read_truth
 from tools.scenes.recording import write_recording
 
-INTRINSICS = {"fx": 50.0, "fy": 51.0, "cx": 31.5, "cy": 23.5}
+INTRINSICS = {"fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
 OBJECTS = [{"id": 1, "name": "red mug"}, {"id": 3, "name": "grey wrench"}]
 
 
