@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from sam3_node.errors import Sam3NodeError
-from tools.scenes import showcase
+from tools.scenes import photos, robosuite, showcase
 from tools.scenes.clips import is_written, write_clip
 from tools.scenes.generate import clip_name, generate
 from tools.scenes.identity import SPLITS
@@ -69,6 +69,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--scenario", type=weights, default=weights(WEIGHTS), help=f"weights, such as {WEIGHTS}"
     )
     parser.add_argument("--depth", action="store_true", help="write depth too")
+    parser.add_argument("--robosuite", action="store_true", help="its meshes too, where it is installed")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="pictures for some of the surfaces")
     parser.add_argument(
         "--recording", action="store_true", help="the one clip that the demo plays, with depth"
     )
@@ -105,8 +107,20 @@ def weights(text: str) -> dict[str, float]:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     width, height = options.size
+    if options.robosuite:
+        robosuite.makers()
+    if options.photos:
+        photos.pictures(options.photos)
     return Settings(
-        options.split, options.frames, width, height, options.fps, options.scenario, options.depth
+        options.split,
+        options.frames,
+        width,
+        height,
+        options.fps,
+        options.scenario,
+        options.depth,
+        options.robosuite,
+        options.photos,
     )
 
 

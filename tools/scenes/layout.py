@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from tools.scenes.camera import View
 from tools.scenes.identity import Split
 from tools.scenes.motion import Array, Rng
 from tools.scenes.objects import ObjectModel, draw_object
+from tools.scenes.parts import Maker
 from tools.scenes.stage import Actor
 from tools.scenes.textures import Texture
 
@@ -21,9 +22,12 @@ GAP = 0.002
 TRIES = 60
 
 
-def draw_models(rng: Rng, split: Split) -> tuple[list[ObjectModel], float]:
-    """Objects that go together, and the width of a view in which they have a useful size."""
-    models = [draw_object(rng, split) for _ in range(rng.integers(*COUNT))]
+def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
+    """Objects that go together, and the width of a view in which they have a useful size.
+
+    more: further kinds of objects.
+    """
+    models = [draw_object(rng, split, more) for _ in range(rng.integers(*COUNT))]
     width = float(np.median([model.extent for model in models]) / rng.uniform(*SHARE))
     fitting = [model for model in models if EXTREMES[0] < model.extent / width < EXTREMES[1]]
     return fitting, width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from tools.scenes.parts import Maker, Part, Shape
 MAKERS: dict[str, Maker] = {**vessels.MAKERS, **goods.MAKERS, **handtools.MAKERS}
 TEST_KINDS = ("vase", "spanner", "toy car", "pear", "funnel")  # drawn for testing only
 TRAIN_KINDS = tuple(kind for kind in MAKERS if kind not in TEST_KINDS)
+NO_MORE: Mapping[str, Maker] = {}
 SCALE = (0.85, 1.2)
 
 
@@ -47,12 +48,16 @@ class ObjectModel:
         return max(2 * self.radius, self.height)
 
 
-def make_object(identity: int, kinds: Sequence[str] = ()) -> ObjectModel:
-    """The object model of an integer; `kinds` narrows what it may be (the default is what its split may show)."""
-    rng = object_rng(identity)
-    allowed = tuple(kinds) or kinds_of(split_of(identity))
+def make_object(identity: int, kinds: Sequence[str] = (), more: Mapping[str, Maker] = NO_MORE) -> ObjectModel:
+    """The object model of an integer.
+
+    kinds: what it may be, where it is not all that its split may show. more: further kinds, for training only.
+    """
+    rng, split = object_rng(identity), split_of(identity)
+    makers = {**MAKERS, **more} if split == "train" else MAKERS
+    allowed = tuple(kinds) or kinds_of(split) + tuple(kind for kind in makers if kind not in MAKERS)
     kind = str(rng.choice(allowed))
-    return build(identity, kind, MAKERS[kind](rng), rng.uniform(*SCALE))
+    return build(identity, kind, makers[kind](rng), rng.uniform(*SCALE))
 
 
 def kinds_of(split: Split) -> tuple[str, ...]:
@@ -60,9 +65,9 @@ def kinds_of(split: Split) -> tuple[str, ...]:
     return (*MAKERS, *TEST_KINDS) if split == "test" else TRAIN_KINDS
 
 
-def draw_object(rng: np.random.Generator, split: Split, kinds: Sequence[str] = ()) -> ObjectModel:
+def draw_object(rng: np.random.Generator, split: Split, more: Mapping[str, Maker] = NO_MORE) -> ObjectModel:
     """An object model of a split."""
-    return make_object(draw_identity(rng, split), kinds)
+    return make_object(draw_identity(rng, split), more=more)
 
 
 def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectModel:

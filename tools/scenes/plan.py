@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from tools.scenes import robosuite
 from tools.scenes.arm import Limb, draw_look, gripper, reach
 from tools.scenes.camera import Camera, View, draw_view, film
 from tools.scenes.effects import Effects, draw_effects
@@ -32,7 +34,10 @@ SIDES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for: split, frames per clip, size in pixels, frames per second and the scenarios' weights."""
+    """What is asked for: split, frames per clip, size in pixels, frames per second and the scenarios' weights.
+
+    robosuite: its meshes among the training objects. photos: a folder of pictures for some of the surfaces.
+    """
 
     split: Split
     frames: int
@@ -41,6 +46,8 @@ class Settings:
     fps: float
     weights: dict[str, float]
     depth: bool = False
+    robosuite: bool = False
+    photos: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def make_plan(rng: Rng, settings: Settings, scenario: str) -> Plan:
     stage = _set_up(rng, settings, scenario, effects)
     target = SCENARIOS[scenario](stage)
     limbs = _limbs(stage)
-    room = draw_room(rng, stage.view, settings.split, _standing(stage))
+    room = draw_room(rng, stage.view, settings.split, _standing(stage), settings.photos)
     return Plan(settings, scenario, target, stage.actors, limbs, stage.camera, room, effects)
 
 
@@ -96,8 +103,9 @@ def _set_up(rng: Rng, settings: Settings, scenario: str, effects: Effects) -> St
     seconds = max(SCRIPT_S, duration)
     start = rng.uniform(0, seconds - duration) if scenario == "free" else 0.0
     times = sample_times(start, settings, effects)
+    more = robosuite.makers() if settings.robosuite else {}
     for _ in range(TRIES):
-        models, width = draw_models(rng, settings.split)
+        models, width = draw_models(rng, settings.split, more)
         view = draw_view(rng, width)
         actors = arrange(rng, view, models, len(times))
         if len(actors) >= FEWEST[scenario]:

@@ -24,15 +24,15 @@ CAMERA = "tabletop"
 FALLBACK_FPS = 15.0
 
 
-def write_recording(clip: Clip, path: Path, quality: int = 80, depth_unit_mm: int = 1) -> None:
-    """Write a clip to an MCAP file, depth rounded to multiples of `depth_unit_mm`.
+def write_recording(clip: Clip, path: Path, quality: int = 80, depth_step: int = 1) -> None:
+    """Write a clip to an MCAP file; of depth every `depth_step`-th pixel both ways, repeated to the full size.
 
     Raises CameraError where a file of the clip cannot be read, OutputError where `path` cannot be written.
     """
     truth = _Truth(clip)
     with FrameWriter(path) as writer:
         for index in range(len(clip)):
-            frame = _frame(clip, index, quality, depth_unit_mm)
+            frame = _frame(clip, index, quality, depth_step)
             writer.write(frame)
             writer.write_truth(truth.at(index, frame))
             if "camera_poses" in clip.meta:
@@ -40,7 +40,7 @@ def write_recording(clip: Clip, path: Path, quality: int = 80, depth_unit_mm: in
                 writer.write_pose(pose, frame.capture_ns)
 
 
-def _frame(clip: Clip, index: int, quality: int, depth_unit_mm: int) -> Frame:
+def _frame(clip: Clip, index: int, quality: int, depth_step: int) -> Frame:
     image = clip.image(index)
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
     return Frame(
@@ -52,7 +52,7 @@ def _frame(clip: Clip, index: int, quality: int, depth_unit_mm: int) -> Frame:
         encoding="jpeg",
         colour=cv2.imencode(".jpg", image, options)[1].tobytes(),
         clock="device",
-        depth=_depth(clip, index, depth_unit_mm),
+        depth=_depth(clip, index, depth_step),
         intrinsics=_intrinsics(clip),
     )
 
@@ -63,14 +63,14 @@ def _intrinsics(clip: Clip) -> Intrinsics | None:
     return Intrinsics(given["fx"], given["fy"], given["cx"] - 0.5, given["cy"] - 0.5) if given else None
 
 
-def _depth(clip: Clip, index: int, unit_mm: int) -> Depth | None:
-    """In units of `unit_mm`; what is nearer than half of one is 1, as 0 says unknown."""
+def _depth(clip: Clip, index: int, step: int) -> Depth | None:
     depth = clip.depth(index)
     if depth is None:
         return None
-    units = np.maximum(np.rint(depth / unit_mm), depth > 0).astype(np.uint16)
-    packed = encode_depth(units, "z16+zstd", unit_mm / 1000, aligned=True)
-    png = cv2.imencode(".png", units, [cv2.IMWRITE_PNG_COMPRESSION, 9])[1].tobytes()
+    coarse = depth[::step, ::step].repeat(step, axis=0).repeat(step, axis=1)
+    coarse = np.ascontiguousarray(coarse[: depth.shape[0], : depth.shape[1]])
+    packed = encode_depth(coarse, "z16+zstd", 0.001, aligned=True)
+    png = cv2.imencode(".png", coarse, [cv2.IMWRITE_PNG_COMPRESSION, 9])[1].tobytes()
     if len(png) >= memoryview(packed.data).nbytes:
         return packed
     return Depth(packed.width, packed.height, "png16", packed.scale_m, True, png)
@@ -127,11 +127,11 @@ def main() -> int:
     parser.add_argument("clip", help="name of the clip in it")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT.mcap")
     parser.add_argument("--quality", type=int, default=80, help="of the JPEG colour, 1..100")
-    parser.add_argument("--depth-unit-mm", type=int, default=1, help="depth is rounded to multiples of this")
+    parser.add_argument("--depth-step", type=int, default=1, help="keep every n-th pixel of depth, repeated")
     args = parser.parse_args()
     try:
         clip = read_clip(args.folder, args.clip)
-        write_recording(clip, args.out, args.quality, args.depth_unit_mm)
+        write_recording(clip, args.out, args.quality, args.depth_step)
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
