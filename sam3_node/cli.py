@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         parsers, common, "run", verbs.run, "the node: track objects on the frames of cameras, publish masks"
     )
     camera = _verb(
-        parsers, common, "camera", verbs.camera, "publish frames: scene:shapes, video:FILE, webcam:INDEX"
+        parsers, common, "camera", verbs.camera, "publish frames: scene:tabletop, bag:FILE, webcam:0 …"
     )
     camera.add_argument(
         "camera.source", metavar="SOURCE", nargs="?", default=argparse.SUPPRESS, help="what to publish"
@@ -79,10 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     prompt = _verb(parsers, common, "prompt", verbs.look_for, "name what to look for, live")
     prompt.add_argument("names", nargs="*", metavar="NAME", help='such as "red mug"')
     demo = _verb(
-        parsers, common, "demo", verbs.demo, "camera, node and watcher on this machine, with a drawn scene"
+        parsers, common, "demo", verbs.demo, "camera, node and watcher on this machine, on a recorded scene"
     )
     demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="where results go")
-    demo.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to play")
+    demo.add_argument(
+        "--seconds", type=float, metavar="S", help="how long to play; the recording once if left out"
+    )
     _verb(parsers, common, "doctor", verbs.doctor, "what is installed, what the GPU can do, what to fix")
     _add_node_verbs(parsers, common)
     return parser

@@ -1,75 +1,57 @@
-"""The demonstration: camera process -> ZeroMQ -> node process -> ZeroMQ -> this process, on a drawn scene.
+"""The demonstration: camera process -> ZeroMQ -> node process -> ZeroMQ -> this process, on a recorded scene.
 
-Objects are added, corrected and removed live, by boxes and points from the scene's own truth, on the frame
-that the latest message is about.
+Objects are added live, by boxes and names from the recording's own truth, on the frame that the latest message
+is about: at the start those that are in view, the others when they have come.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-import cv2
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
-from .cameras.scene import Scene
+from .bags import Recording
+from .cameras.bag import TABLETOP
 from .client import PerceptionClient
 from .demo_results import Results, write_results
 from .errors import ProcessError, UnknownFrameError
 from .group import CAMERA_READY, NODE_READY
 from .settings import CameraSettings, Settings, TransportSettings
 from .supervisor import Group, Process
-from .types import Box, Mask, MaskFrame
+from .types import Mask, MaskFrame
 
-SOURCE, FPS, CAMERA = "scene:shapes", 15, "cam0"
+SOURCE, CAMERA = "scene:tabletop", "cam0"
 ANY_PORT = "tcp://127.0.0.1:*"
 READY_S, SILENCE_S = 180.0, 20.0
-FEWEST_PIXELS = 150
+FEWEST_PIXELS, FEWEST_PART = 150, 0.25
 OVERTIME = 3.0
 
-Way = Literal["box", "point"]
-BoolImage = npt.NDArray[np.bool_]
 
+def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> Results:
+    """Play for `seconds`, or the recording once, and write overlay.mp4, contact.png, masks.mcap and summary.json.
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is done to the scene's object `truth`, when the part `at` (0..1) of the demo is over."""
-
-    at: float
-    action: Literal["add", "refine", "remove"]
-    truth: int
-    way: Way = "box"
-
-
-PLAN = (
-    Step(0.00, "add", 1, "box"),
-    Step(0.05, "add", 2, "point"),
-    Step(0.25, "add", 4, "box"),
-    Step(0.40, "add", 5, "point"),
-    Step(0.55, "refine", 2, "point"),
-    Step(0.85, "remove", 4),
-)
-
-
-def run_demo(out: Path, seconds: float = 10.0, settings: Settings | None = None) -> Results:
-    """Play for `seconds`, and write overlay.mp4, contact.png, masks.mcap and summary.json to `out`.
-
-    Model and tracker are those of `settings`. Raises ProcessError, with its last lines, when a process ends
-    or no masks come; OutputError when `out` cannot be written.
+    They go to `out`; model and tracker are those of `settings`. Raises ProcessError, with its last lines, when a
+    process ends or no masks come; OutputError when `out` cannot be written; BagError for a damaged recording.
     """
     settings = settings or Settings()
-    frames = max(2, round(seconds * FPS))
-    say(f"demo: {SOURCE} at {FPS} fps for {frames / FPS:.0f} s; camera and node are processes of their own")
-    with Group(echo=say) as group:
-        masks_at, control_at = _start(group, settings)
+    recording = Recording.load(TABLETOP)
+    frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
+    duration_s = frames / recording.fps
+    say(
+        f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; camera and node are processes of their own"
+    )
+    with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=say) as group:
+        frames_at = f"ipc://{folder}/frames"
+        masks_at, control_at = _start_node(group, settings, frames_at)
         with PerceptionClient(masks_at, control_at, timeout_ms=10_000) as client:
-            results = _collect(group, client, frames)
+            # after the node, which so sees the recording from its first frame on
+            _start_camera(group, frames_at)
+            results = _collect(group, client, recording, frames)
     say("drawing the results ...")
     write_results(out, results)
     say(results.table())
@@ -82,20 +64,23 @@ def say(line: str) -> None:
     print(line, file=sys.stdout, flush=True)
 
 
-def _start(group: Group, settings: Settings) -> tuple[str, str]:
-    """Camera and node on free ports of this machine; the node's endpoints of masks and control."""
-    camera = CameraSettings(source=SOURCE, name=CAMERA, fps=FPS)
-    environment = _environment(transport=TransportSettings(frames=(ANY_PORT,)), camera=camera)
-    group.start(Process("camera", _command("camera"), CAMERA_READY, environment))
-    ready = group.wait_ready("camera", READY_S)
-    assert ready is not None
-    transport = TransportSettings(frames=(ready.group(1),), masks=ANY_PORT, control=ANY_PORT)
+def _start_node(group: Group, settings: Settings, frames_at: str) -> tuple[str, str]:
+    """The node on free ports of this machine; its endpoints of masks and control."""
+    transport = TransportSettings(frames=(frames_at,), masks=ANY_PORT, control=ANY_PORT)
     model = settings.model.model_copy(update={"threads": settings.model.threads or _spare_threads()})
     environment = _environment(transport=transport, model=model, tracker=settings.tracker)
     group.start(Process("node", _command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
     assert ready is not None
     return ready.group(1), ready.group(2)
+
+
+def _start_camera(group: Group, frames_at: str) -> None:
+    """The recording again and again, its frames as they were recorded."""
+    camera = CameraSettings(source=SOURCE, name=CAMERA, encoding="jpeg", loop=True)
+    environment = _environment(transport=TransportSettings(frames=(frames_at,)), camera=camera)
+    group.start(Process("camera", _command("camera"), CAMERA_READY, environment))
+    group.wait_ready("camera", READY_S)
 
 
 def _spare_threads() -> int:
@@ -118,85 +103,59 @@ def _environment(**sections: BaseModel) -> dict[str, str]:
     }
 
 
-def _collect(group: Group, client: PerceptionClient, frames: int) -> Results:
-    """Receive masks and follow the plan until the camera has gone on by `frames`."""
-    scene = Scene.from_uri(SOURCE)
-    director = Director(scene, client)
+def _collect(group: Group, client: PerceptionClient, recording: Recording, frames: int) -> Results:
+    """Receive masks and add objects until the camera has published `frames`."""
+    director = Director(recording, client)
     progress = Progress()
     received: list[MaskFrame] = []
     status = client.status()
-    start, deadline = time.monotonic(), time.monotonic() + OVERTIME * frames / FPS + SILENCE_S
-    while not received or received[-1].seq - received[0].seq < frames - 1:
+    start, deadline = time.monotonic(), time.monotonic() + OVERTIME * frames / recording.fps + SILENCE_S
+    while not received or received[-1].seq < frames - 1:
         group.check()
         masks = client.latest(200)
         if masks is not None:
+            if received and masks.seq >= frames:
+                break
             received.append(masks)
-            director.direct(masks, (masks.seq - received[0].seq) / frames)
+            director.direct(masks)
             progress.tell(masks, len(received), time.monotonic() - start)
         elif time.monotonic() > deadline or (not received and time.monotonic() > start + SILENCE_S):
             raise ProcessError(
                 f"expected masks of {frames} camera frames, found {len(received)} messages; see above"
             )
-    return Results(scene, received, director.truth_of, director.labels, director.events, status)
+    return Results(recording, received, director.truth_of, director.labels, director.events, status)
 
 
 class Director:
-    """Carries out the plan; `truth_of` maps the node's ids to the scene's."""
+    """Asks for each object of the truth once; `truth_of` maps the node's ids to those of the truth."""
 
-    def __init__(self, scene: Scene, client: PerceptionClient) -> None:
+    def __init__(self, recording: Recording, client: PerceptionClient) -> None:
         self.truth_of: dict[int, int] = {}
         self.labels: dict[int, str] = {}
         self.events: list[tuple[int, str]] = []
-        self._scene = scene
+        self._recording = recording
         self._client = client
-        self._left = list(PLAN)
+        self._waiting = recording.labels
+        self._enough = {
+            truth: max(FEWEST_PIXELS, FEWEST_PART * recording.areas(truth).max()) for truth in self._waiting
+        }
 
-    def direct(self, masks: MaskFrame, progress: float) -> None:
-        """Do what is due, on the frame of `masks`; what fails for now is tried on the next."""
-        due = [step for step in self._left if step.at <= progress]
-        if not due:
+    def direct(self, masks: MaskFrame) -> None:
+        """Add what is in view on the frame of `masks` and not asked for yet; what fails is tried on the next."""
+        if not self._waiting:
             return
-        _, ids = self._scene.render(masks.seq)
-        for step in due:
-            inside = ids == step.truth
-            if step.action != "remove" and np.count_nonzero(inside) < FEWEST_PIXELS:
-                continue  # out of view
+        for truth, inside in self._recording.truth(masks.seq).items():
+            if truth not in self._waiting or inside.sum() < self._enough[truth]:
+                continue
+            label = self._waiting[truth]
             try:
-                event = self._carry_out(step, inside, masks.seq)
+                added = self._client.add_object(box=Mask.from_full(inside).box, label=label, seq=masks.seq)
             except UnknownFrameError:
-                continue  # the node has gone on; the next message is fresher
-            self._left.remove(step)
-            self.events.append((masks.seq, event))
-            say(f"frame {masks.seq}: {event}")
-
-    def _carry_out(self, step: Step, inside: BoolImage, seq: int) -> str:
-        label = self._scene.names[step.truth - 1]
-        if step.action == "add":
-            object_id = self._client.add_object(**_prompt(step.way, inside), label=label, seq=seq).id
-            self.truth_of[object_id], self.labels[object_id] = step.truth, label
-            return f"added {object_id}, {label}, by a {step.way}"
-        object_id = next(known for known, truth in self.truth_of.items() if truth == step.truth)
-        if step.action == "refine":
-            self._client.refine_object(object_id, **_prompt(step.way, inside), seq=seq)
-            return f"refined {object_id}, {label}, by a {step.way}"
-        self._client.remove_object(object_id)
-        return f"removed {object_id}, {label}"
-
-
-def _prompt(way: Way, inside: BoolImage) -> dict[str, Any]:
-    return {"box": tight_box(inside)} if way == "box" else {"points": [deepest_point(inside)], "labels": [1]}
-
-
-def tight_box(inside: BoolImage) -> Box:
-    """The box x0, y0, x1, y1 in pixels around what is set in bool [h, w]."""
-    return Mask.from_full(inside).box
-
-
-def deepest_point(inside: BoolImage) -> tuple[float, float]:
-    """The x, y in pixels that is farthest from the edge of what is set in bool [h, w]."""
-    depth = cv2.distanceTransform(inside.astype(np.uint8), cv2.DIST_L2, 5)
-    row, column = np.unravel_index(int(depth.argmax()), depth.shape)
-    return float(column) + 0.5, float(row) + 0.5
+                return  # the node has gone on; the next message is fresher
+            del self._waiting[truth]
+            self.truth_of[added.id], self.labels[added.id] = truth, label
+            self.events.append((masks.seq, f"added {added.id}, {label}, by a box"))
+            say(f"frame {masks.seq}: added {added.id}, {label}, by a box")
 
 
 @dataclass(slots=True)

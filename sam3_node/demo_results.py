@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .bags import MaskBagWriter
-from .cameras.scene import Scene
+from .bags import MaskBagWriter, Recording
 from .errors import OutputError
 from .types import NANOSECONDS, MaskFrame
 from .visual import Image, VideoWriter, contact_sheet, overlay, write_image
@@ -24,12 +23,12 @@ UNTRAINED = "untrained weights: masks are noise, everything else is real"
 
 @dataclass(slots=True)
 class Results:
-    """The masks that came, in order, and what the scene says should have.
+    """The masks that came, in order, and the recording whose truth says what should have.
 
-    `truth_of` maps ids of the node to ids of the scene; `events` are (seq, what was done).
+    `truth_of` maps ids of the node to ids of the truth; `events` are (seq, what was done).
     """
 
-    scene: Scene
+    recording: Recording
     frames: list[MaskFrame]
     truth_of: dict[int, int]
     labels: dict[int, str]
@@ -42,11 +41,12 @@ class Results:
         """The ids that were tracked."""
         return sorted({instance.id for masks in self.frames for instance in masks.instances})
 
-    def judge(self, masks: MaskFrame, truth: npt.NDArray[np.uint8]) -> None:
-        """Score each mask against the truth's ids, uint8 [h, w], where the object is in view."""
+    def judge(self, masks: MaskFrame) -> None:
+        """Score each mask by its IoU with the truth, where the object is in view."""
+        truth = self.recording.truth(masks.seq)
         for instance in masks.instances:
-            wanted = truth == self.truth_of.get(instance.id, 0)
-            if wanted.any() and instance.id in self.truth_of:
+            wanted = truth.get(self.truth_of.get(instance.id, 0))
+            if wanted is not None:
                 found = instance.mask.full()
                 self.ious[instance.id].append(float((found & wanted).sum() / (found | wanted).sum()))
 
@@ -128,11 +128,10 @@ def write_results(out: Path, results: Results) -> None:
 
 
 def _draw(results: Results) -> Iterator[tuple[MaskFrame, Image]]:
-    """Each message with its overlay on the frame that it was found on, drawn again from its seq."""
+    """Each message with its overlay on the recorded frame that it was found on."""
     for masks in results.frames:
-        image, truth = results.scene.render(masks.seq)
-        results.judge(masks, truth)
-        yield masks, overlay(image, masks)
+        results.judge(masks)
+        yield masks, overlay(results.recording.image(masks.seq), masks)
 
 
 def _what(masks: MaskFrame) -> str:

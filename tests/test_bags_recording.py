@@ -11,7 +11,8 @@ from sam3_node.errors import BagError
 
 pytest.importorskip("mcap")
 
-from sam3_node.bags import FrameWriter, Recording
+from sam3_node.bags import FrameWriter, Recording, read_poses
+from sam3_node.cameras.bag import TABLETOP
 
 from .recordings import SIZE, frame_at, truth_of, write_recording
 
@@ -48,3 +49,18 @@ def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
         BagError, match=r"expected 2 or more frames of table, each with its truth, found 3 and truth of 1"
     ):
         Recording.load(path)
+
+
+def test_the_bundled_recording_has_what_the_demonstration_needs() -> None:
+    recording = Recording.load(TABLETOP)
+    assert TABLETOP.stat().st_size < 10e6
+    assert 10 <= len(recording) / recording.fps <= 20
+    assert {(frame.width, frame.height, frame.encoding) for frame in recording.frames} == {(640, 480, "jpeg")}
+    assert all(frame.depth is not None and frame.intrinsics is not None for frame in recording.frames)
+    assert len(list(read_poses(TABLETOP))) == len(recording)
+    assert len(set(recording.labels.values())) == len(recording.labels) >= 4
+    assert (
+        sorted(recording.truth(0)) == sorted(recording.truth(len(recording) - 1)) == sorted(recording.labels)
+    )
+    hidden = [int((recording.areas(known) == 0).sum()) for known in recording.labels]
+    assert sum(count >= 10 for count in hidden) >= 2  # one is occluded, another leaves; both come back

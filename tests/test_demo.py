@@ -12,8 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sam3_node.cameras.scene import Scene
-from sam3_node.demo import SOURCE, deepest_point, run_demo, tight_box
+from sam3_node.demo import Director, run_demo
 from sam3_node.demo_results import UNTRAINED, Results
 from sam3_node.errors import ProcessError
 from sam3_node.settings import load_settings
@@ -22,52 +21,68 @@ from sam3_node.types import Instance, Mask, MaskFrame
 pytest.importorskip("torch")
 pytest.importorskip("mcap")
 
-from sam3_node.bags import read_masks
+from sam3_node.bags import Recording, read_masks
+from sam3_node.cameras.bag import TABLETOP
+
+from .node_rig import Rig, masks_where
+from .recordings import write_recording
 
 
-def results_of(shift: int) -> Results:
-    """Two frames whose masks are the truth, moved to the right."""
-    scene = Scene.from_uri(SOURCE)
+def results_of(folder: Path, shift: int) -> Results:
+    """Two messages whose masks are the truth, moved down; the second message is of the recording's second round."""
+    recording = Recording.load(write_recording(folder / "table.mcap", 4))
     frames = []
-    for seq in range(2):
-        _, ids = scene.render(seq)
+    for number, seq in enumerate((1, 6)):
         instances = tuple(
-            Instance(
-                truth + 10, "", 1.0, "tracked", 1, 0, Mask.from_full(np.roll(ids == truth, shift, axis=1))
-            )
-            for truth in (1, 2)
+            Instance(known + 10, "", 1.0, "tracked", 1, 0, Mask.from_full(np.roll(inside, shift, axis=0)))
+            for known, inside in recording.truth(seq).items()
         )
-        times = (seq * 10**9, seq * 10**9 + 10**7, seq * 10**9 + 3 * 10**7)
-        size = (scene.width, scene.height)
-        frames.append(MaskFrame("cam0", seq, times[0], *size, *times[1:], instances=instances))
+        times = (number * 10**9, number * 10**9 + 10**7, number * 10**9 + 3 * 10**7)
+        frames.append(MaskFrame("cam0", seq, times[0], 64, 48, *times[1:], instances=instances))
     truth_of, labels = {11: 1, 12: 2}, {11: "mug", 12: "ring"}
-    return Results(scene, frames, truth_of, labels, [], {"model": "nano", "trained": True})
+    return Results(recording, frames, truth_of, labels, [], {"model": "nano", "trained": True})
 
 
-@pytest.mark.parametrize(("shift", "low", "high"), [(0, 1.0, 1.0), (300, 0.0, 0.05)])
-def test_masks_are_judged_against_the_scene(shift: int, low: float, high: float) -> None:
-    results = results_of(shift)
+@pytest.mark.parametrize(("shift", "expected"), [(0, 1.0), (5, 0.5), (15, 0.0)])
+def test_masks_are_judged_against_the_recording(tmp_path: Path, shift: int, expected: float) -> None:
+    results = results_of(tmp_path, shift)
     for masks in results.frames:
-        results.judge(masks, results.scene.render(masks.seq)[1])
+        results.judge(masks)
     figures = results.summary()
-    assert low <= figures["mean_iou"] <= high
+    assert figures["mean_iou"] == pytest.approx(expected)
     assert (figures["frames"], figures["ids"], figures["frames_per_s"]) == (2, [11, 12], 1.0)
     assert figures["age_p50_ms"] == pytest.approx(30.0)
 
 
-def test_the_table_says_when_the_weights_are_untrained() -> None:
-    results = results_of(0)
+def test_the_table_says_when_the_weights_are_untrained(tmp_path: Path) -> None:
+    results = results_of(tmp_path, 0)
     assert UNTRAINED not in results.table()
     assert UNTRAINED in replace(results, status={"model": "nano", "trained": False}).table()
 
 
-def test_prompts_are_inside_the_object() -> None:
-    _, ids = Scene.from_uri(SOURCE).render(0)
-    for truth in (1, 2, 4, 5):
-        inside = ids == truth
-        x, y = deepest_point(inside)
-        assert inside[int(y), int(x)]
-        assert Mask.from_full(inside).box == tight_box(inside)
+def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
+    """The second is hidden on frames 0, 3, 6, …; on the others both are asked for, each once."""
+    path = write_recording(tmp_path / "table.mcap", 30)
+    recording = Recording.load(path)
+    rig = Rig(tmp_path)
+    try:
+        rig.node()
+        rig.start("camera", f"bag:{path}", CAMERA__LOOP="true")
+        with rig.client() as client:
+            director = Director(recording, client)
+            while not director.truth_of:
+                director.direct(
+                    masks_where(client, lambda masks: masks.seq % 3 == 0, "one without the second")
+                )
+            assert list(director.truth_of.values()) == [1]
+            while len(director.truth_of) < 2:
+                director.direct(masks_where(client, lambda masks: True, "masks"))
+            director.direct(masks_where(client, lambda masks: True, "masks"))
+            assert {known.id: known.label for known in client.list_objects()} == director.labels
+        assert sorted(director.truth_of.values()) == [1, 2]
+        assert [what.split(", ")[1] for _, what in director.events] == ["object 1", "object 2"]
+    finally:
+        rig.close()
 
 
 def test_it_plays_through_real_processes_and_leaves_its_results(
@@ -79,13 +94,14 @@ def test_it_plays_through_real_processes_and_leaves_its_results(
     for key in ("frames", "frames_per_s", "age_p50_ms", "age_p99_ms", "ids", "mean_iou"):
         assert key in figures
     assert figures["frames"] > 0
-    assert figures["ids"]
+    assert {row["label"] for row in figures["objects"]} <= set(Recording.load(TABLETOP).labels.values())
+    assert 0 <= figures["mean_iou"] <= 1
     bag = list(read_masks(tmp_path / "masks.mcap"))
     assert len(bag) == figures["frames"]
     assert all(later.seq > earlier.seq for earlier, later in itertools.pairwise(bag))
     assert cv2.VideoCapture(str(tmp_path / "overlay.mp4")).read()[0]
     assert cv2.imread(str(tmp_path / "contact.png")) is not None
-    assert "camera | camera cam0 publishing on tcp://127.0.0.1:" in printed
+    assert "camera | camera cam0 publishing on ipc://" in printed
     assert "mean IoU" in printed
     assert (UNTRAINED in printed) == (not figures["trained"])
     assert not psutil.Process().children()

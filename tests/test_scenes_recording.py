@@ -61,17 +61,16 @@ def test_objects_out_of_view_stay_in_the_truth(tmp_path: Path) -> None:
     assert [found.frames_since_seen for found in second] == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize(("unit_mm", "worst_mm"), [(1, 0), (2, 1), (4, 2)])
-def test_depth_is_rounded_to_the_unit_and_none_stays_none(
-    tmp_path: Path, unit_mm: int, worst_mm: int
-) -> None:
-    write_recording(full_clip(), tmp_path / "table.mcap", depth_unit_mm=unit_mm)
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_depth_keeps_its_size_whatever_the_step(tmp_path: Path, step: int) -> None:
+    write_recording(full_clip(), tmp_path / "table.mcap", depth_step=step)
     depth = Recording.load(tmp_path / "table.mcap").frames[0].depth
     assert depth is not None
-    true_mm = np.arange(64) * 13
-    found_mm = decode_depth(depth)[0] * depth.scale_m * 1000
-    assert np.abs(found_mm - true_mm).max() <= worst_mm + 1e-9
-    assert np.array_equal(found_mm == 0, true_mm == 0)
+    assert (depth.scale_m, depth.aligned) == (0.001, True)
+    true = full_clip().depth(0)
+    assert true is not None
+    expected = true[np.ix_(np.arange(48) // step * step, np.arange(64) // step * step)]
+    assert np.array_equal(decode_depth(depth), expected)
 
 
 def test_a_clip_with_labels_alone_numbers_its_objects(tmp_path: Path) -> None:
