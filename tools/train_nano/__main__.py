@@ -1,0 +1,137 @@
+"""Train the nano tracker.
+
+    python -m tools.train_nano                  everything: scenes where there are none, gates, training, export
+    python -m tools.train_nano gate NAME        one gate: overfit, parity, bank, figures
+    python -m tools.train_nano export           weights of the last checkpoint
+    python -m tools.train_nano curves           the log as a picture
+
+It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
+lies in --output; the weights in its folder `export`, or in the package with --install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from sam3_node.errors import Sam3NodeError
+from sam3_node.models.checkpoints import NANO
+
+from .curves import draw_curves
+from .cutouts import OPENCLIPART
+from .data import Sources
+from .export import export
+from .gates import GATES, pass_gate
+from .train import Trainer, stages
+
+RENDERED = {
+    "train": (2400, 16, "320x240", 12),
+    "val": (24, 24, "320x240", 12),
+    "test": (24, 100, "640x480", 15),
+}
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_flush_denormal(True)  # on a CPU the first steps are several times slower without
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        sys.exit(_run(args))
+    except Sam3NodeError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "gate":
+        return 0 if _gate(args.name, args) else 1
+    if args.command == "curves":
+        draw_curves(args.output / "log.jsonl", args.output / "curves.png")
+    elif args.command == "export":
+        _export(args)
+    else:
+        return _everything(args)
+    return 0
+
+
+def _everything(args: argparse.Namespace) -> int:
+    for split in RENDERED:
+        _render(split, args)
+    if not (_gate("overfit", args) and _gate("parity", args)):
+        return 1
+    trainer = Trainer(args.output, _device(args), args.init)
+    sources = Sources(args.scenes / "train", args.output / "cache", cutouts=args.cutouts, videos=args.videos)
+    plan = stages(args.frame_minutes, args.clip_minutes)
+    trainer.run(plan[:2], sources, args.workers)
+    _export(args)
+    if not _gate("bank", args):
+        return 1
+    trainer.run(plan, sources, args.workers)
+    _export(args)
+    draw_curves(args.output / "log.jsonl", args.output / "curves.png")
+    return 0 if _gate("figures", args) else 1
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    return torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _render(split: str, args: argparse.Namespace) -> None:
+    """Scenes of a split, where there are none."""
+    folder = args.scenes / split
+    if (folder / "Clips").is_dir():
+        return
+    clips, frames, size, fps = RENDERED[split]
+    options = {
+        "split": split,
+        "clips": clips,
+        "frames": frames,
+        "size": size,
+        "fps": fps,
+        "workers": args.workers,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, "-m", "tools.scenes", *words, "-o", str(folder)], check=True)
+
+
+def _gate(name: str, args: argparse.Namespace) -> bool:
+    finding = pass_gate(name, args.output, args.scenes)
+    print(f"gate {name} {'passed' if finding.passed else 'NOT passed'}: {finding.text}", flush=True)
+    return finding.passed
+
+
+def _export(args: argparse.Namespace) -> None:
+    path = export(args.output / "last.pt", NANO if args.install else args.output / "export")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.train_nano",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", nargs="?", choices=("gate", "export", "curves"))
+    parser.add_argument("name", nargs="?", choices=tuple(GATES), default="overfit", help="of a gate")
+    parser.add_argument(
+        "--scenes", type=Path, default=Path("out/scenes"), help="folder of train, val and test"
+    )
+    parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
+    parser.add_argument("--videos", type=Path, help="folder of mp4 files for backgrounds")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/train_nano"))
+    parser.add_argument("--frame-minutes", type=float, default=60, help="on single frames")
+    parser.add_argument("--clip-minutes", type=float, default=240, help="on clips")
+    parser.add_argument("--device", help="default: cuda where there is one")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")
+    parser.add_argument("--init", type=Path, help="a model.safetensors to begin from")
+    parser.add_argument("--install", action="store_true", help="export into the package")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Augmentation that is the same for all frames of a clip, and the way to the model's square."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from .config import SIZE
+
+Image = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A crop (x, y, w, h), a flip, and a table of 256 values for each of B, G and R."""
+
+    crop: tuple[int, int, int, int]
+    flip: bool
+    table: npt.NDArray[np.uint8]
+    blur: float
+    noise: float
+    seed: int
+
+    @staticmethod
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Augmentation:
+        """For pictures of shape (height, width)."""
+        height, width = shape[:2]
+        share = rng.uniform(0.55, 1.0) if rng.random() < 0.7 else 1.0
+        w = round(width * share)
+        h = round(min(height, height * share * rng.uniform(0.85, 1.15)))
+        x, y = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
+        return Augmentation(
+            (int(x), int(y), w, h),
+            bool(rng.random() < 0.5),
+            _tone(rng),
+            float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0,
+            float(rng.uniform(1, 8)) if rng.random() < 0.3 else 0.0,
+            int(rng.integers(2**31)),
+        )
+
+    def image(self, image: Image) -> Image:
+        """BGR uint8 [h, w, 3] -> RGB uint8 [256, 256, 3]."""
+        square = self._square(image, cv2.INTER_AREA)
+        square = cv2.LUT(square, self.table)
+        if self.blur:
+            square = cv2.GaussianBlur(square, (5, 5), self.blur)
+        if self.noise:
+            grain = np.empty(square.shape, np.int16)
+            cv2.setRNGSeed(self.seed)
+            square = cv2.add(square, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
+        return square[..., ::-1]
+
+    def labels(self, labels: Labels) -> Labels:
+        """uint8 [h, w] -> [256, 256]."""
+        return self._square(labels, cv2.INTER_NEAREST)
+
+    def _square(self, picture: npt.NDArray[np.uint8], how: int) -> npt.NDArray[np.uint8]:
+        x, y, w, h = self.crop
+        square = cv2.resize(picture[y : y + h, x : x + w], (SIZE, SIZE), interpolation=how)
+        return np.ascontiguousarray(square[:, ::-1]) if self.flip else square
+
+
+def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Gamma, contrast, brightness and white balance as one table [1, 256, 3]."""
+    value = np.linspace(0, 1, 256)[:, None] ** rng.uniform(0.7, 1.4)
+    value = (value - 0.5) * rng.uniform(0.7, 1.3) + 0.5 + rng.uniform(-0.1, 0.1)
+    value = value * rng.uniform(0.85, 1.15, 3)
+    return np.clip(value * 255, 0, 255).astype(np.uint8)[None]

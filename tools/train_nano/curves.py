@@ -1,0 +1,68 @@
+"""The training's curves as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam3_node.errors import ModelError, require
+
+from .steps import KINDS
+
+SMOOTH = 40  # records
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a log.jsonl; a line that a kill has cut short is left out."""
+    records = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def draw_curves(log: Path, picture: Path) -> None:
+    """Loss, IoU by kind of prompt on the first and the last frame, presence and rate over minutes."""
+    records = read_log(log)
+    if not records:
+        raise ModelError(f"no training log {log}: expected what python -m tools.train_nano writes")
+    plot = require("matplotlib.pyplot", "scenes")
+    figure, axes = plot.subplots(2, 2, figsize=(12, 7), sharex=True)
+    for axis, (title, curves) in zip(axes.flat, _panels(records).items(), strict=True):
+        for name, (minutes, values) in curves.items():
+            axis.plot(minutes, values, label=name)
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    axes[0, 0].set_yscale("log")
+    for axis in axes[1]:
+        axis.set_xlabel("minutes of training")
+    figure.tight_layout()
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=90)
+    plot.close(figure)
+
+
+def _panels(records: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    by_kind = {kind: [r for r in records if r["kind"] == kind] for kind in KINDS}
+    return {
+        "loss": {kind: _curve(rows, "loss") for kind, rows in by_kind.items() if rows},
+        "IoU on the prompted frame": {kind: _curve(rows, "first") for kind, rows in by_kind.items() if rows},
+        "IoU on the last frame of a clip": {
+            kind: _curve(rows, "last") for kind, rows in by_kind.items() if rows
+        },
+        "presence told rightly": {"all": _curve(records, "presence")},
+    }
+
+
+def _curve(records: list[dict[str, Any]], key: str) -> tuple[Any, Any]:
+    minutes = np.array([record["total"] for record in records]) / 60
+    values = np.array([record[key] for record in records])
+    width = min(SMOOTH, len(values))
+    mean = np.convolve(values, np.ones(width) / width, mode="valid")
+    return minutes[width - 1 :], mean

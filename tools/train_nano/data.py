@@ -1,0 +1,207 @@
+"""Training clips: rendered scenes, optional video frames without labels, and composites of cut-outs over both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from tools.scenes.clips import Clip, list_clips, read_clip
+
+from .augment import Augmentation
+from .compose import Image, Labels, compose
+from .config import SIZE
+from .cutouts import Sprite, cut_out, load_cutouts
+
+LOW = SIZE // 4  # side of mask logits
+SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
+COMPOSITES = 0.4  # share of clips that carry cut-outs
+RELIST = 200  # clips after which new renderings are looked for
+
+
+class Batch(NamedTuple):
+    """B clips of T frames with N objects in all.
+
+    images uint8 [B, T, 256, 256, 3] RGB · clip int64 [N], which clip an object is of · first bool [N, 256, 256], its
+    mask on the first frame · masks uint8 [N, T, 64, 64], the share of each cell that it covers, 0..255.
+    """
+
+    images: Tensor
+    clip: Tensor
+    first: Tensor
+    masks: Tensor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a stage trains on: clips a batch, frames a clip, the most objects of a clip."""
+
+    clips: int
+    frames: int
+    objects: int
+
+
+class Sources:
+    """Pictures to train on. Renderings that are added to `scenes` later are found.
+
+    cache: a folder for what was made of `cutouts` and `videos`, either of which may be None.
+    """
+
+    def __init__(
+        self, scenes: Path, cache: Path, *, cutouts: Path | None = None, videos: Path | None = None
+    ) -> None:
+        self._scenes, self._drawn = scenes, 0
+        self._names = list_clips(scenes)
+        self._sprites = load_cutouts(cutouts, 3000, cache / "cutouts.npz") if cutouts else []
+        self._videos = load_videos(videos, cache / "videos.npz") if videos else []
+
+    def draw(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
+        """A clip of `frames` frames as rendered, or a composite."""
+        self._drawn += 1
+        if self._drawn % RELIST == 0:
+            self._names = list_clips(self._scenes)
+        composite = rng.random() < COMPOSITES
+        if composite and self._videos and rng.random() < 0.4:
+            images, labels = self._video(rng, frames)
+        else:
+            images, labels = self._rendered(rng, frames)
+        if not composite:
+            return images, labels
+        return compose(rng, images, labels, self._some_sprites(rng, images[0], labels[0]))
+
+    def _rendered(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
+        clip = read_clip(self._scenes, self._names[rng.integers(len(self._names))])
+        indices = choose_frames(rng, len(clip), frames)
+        return [clip.image(i) for i in indices], [clip.labels(i) for i in indices]
+
+    def _video(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
+        video = self._videos[rng.integers(len(self._videos))]
+        indices = choose_frames(rng, len(video), frames)
+        images: list[Any] = [cv2.imdecode(video[i], cv2.IMREAD_COLOR) for i in indices]
+        return images, [np.zeros(image.shape[:2], np.uint8) for image in images]
+
+    def _some_sprites(self, rng: np.random.Generator, image: Image, labels: Labels) -> list[Sprite]:
+        """Cut-outs of objects in this picture, and of the collection."""
+        own = (cut_out(image, labels == number) for number in np.unique(labels)[1:])
+        found = [sprite for sprite in own if sprite is not None]
+        if self._sprites:
+            found += [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
+        return found or [np.full((16, 16, 4), 255, np.uint8)]
+
+
+def choose_frames(rng: np.random.Generator, length: int, frames: int) -> list[int]:
+    """Increasing frame numbers, with a stride; sometimes backwards in time, which is as good a clip."""
+    stride = int(rng.integers(1, max(1, min(3, (length - 1) // max(1, frames - 1))) + 1))
+    span = stride * (frames - 1)
+    start = int(rng.integers(0, max(1, length - span)))
+    indices = [min(start + stride * i, length - 1) for i in range(frames)]
+    return indices[::-1] if rng.random() < 0.5 else indices
+
+
+def load_videos(
+    folder: Path, cache: Path, every: int = 4, width: int = 320
+) -> list[list[npt.NDArray[np.uint8]]]:
+    """JPEG frames of the videos in a folder, every fourth, for backgrounds; kept in `cache`."""
+    if not cache.is_file():
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        held: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.mp4")):
+            for i, jpeg in enumerate(_video_frames(path, every, width)):
+                held[f"{path.stem}/{i:05d}"] = jpeg
+        np.savez(cache, **held)
+    videos: dict[str, list[npt.NDArray[np.uint8]]] = {}
+    with np.load(cache) as stored:
+        for name in sorted(stored.files):
+            videos.setdefault(name.split("/")[0], []).append(stored[name])
+    return list(videos.values())
+
+
+def _video_frames(path: Path, every: int, width: int) -> Iterator[npt.NDArray[np.uint8]]:
+    capture = cv2.VideoCapture(str(path))
+    number = 0
+    while capture.grab():
+        if number % every == 0:
+            _, image = capture.retrieve()
+            size = (width, round(image.shape[0] * width / image.shape[1]))
+            small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+            yield cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
+        number += 1
+
+
+class Clips(IterableDataset[Batch]):
+    """An endless stream of batches; each worker draws its own."""
+
+    def __init__(self, sources: Sources, recipe: Recipe, seed: int) -> None:
+        self._sources, self._recipe, self._seed = sources, recipe, seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        cv2.setNumThreads(0)
+        info = torch.utils.data.get_worker_info()
+        rng = np.random.default_rng([self._seed, info.id if info else 0])
+        while True:
+            yield self.batch(rng)
+
+    def batch(self, rng: np.random.Generator) -> Batch:
+        """One batch; clips without an object that is large enough are drawn again."""
+        clips: list[Any] = []
+        while len(clips) < self._recipe.clips:
+            drawn = self._sources.draw(rng, self._recipe.frames)
+            objects = prepare(rng, *drawn, self._recipe.objects)
+            if objects is not None:
+                clips.append(objects)
+        index = np.concatenate([np.full(len(first), i) for i, (_, first, _) in enumerate(clips)])
+        images, firsts, masks = zip(*clips, strict=True)
+        return Batch(
+            torch.from_numpy(np.stack(images)),
+            torch.from_numpy(index),
+            torch.from_numpy(np.concatenate(firsts)),
+            torch.from_numpy(np.concatenate(masks)),
+        )
+
+
+def prepare(
+    rng: np.random.Generator, images: list[Image], labels: list[Labels], most: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_], npt.NDArray[np.uint8]] | None:
+    """Augment and bring to the model's size: images [T, S, S, 3], first [K, S, S], masks [K, T, S/4, S/4]."""
+    augment = Augmentation.draw(rng, labels[0].shape)
+    images = [augment.image(image) for image in images]
+    labels = [augment.labels(label) for label in labels]
+    counts = np.bincount(labels[0].ravel(), minlength=2)
+    found = [int(i) for i in np.flatnonzero(counts >= SMALLEST) if i > 0]
+    if not found:
+        return None
+    chosen = rng.permutation(found)[:most]
+    first = np.stack([labels[0] == number for number in chosen])
+    masks = np.stack([[coverage(label == number) for label in labels] for number in chosen])
+    return np.stack(images), first, masks
+
+
+def coverage(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """The share of each 4x4 cell that a mask covers, 0..255."""
+    return cv2.resize(mask.astype(np.uint8) * 255, (LOW, LOW), interpolation=cv2.INTER_AREA)
+
+
+def whole_clip(clip: Clip) -> Batch:
+    """All frames and first-frame objects of a clip, as it is: for gates."""
+    images = [
+        cv2.cvtColor(cv2.resize(clip.image(i), (SIZE, SIZE), interpolation=cv2.INTER_AREA), cv2.COLOR_BGR2RGB)
+        for i in range(len(clip))
+    ]
+    labels = [
+        cv2.resize(clip.labels(i), (SIZE, SIZE), interpolation=cv2.INTER_NEAREST) for i in range(len(clip))
+    ]
+    ids = [int(i) for i in np.unique(labels[0]) if i > 0 and (labels[0] == i).sum() >= SMALLEST]
+    return Batch(
+        torch.from_numpy(np.stack(images))[None],
+        torch.zeros(len(ids), dtype=torch.int64),
+        torch.from_numpy(np.stack([labels[0] == i for i in ids])),
+        torch.from_numpy(np.stack([[coverage(label == i) for label in labels] for i in ids])),
+    )

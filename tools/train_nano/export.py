@@ -1,0 +1,34 @@
+"""Weights for the package: the running average of training, in float16, beside its configuration and digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from sam3_node.errors import ModelError
+from sam3_node.models.digest import write_digest
+
+from .config import nano_config
+
+MOST_BYTES = 12_000_000
+
+
+def export(checkpoint: Path, folder: Path) -> Path:
+    """Write what `load_tracker(folder)` takes from a checkpoint of training; returns the weights' path.
+
+    Raises ModelError where there is no checkpoint.
+    """
+    if not checkpoint.is_file():
+        raise ModelError(f"no checkpoint {checkpoint}: train first, python -m tools.train_nano")
+    held = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    weights = {name: value.half().contiguous() for name, value in held["average"].items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    nano_config().save_pretrained(folder)
+    path = folder / "model.safetensors"
+    save_file(weights, path, metadata={"format": "pt"})
+    if path.stat().st_size > MOST_BYTES:
+        raise ModelError(f"{path} holds {path.stat().st_size} bytes, expected at most {MOST_BYTES}")
+    write_digest(path)
+    return path

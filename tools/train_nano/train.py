@@ -1,0 +1,221 @@
+"""The training loop: by time, not by steps, so that a slow machine and a fast one both finish; resumes after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from sam3_node.errors import ModelError
+
+from .config import nano_config, new_tracker
+from .data import Batch, Clips, Recipe, Sources
+from .losses import total
+from .network import TrainingTracker
+from .steps import KINDS, clip_cost, frame_cost, second_prompt
+
+WARM_UP = 60.0  # s
+MOST_GRADIENT = 1.0
+EASY, NORMAL = 400, 1000  # steps until the loss begins to weigh the outside more, and until it does in full
+FLOOR = 0.02  # of the peak learning rate, at the end
+AVERAGE = 0.998
+SAVE_EVERY, SAY_EVERY = 60.0, 10.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the training: seconds, learning rate at its peak, and what a batch holds."""
+
+    name: str
+    seconds: float
+    rate: float
+    recipe: Recipe
+
+
+def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
+    """Single frames, then clips that grow longer, each at a lower rate than the one before."""
+    return [
+        Stage("frames", frame_minutes * 60, 1e-3, Recipe(clips=8, frames=1, objects=6)),
+        Stage("clips4", clip_minutes * 24, 6e-4, Recipe(clips=5, frames=4, objects=4)),
+        Stage("clips6", clip_minutes * 24, 4e-4, Recipe(clips=4, frames=6, objects=4)),
+        Stage("clips8", clip_minutes * 12, 2e-4, Recipe(clips=3, frames=8, objects=4)),
+    ]
+
+
+@dataclass
+class Progress:
+    """Where the training is: stage index, seconds of training in it, steps and seconds in all."""
+
+    stage: int = 0
+    seconds: float = 0.0
+    step: int = 0
+    total: float = 0.0
+
+
+class Trainer:
+    """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`."""
+
+    def __init__(self, folder: Path, device: torch.device, init: Path | None = None) -> None:
+        self.folder, self.device = folder, device
+        folder.mkdir(parents=True, exist_ok=True)
+        source = new_tracker(nano_config())
+        self.net = TrainingTracker(source).to(device).train()
+        self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
+        self.optimiser = torch.optim.AdamW(_groups(source), lr=1e-3, betas=(0.9, 0.95))
+        self.progress = Progress()
+        self.gates: list[str] = []
+        if self.path.is_file():
+            self._restore()
+        elif init is not None:
+            self._begin_from(init)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "last.pt"
+
+    def run(self, plan: list[Stage], sources: Sources, workers: int) -> None:
+        """Train through the stages that are left."""
+        while self.progress.stage < len(plan):
+            self._run_stage(plan[self.progress.stage], sources, workers)
+            self.progress.stage += 1
+            self.progress.seconds = 0.0
+            self.save()
+
+    def _run_stage(self, stage: Stage, sources: Sources, workers: int) -> None:
+        seed = 1000 * self.progress.stage + self.progress.step
+        clips = Clips(sources, stage.recipe, seed)
+        loader = DataLoader(
+            clips, batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None
+        )
+        rng = np.random.default_rng(seed)
+        saved = said = time.monotonic()
+        begun = time.monotonic()
+        for batch in loader:
+            if self.progress.seconds >= stage.seconds:
+                break
+            record = self._step(stage, _to(batch, self.device), rng)
+            now = time.monotonic()
+            self.progress.seconds += now - begun
+            self.progress.total += now - begun
+            begun = now
+            self._log(record)
+            if now - said >= SAY_EVERY:
+                said = now
+                self._say(stage, record)
+            if now - saved >= SAVE_EVERY:
+                saved = now
+                self.save()
+
+    def _step(self, stage: Stage, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
+        kind = KINDS[int(rng.choice(3, p=(0.4, 0.35, 0.25)))]
+        rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        if stage.recipe.frames == 1:
+            ease = easiness(self.progress.step)
+            costs = frame_cost(self.net, batch, kind, ease)
+        else:
+            again = int(rng.random() < 0.15) and second_prompt(
+                batch, torch.Generator().manual_seed(int(rng.integers(2**31)))
+            )
+            costs = clip_cost(self.net, batch, kind, trust=0.5, again=again)
+        loss, figures = total(costs)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MOST_GRADIENT)
+        if torch.isfinite(norm):
+            self.optimiser.step()
+        self.progress.step += 1
+        self._average()
+        first, last = total(costs[:1])[1]["iou"], total(costs[-1:])[1]["iou"]
+        return {
+            **asdict(self.progress), "stage": stage.name, "kind": kind, "rate": rate, "gradient": float(norm),
+            "objects": len(batch.clip), "first": first, "last": last, **figures,
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        decay = min(AVERAGE, (1 + self.progress.step) / (10 + self.progress.step))
+        for name, value in self.net.source.state_dict().items():
+            self.average[name].lerp_(value, 1 - decay)
+
+    def save(self) -> None:
+        """Write `last.pt`, whole or not at all."""
+        aside = self.path.with_suffix(".part")
+        torch.save(
+            {
+                "model": self.net.source.state_dict(),
+                "average": self.average,
+                "optimiser": self.optimiser.state_dict(),
+                "progress": asdict(self.progress),
+            },
+            aside,
+        )
+        os.replace(aside, self.path)
+
+    def _restore(self) -> None:
+        held = torch.load(self.path, map_location=self.device, weights_only=True)
+        self.net.source.load_state_dict(held["model"])
+        self.average = held["average"]
+        self.optimiser.load_state_dict(held["optimiser"])
+        self.progress = Progress(**held["progress"])
+
+    def _begin_from(self, path: Path) -> None:
+        from safetensors.torch import load_file
+
+        if not path.is_file():
+            raise ModelError(f"no weights {path}: expected a model.safetensors to begin from")
+        self.net.source.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+        self.average = {k: v.detach().clone() for k, v in self.net.source.state_dict().items()}
+
+    def _log(self, record: dict[str, Any]) -> None:
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(
+                json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in record.items()}) + "\n"
+            )
+
+    def _say(self, stage: Stage, record: dict[str, Any]) -> None:
+        print(
+            f"{stage.name} {self.progress.seconds / 60:.1f} of {stage.seconds / 60:.1f} min · step {record['step']} · "
+            f"{record['kind']} loss {record['loss']:.3f} IoU first {record['first']:.3f} last {record['last']:.3f} "
+            f"presence {record['presence']:.3f} gradient {record['gradient']:.2f}",
+            flush=True,
+        )
+
+
+def easiness(step: int) -> float:
+    """1 at first, then falling to 0: see `losses.cost`."""
+    return min(1.0, max(0.0, (NORMAL - step) / (NORMAL - EASY)))
+
+
+def schedule(seconds: float, of: float) -> float:
+    """Share of the peak learning rate: a linear rise, then half a cosine down."""
+    rise = min(WARM_UP, of / 10)
+    if seconds < rise:
+        return max(0.01, seconds / rise)
+    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (seconds - rise) / max(1e-9, of - rise)))
+
+
+def _groups(source: torch.nn.Module) -> list[dict[str, Any]]:
+    """Weight decay for matrices only."""
+    wide = [p for n, p in source.named_parameters() if p.ndim >= 2 and "embed" not in n and "token" not in n]
+    held = {id(p) for p in wide}
+    narrow = [p for p in source.parameters() if id(p) not in held]
+    return [{"params": wide, "weight_decay": 0.05}, {"params": narrow, "weight_decay": 0.0}]
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return Batch(*(_move(tensor, device) for tensor in batch))
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device, non_blocking=True)
