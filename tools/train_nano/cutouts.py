@@ -22,6 +22,14 @@ def load_cutouts(folder: Path, most: int, cache: Path, seed: int = 0) -> list[Sp
     if cache.is_file():
         with np.load(cache) as held:
             return [held[name] for name in held.files]
+    sprites = read_cutouts(folder, most, seed)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(cache, *sprites)
+    return sprites
+
+
+def read_cutouts(folder: Path, most: int, seed: int = 0) -> list[Sprite]:
+    """The same without a cache."""
     paths = sorted(folder.rglob("*.png")) if folder.is_dir() else []
     np.random.default_rng(seed).shuffle(paths)
     sprites: list[Sprite] = []
@@ -31,8 +39,6 @@ def load_cutouts(folder: Path, most: int, cache: Path, seed: int = 0) -> list[Sp
         sprite = _read(path)
         if sprite is not None:
             sprites.append(sprite)
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(cache, *sprites)
     return sprites
 
 

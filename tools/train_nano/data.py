@@ -106,15 +106,16 @@ def choose_frames(rng: np.random.Generator, length: int, frames: int) -> list[in
     return indices[::-1] if rng.random() < 0.5 else indices
 
 
-def load_videos(
-    folder: Path, cache: Path, every: int = 4, width: int = 320
-) -> list[list[npt.NDArray[np.uint8]]]:
-    """JPEG frames of the videos in a folder, every fourth, for backgrounds; kept in `cache`."""
+def load_videos(folder: Path, cache: Path) -> list[list[npt.NDArray[np.uint8]]]:
+    """JPEG frames of the videos in a folder, for backgrounds; kept in `cache`.
+
+    A video is an mp4 file, of which every fourth frame is taken, or a folder of JPEG files.
+    """
     if not cache.is_file():
         cache.parent.mkdir(parents=True, exist_ok=True)
         held: dict[str, Any] = {}
-        for path in sorted(folder.glob("*.mp4")):
-            for i, jpeg in enumerate(_video_frames(path, every, width)):
+        for path in sorted(item for item in folder.glob("*") if item.is_dir() or item.suffix == ".mp4"):
+            for i, jpeg in enumerate(video_frames(path)):
                 held[f"{path.stem}/{i:05d}"] = jpeg
         np.savez(cache, **held)
     videos: dict[str, list[npt.NDArray[np.uint8]]] = {}
@@ -124,7 +125,11 @@ def load_videos(
     return list(videos.values())
 
 
-def _video_frames(path: Path, every: int, width: int) -> Iterator[npt.NDArray[np.uint8]]:
+def video_frames(path: Path, every: int = 4, width: int = 320) -> Iterator[npt.NDArray[np.uint8]]:
+    """JPEG files as uint8 [n]: those of a folder as they are, or every fourth frame of a video, 320 px wide."""
+    if path.is_dir():
+        yield from (np.fromfile(jpeg, np.uint8) for jpeg in sorted(path.glob("*.jpg")))
+        return
     capture = cv2.VideoCapture(str(path))
     number = 0
     while capture.grab():

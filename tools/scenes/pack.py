@@ -1,0 +1,204 @@
+"""Put clips, cut-outs and background videos, made small, into one zip file for a machine that only trains.
+
+    python -m tools.scenes.pack out/scenes/train --val out/scenes/val -o out/pack.zip
+
+Below `train` and `val` lie clip folders, below `cutouts` RGBA PNG files, below `videos` a folder of JPEG files for each
+video. `python -m tools.train_nano --pack out/pack.zip` trains on it. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+
+import cv2
+import numpy as np
+
+from sam3_node.errors import CameraError, OutputError, Sam3NodeError
+from tools.scenes.__main__ import positive, size
+from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
+from tools.train_nano.cutouts import read_cutouts
+from tools.train_nano.data import video_frames
+
+KEPT = ("fps", "split", "seed", "scenario", "target", "objects")  # of a clip's meta
+FRAMING = (
+    30 + 46 + 16
+)  # bytes of zip around a file: local header, central entry, deflate of what does not deflate
+END = 22
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What to pack: folders, of which all but `train` may be None, and how small.
+
+    most: bytes of the zip file. size: largest width and height of a frame. quality: of JPEG, 1..100.
+    """
+
+    train: Path
+    most: int
+    size: tuple[int, int] = (256, 192)
+    quality: int = 60
+    val: Path | None = None
+    cutouts: Path | None = None
+    sprites: int = 1500
+    videos: Path | None = None
+
+
+class Archive:
+    """A zip file of at most `most` bytes; what is compressed already is stored."""
+
+    def __init__(self, stream: IO[bytes], most: int) -> None:
+        self._stream, self._most, self._central = stream, most, END
+        self._zip = ZipFile(stream, "w")
+
+    def add(self, files: Files) -> bool:
+        """Add all of these files, or, where they would not fit, none."""
+        growth = sum(len(data) + 2 * len(name) + FRAMING for name, data in files.items())
+        if self._stream.tell() + self._central + growth > self._most:
+            return False
+        for name, data in files.items():
+            self._zip.writestr(
+                ZipInfo(name), data, ZIP_DEFLATED if "Annotations" in name or "Clips" in name else ZIP_STORED
+            )
+            self._central += 46 + len(name)
+        return True
+
+    def close(self) -> None:
+        self._zip.close()
+
+
+def pack(what: Pack, path: Path) -> list[str]:
+    """Write a pack, whole or not at all; returns what is in it, in words.
+
+    Held-out clips, cut-outs and videos come first, all of them; training clips, in a random order that is always the
+    same, fill what is left. Raises CameraError for clips that cannot be read, OutputError where the file cannot be
+    written or is too small for what must be in it.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as stream, closing(Archive(stream, what.most)) as archive:
+            said = _write(what, archive)
+        aside.replace(path)
+    except OSError as error:
+        raise OutputError(f"a pack cannot be written to {path}: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return said
+
+
+def _write(what: Pack, archive: Archive) -> list[str]:
+    counts: dict[str, int] = {}
+    for kind, files in _musts(what):
+        if not archive.add(files):
+            raise OutputError(f"{kind} take more than {what.most} bytes: allow more, or pack fewer")
+        counts[kind] = counts.get(kind, 0) + 1
+    for kind, folder in {"held-out clips": what.val, "cut-outs": what.cutouts, "videos": what.videos}.items():
+        if folder and kind not in counts:
+            raise CameraError(f"expected {kind} in {folder}, found none")
+    names = _shuffled(what.train)
+    fitting = 0
+    while fitting < len(names) and archive.add(_clip_files(what, what.train, names[fitting], "train")):
+        fitting += 1
+    if not fitting:
+        raise OutputError(
+            f"no clip of {what.train} fits into {what.most} bytes: allow more, or pack less else"
+        )
+    return [f"{fitting} of {len(names)} training clips", *(f"{n} {kind}" for kind, n in counts.items())]
+
+
+def _musts(what: Pack) -> Iterator[tuple[str, Files]]:
+    """What is packed whether or not it leaves room, by kind."""
+    if what.val:
+        for name in list_clips(what.val):
+            yield "held-out clips", _clip_files(what, what.val, name, "val")
+    if what.cutouts:
+        for number, sprite in enumerate(read_cutouts(what.cutouts, what.sprites)):
+            yield "cut-outs", {f"cutouts/{number:05d}.png": _bytes(cv2.imencode(".png", sprite)[1])}
+    if what.videos:
+        for path in sorted(what.videos.glob("*.mp4")):
+            frames = enumerate(video_frames(path))
+            yield "videos", {f"videos/{path.stem}/{i:05d}.jpg": _bytes(jpeg) for i, jpeg in frames}
+
+
+def _shuffled(root: Path) -> list[str]:
+    names = list_clips(root)
+    if not names:
+        raise CameraError(f"expected clips in {root}, found none: render some, python -m tools.scenes")
+    np.random.default_rng(0).shuffle(names)
+    return names
+
+
+def _clip_files(what: Pack, root: Path, name: str, split: str) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        write_clip(Path(folder), name, shrink(read_clip(root, name), what.size), what.quality)
+        paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return {f"{split}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in paths}
+
+
+def shrink(clip: Clip, size: tuple[int, int]) -> Clip:
+    """A clip without depth and geometry whose frames are at most `size` = (width, height), their shape kept."""
+    images = [_fit(clip.image(i), size, cv2.INTER_AREA) for i in range(len(clip))]
+    labels = [
+        None if held is None else _fit(clip.labels(i), size, cv2.INTER_NEAREST)
+        for i, held in enumerate(clip.annotations)
+    ]
+    height, width = images[0].shape[:2]
+    kept = {key: clip.meta[key] for key in KEPT if key in clip.meta}
+    return Clip(clip.name, images, labels, meta={**kept, "width": width, "height": height})
+
+
+def _fit(pixels: Any, size: tuple[int, int], interpolation: int) -> Any:
+    height, width = pixels.shape[:2]
+    scale = min(size[0] / width, size[1] / height)
+    if scale >= 1:
+        return pixels
+    target = max(1, round(width * scale)), max(1, round(height * scale))
+    return cv2.resize(pixels, target, interpolation=interpolation)
+
+
+def _bytes(encoded: Any) -> bytes:
+    return bytes(encoded.tobytes())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    options = vars(parse(arguments))
+    output = options.pop("output")
+    try:
+        said = pack(Pack(**options | {"most": int(options["most"])}), output)
+    except Sam3NodeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{output}: {', '.join(said)}, {output.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.scenes.pack", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("train", type=Path, help="folder of training clips")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the zip file")
+    parser.add_argument("--val", type=Path, help="folder of held-out clips, of which all are packed")
+    parser.add_argument("--most", type=float, default=55e6, help="bytes of the zip file")
+    parser.add_argument("--size", type=size, default=(256, 192), metavar="WxH", help="of frames, at most")
+    parser.add_argument("--quality", type=positive, default=60, help="of JPEG")
+    parser.add_argument("--cutouts", type=Path, help="folder of RGBA PNG files")
+    parser.add_argument("--sprites", type=positive, default=1500, help="cut-outs at most")
+    parser.add_argument("--videos", type=Path, help="folder of mp4 files")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
