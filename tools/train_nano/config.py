@@ -14,6 +14,8 @@ from sam3_node.models.sam import MASK_BIAS, MASK_SCALE
 SIZE, HIDDEN = 256, 128
 STAGES = (32, 64, 128, 256)
 QUIET, LOUD = 0.3, 5.0  # image features against prompts, so that prompts are heard
+KEEN = 2.0  # of memory keys: how sharply the read first looks for likeness
+PLAIN = 2.0  # deviation of the features that a memory read hands on, as of those without memory
 SLOWEST, FASTEST = 0.125, 1.5
 GENTLE = 0.1  # of residual branches and learned positions that begin as noise
 
@@ -105,6 +107,7 @@ def new_tracker(config: Sam2VideoConfig, seed: int = 0) -> Sam2VideoModel:
         _spread_frequencies(model.shared_image_embedding.positional_embedding)
         _match_places(model.mask_decoder.transformer)
         _hear_masks(model)
+        _match_memories(model)
     tie(model)
     return model
 
@@ -129,6 +132,24 @@ def _match_places(transformer: Any) -> None:
         for attention in (layer.cross_attn_token_to_image, layer.cross_attn_image_to_token):
             attention.k_proj.weight.copy_(attention.q_proj.weight)
     last.k_proj.weight.copy_(last.q_proj.weight)
+
+
+def _match_memories(model: Any) -> None:
+    """Begin with a memory read that looks for what looks alike, and disturbs the features little.
+
+    Memories are reduced features, keys are queries of what the reduction kept, so that attention starts as similarity.
+    """
+    encoder, attention = model.memory_encoder, model.memory_attention
+    nn.init.dirac_(encoder.feature_projection.weight)
+    reduction = nn.init.orthogonal_(torch.empty(model.mem_dim, model.hidden_dim))
+    encoder.projection.weight.copy_(reduction[:, :, None, None])
+    encoder.mask_downsampler.final_conv.weight.mul_(LOUD)
+    for layer in attention.layers:
+        cross = layer.cross_attn_image
+        cross.k_proj.weight.copy_(KEEN * cross.q_proj.weight @ reduction.T)
+        layer.self_attn.o_proj.weight.mul_(QUIET)
+        layer.linear2.weight.mul_(QUIET)
+    attention.layer_norm.weight.fill_(PLAIN)
 
 
 def _hear_masks(model: Sam2VideoModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,18 @@ def draw_curves(log: Path, picture: Path) -> None:
 
 
 def _panels(records: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any]]]:
-    by_kind = {kind: [r for r in records if r["kind"] == kind] for kind in KINDS}
     return {
-        "loss": {kind: _curve(rows, "loss") for kind, rows in by_kind.items() if rows},
-        "IoU on the prompted frame": {kind: _curve(rows, "first") for kind, rows in by_kind.items() if rows},
-        "IoU on the last frame of a clip": {
-            kind: _curve(rows, "last") for kind, rows in by_kind.items() if rows
-        },
-        "presence told rightly": {"all": _curve(records, "presence")},
+        "loss": _curves(records, ("loss",)),
+        "IoU on the prompted frame": _curves(records, KINDS),
+        "IoU on the frames that follow": _curves(records, ("followed", "last")),
+        "presence told rightly": _curves(records, ("presence",)),
     }
+
+
+def _curves(records: list[dict[str, Any]], names: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Minutes and running means of each name that is in the records."""
+    found = {name: [record for record in records if name in record] for name in names}
+    return {name: _curve(rows, name) for name, rows in found.items() if rows}
 
 
 def _curve(records: list[dict[str, Any]], key: str) -> tuple[Any, Any]:

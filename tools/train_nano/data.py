@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from tools.scenes.clips import Clip, list_clips, read_clip
+from sam3_node.errors import CameraError
+from tools.scenes.clips import list_clips, read_clip
 
 from .augment import Augmentation
 from .compose import Image, Labels, compose
@@ -52,7 +53,8 @@ class Recipe:
 class Sources:
     """Pictures to train on. Renderings that are added to `scenes` later are found.
 
-    cache: a folder for what was made of `cutouts` and `videos`, either of which may be None.
+    cache: a folder for what was made of `cutouts` and `videos`, either of which may be None. Raises CameraError where
+    there are no clips.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Sources:
     ) -> None:
         self._scenes, self._drawn = scenes, 0
         self._names = list_clips(scenes)
+        if not self._names:
+            raise CameraError(f"expected clips in {scenes}, found none: render some, python -m tools.scenes")
         self._sprites = load_cutouts(cutouts, 3000, cache / "cutouts.npz") if cutouts else []
         self._videos = load_videos(videos, cache / "videos.npz") if videos else []
 
@@ -192,21 +196,3 @@ def prepare(
 def coverage(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     """The share of each 4x4 cell that a mask covers, 0..255."""
     return cv2.resize(mask.astype(np.uint8) * 255, (LOW, LOW), interpolation=cv2.INTER_AREA)
-
-
-def whole_clip(clip: Clip) -> Batch:
-    """All frames and first-frame objects of a clip, as it is: for gates."""
-    images = [
-        cv2.cvtColor(cv2.resize(clip.image(i), (SIZE, SIZE), interpolation=cv2.INTER_AREA), cv2.COLOR_BGR2RGB)
-        for i in range(len(clip))
-    ]
-    labels = [
-        cv2.resize(clip.labels(i), (SIZE, SIZE), interpolation=cv2.INTER_NEAREST) for i in range(len(clip))
-    ]
-    ids = [int(i) for i in np.unique(labels[0]) if i > 0 and (labels[0] == i).sum() >= SMALLEST]
-    return Batch(
-        torch.from_numpy(np.stack(images))[None],
-        torch.zeros(len(ids), dtype=torch.int64),
-        torch.from_numpy(np.stack([labels[0] == i for i in ids])),
-        torch.from_numpy(np.stack([[coverage(label == i) for label in labels] for i in ids])),
-    )

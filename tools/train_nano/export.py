@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,14 +16,25 @@ from .config import nano_config
 MOST_BYTES = 12_000_000
 
 
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What training has written to `path`; raises ModelError where there is nothing, or something damaged."""
+    if not path.is_file():
+        raise ModelError(f"no checkpoint {path}: train first, python -m tools.train_nano")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises RuntimeError, EOFError, UnpicklingError and more
+        raise ModelError(
+            f"expected a checkpoint of training in {path}, found it damaged ({type(error).__name__}); "
+            "move it away to begin anew"
+        ) from error
+
+
 def export(checkpoint: Path, folder: Path) -> Path:
     """Write what `load_tracker(folder)` takes from a checkpoint of training; returns the weights' path.
 
-    Raises ModelError where there is no checkpoint.
+    Raises ModelError where there is no checkpoint, or a damaged one.
     """
-    if not checkpoint.is_file():
-        raise ModelError(f"no checkpoint {checkpoint}: train first, python -m tools.train_nano")
-    held = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    held = read_checkpoint(checkpoint)
     weights = {name: value.half().contiguous() for name, value in held["average"].items()}
     folder.mkdir(parents=True, exist_ok=True)
     nano_config().save_pretrained(folder)

@@ -28,7 +28,7 @@ from .config import SIZE, nano_config, new_tracker
 from .data import Clips, Recipe, Sources
 from .losses import total
 from .network import Memory, TrainingTracker, hide
-from .steps import frame_cost
+from .steps import frame_costs, normalise
 
 OVERFIT_STEPS, MARGIN = 240, 0.1
 PARITY_FRAMES, CLOSE = 10, 2e-3
@@ -48,7 +48,7 @@ def pass_gate(name: str, folder: Path, scenes: Path) -> Finding:
     """Try a gate and keep the finding in `folder`/gates.json; the gates before it must have opened."""
     held = _held(folder)
     for earlier in list(GATES)[: list(GATES).index(name)]:
-        if not held.get(earlier, {}).get("passed"):
+        if not has_passed(earlier, folder):
             return Finding(
                 False, f"gate {earlier} has not been passed yet: python -m tools.train_nano gate {earlier}"
             )
@@ -59,9 +59,18 @@ def pass_gate(name: str, folder: Path, scenes: Path) -> Finding:
     return finding
 
 
+def has_passed(name: str, folder: Path) -> bool:
+    """Whether a gate has opened before."""
+    return bool(_held(folder).get(name, {}).get("passed"))
+
+
 def _held(folder: Path) -> dict[str, Any]:
+    """Earlier findings; a file that a kill has cut short holds none."""
     path = folder / "gates.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError:
+        return {}
 
 
 def overfit(folder: Path, scenes: Path) -> Finding:
@@ -73,14 +82,16 @@ def overfit(folder: Path, scenes: Path) -> Finding:
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3)
     figures: dict[str, float] = {}
     for step in range(OVERFIT_STEPS):
-        kind = "mask" if step < OVERFIT_STEPS // 4 else "box"
-        loss, figures = total(frame_cost(net, batch, kind, ease=float(step < OVERFIT_STEPS // 2)))
+        features = net.encode(normalise(batch.images)).of(batch.clip)
+        costs = frame_costs(net, features, batch, ("mask", "box"), ease=float(step < OVERFIT_STEPS // 2))
+        loss, _ = total(costs["mask"] + costs["box"])
+        figures = total(costs["box"][:1])[1]
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimiser.step()
         if step % 20 == 0:
-            print(f"step {step} of {OVERFIT_STEPS}: {kind} IoU {figures['iou']:.3f}", flush=True)
+            print(f"step {step} of {OVERFIT_STEPS}: box IoU {figures['iou']:.3f}", flush=True)
     box = filled_box(batch.masks[:, 0])
     return Finding(
         figures["iou"] > box + MARGIN, f"IoU {figures['iou']:.3f} against {box:.3f} of a filled box"

@@ -11,6 +11,7 @@ from torch import Tensor
 from .network import Decoded
 
 LEAST_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
+EASE = 0.5  # of the outside's weight: at 0 a mask that is in doubt shrinks to nothing
 BACKGROUND = 32.0  # cells, so that a small object's cross entropy is not all that matters
 
 
@@ -30,7 +31,7 @@ def presence_of(target: Tensor) -> tuple[Tensor, Tensor]:
     return area >= LEAST_CELLS, area == 0
 
 
-def cost(decoded: Decoded, target: Tensor, ease: float = 0.0) -> Cost:
+def cost(decoded: Decoded, target: Tensor, ease: float = EASE) -> Cost:
     """The cost of N decoded objects, target [N, 64, 64] in 0..1."""
     present, absent = presence_of(target)
     weight = present.float()

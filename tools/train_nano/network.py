@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from sam3_node.models.sam import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
 
-PRESENT, ABSENT = 10.0, -10.0  # presence logits of a mask given as prompt
-
 
 class Features(NamedTuple):
     """Of M images: fine [M, C/8, 64, 64], middle [M, C/4, 32, 32], top [M, C, 16, 16]."""
@@ -154,6 +152,10 @@ class TrainingTracker(nn.Module):
         small = self.source.mask_downsample(mask[:, None])[:, 0]
         sparse, _ = self.nothing(len(mask))
         return self.decode(image, sparse, self._dense(small, len(mask)))
+
+    def as_if_told(self, top: Tensor, target: Tensor) -> Tensor:
+        """The features [N, C, 16, 16] that the decoder would get if a mask [N, 64, 64] in 0..1 were its prompt."""
+        return top + self._dense(mask_logits(target), len(target))
 
     def pointer(self, decoded: Decoded, candidate: int, present: Tensor) -> Tensor:
         """Object pointer [N, C] where present bool [N], else the one that says absent."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from .data import Batch
-from .losses import Cost, cost, presence_of
+from .losses import EASE, Cost, cost, presence_of
 from .network import Decoded, Features, Memory, TrainingTracker, hide, mask_logits
 from .prompts import boxes, corrections, points
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+GIVEN = 1  # the candidate whose pointer stands for a mask given as prompt
 KINDS = ("box", "point", "mask")
 
 
@@ -21,48 +25,86 @@ def normalise(images: Tensor) -> Tensor:
     return (pixels - mean) / std
 
 
-def frame_cost(net: TrainingTracker, batch: Batch, kind: str, ease: float = 0.0) -> list[Cost]:
-    """Objects of single frames: prompted, then corrected by a click on the mask so far."""
-    image = net.without_memory(net.encode(normalise(batch.images)).of(batch.clip))
+def frame_costs(
+    net: TrainingTracker, features: Features, batch: Batch, kinds: Sequence[str] = KINDS, ease: float = EASE
+) -> dict[str, list[Cost]]:
+    """Objects on the first frames, whose `features` have a row an object, prompted by each kind.
+
+    A box and a point are then corrected by a click on the mask so far.
+    """
     target = batch.masks[:, 0].float() / 255
-    if kind == "mask":
-        return [cost(net.mask_prompt(image, batch.first.float()), target, ease)]
-    where = boxes(batch.first) if kind == "box" else points(batch.first)
+    costs = {}
+    for kind in kinds:
+        if kind == "mask":
+            costs[kind] = [cost(net.mask_prompt(features, batch.first.float()), target, ease)]
+        else:
+            where = boxes(batch.first) if kind == "box" else points(batch.first)
+            costs[kind] = _corrected(net, net.without_memory(features), where, target, ease)
+    return costs
+
+
+def _corrected(
+    net: TrainingTracker, image: Features, where: tuple[Tensor, Tensor], target: Tensor, ease: float
+) -> list[Cost]:
     first = net.decode(image, *net.prompt(*where))
     logits = first.logits[:, 0].detach()
-    click, label = corrections(logits, target)
-    both = torch.cat([where[0], click], dim=1), torch.cat([where[1], label], dim=1)
-    second = net.decode(image, *net.prompt(*both, logits))
+    clicked, inside = corrections(logits, target)
+    both, labels = torch.cat([where[0], clicked], dim=1), torch.cat([where[1], inside], dim=1)
+    second = net.decode(image, *net.prompt(both, labels, logits))
     return [cost(first, target, ease), cost(second, target, ease)]
 
 
-def clip_cost(net: TrainingTracker, batch: Batch, kind: str, trust: float, again: int = 0) -> list[Cost]:
-    """Objects of clips: prompted on the first frame, then followed through the memory.
+def clip_cost(
+    net: TrainingTracker,
+    features: Features,
+    batch: Batch,
+    kind: str,
+    trust: float,
+    again: int = 0,
+    ease: float = EASE,
+    guide: float = 0.0,
+) -> list[Cost]:
+    """Objects of clips: prompted on the first frame, then followed through the memory; a cost for each frame.
 
+    features: of all frames, [B * T, ...].
     trust: chance that an object is remembered as absent because the model says so, not because it is.
+    guide: weight of the difference between what the memory read hands on and what a mask prompt would have: without it
+    the memory takes far longer to be of use, as its gradient comes through the decoder alone.
     again: a later frame on which the objects are prompted a second time; 0 for none.
     """
     frames = batch.images.shape[1]
-    features = net.encode(normalise(batch.images))
     believed = torch.rand(len(batch.clip), device=batch.clip.device) < trust
     memories: list[Memory] = []
     costs = []
     for frame in range(frames):
         image = features.of(batch.clip * frames + frame)
         target = batch.masks[:, frame].float() / 255
-        prompted = frame in (0, again)
+        prompted, guidance = frame in (0, again), batch.images.new_zeros((), dtype=torch.float32)
         if prompted:
             decoded, logits, candidate = _prompted(net, image, batch, frame, kind if frame == 0 else "box")
         else:
             top = net.read(image.top, frame, memories)
+            guidance = guide * _difference(net, top, image.top, target) if guide else guidance
             decoded, candidate = net.decode(image._replace(top=top), *net.nothing(len(top))), 0
             logits = decoded.logits[:, 0]
-        costs.append(cost(decoded, target))
-        present = torch.where(believed, decoded.presence > 0, presence_of(target)[0])
-        logits = logits if prompted and kind == "mask" else hide(logits, present)
+        found = cost(decoded, target, ease)
+        costs.append(found._replace(loss=found.loss + len(target) * guidance))
+        if candidate == GIVEN:
+            present = batch.first.flatten(1).any(dim=1)
+        else:
+            present = torch.where(believed, decoded.presence > 0, presence_of(target)[0])
+            logits = hide(logits, present)
         memory = net.remember(image.top, logits, prompted, present)
         memories.append(Memory(frame, prompted, memory, net.pointer(decoded, candidate, present)))
     return costs
+
+
+def _difference(net: TrainingTracker, read: Tensor, top: Tensor, target: Tensor) -> Tensor:
+    """Mean square difference to the features of a mask prompt, in units of what the prompt adds to them."""
+    with torch.no_grad():
+        wanted = net.as_if_told(top, target)
+        scale = (wanted - top).square().mean()
+    return (read - wanted).square().mean() / scale
 
 
 def _prompted(
@@ -70,7 +112,7 @@ def _prompted(
 ) -> tuple[Decoded, Tensor, int]:
     """What is decoded for a prompt, the mask logits to remember, and which candidate they are."""
     if kind == "mask":
-        return net.mask_prompt(image, batch.first.float()), mask_logits(batch.first), 1
+        return net.mask_prompt(image, batch.first.float()), mask_logits(batch.first), GIVEN
     mask = batch.first if frame == 0 else _enlarged(batch.masks[:, frame])
     where = boxes(mask) if kind == "box" else points(mask)
     decoded = net.decode(net.without_memory(image), *net.prompt(*where))
@@ -81,8 +123,8 @@ def _enlarged(masks: Tensor) -> Tensor:
     return (masks > 127).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
 
 
-def second_prompt(batch: Batch, generator: torch.Generator) -> int:
+def second_prompt(batch: Batch, rng: np.random.Generator) -> int:
     """A later frame on which every object of the batch is in view, 0 if there is none."""
     seen = (batch.masks > 127).flatten(2).any(dim=2).all(dim=0)
     frames = [i for i in range(1, len(seen)) if bool(seen[i])]
-    return frames[int(torch.randint(len(frames), (1,), generator=generator))] if frames else 0
+    return frames[int(rng.integers(len(frames)))] if frames else 0

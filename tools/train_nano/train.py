@@ -19,13 +19,19 @@ from sam3_node.errors import ModelError
 
 from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
-from .losses import total
+from .export import read_checkpoint
+from .losses import EASE, Cost, total
 from .network import TrainingTracker
-from .steps import KINDS, clip_cost, frame_cost, second_prompt
+from .steps import KINDS, clip_cost, frame_costs, normalise, second_prompt
 
 WARM_UP = 60.0  # s
 MOST_GRADIENT = 1.0
-EASY, NORMAL = 400, 1000  # steps until the loss begins to weigh the outside more, and until it does in full
+EASY, NORMAL = (
+    0.25,
+    0.6,
+)  # shares of a stage until the outside begins to weigh more, and until it does in full
+CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
+AGAIN, TRUST = 0.15, 0.5
 FLOOR = 0.02  # of the peak learning rate, at the end
 AVERAGE = 0.998
 SAVE_EVERY, SAY_EVERY = 60.0, 10.0
@@ -33,19 +39,27 @@ SAVE_EVERY, SAY_EVERY = 60.0, 10.0
 
 @dataclass(frozen=True)
 class Stage:
-    """One part of the training: seconds, learning rate at its peak, and what a batch holds."""
+    """One part of the training: seconds, learning rate at its peak, and what a batch holds.
+
+    With `encoder` False the image encoder stays as it is, which makes a step on a CPU half as long. `new`: it teaches
+    something that the stage before did not.
+    """
 
     name: str
     seconds: float
     rate: float
     recipe: Recipe
+    encoder: bool = True
+    new: bool = False
 
 
 def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
     """Single frames, then clips that grow longer, each at a lower rate than the one before."""
     return [
-        Stage("frames", frame_minutes * 60, 1e-3, Recipe(clips=8, frames=1, objects=6)),
-        Stage("clips4", clip_minutes * 24, 6e-4, Recipe(clips=5, frames=4, objects=4)),
+        Stage("frames", frame_minutes * 60, 1e-3, Recipe(clips=8, frames=1, objects=6), new=True),
+        Stage(
+            "clips4", clip_minutes * 24, 6e-4, Recipe(clips=5, frames=4, objects=5), encoder=False, new=True
+        ),
         Stage("clips6", clip_minutes * 24, 4e-4, Recipe(clips=4, frames=6, objects=4)),
         Stage("clips8", clip_minutes * 12, 2e-4, Recipe(clips=3, frames=8, objects=4)),
     ]
@@ -72,7 +86,6 @@ class Trainer:
         self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
         self.optimiser = torch.optim.AdamW(_groups(source), lr=1e-3, betas=(0.9, 0.95))
         self.progress = Progress()
-        self.gates: list[str] = []
         if self.path.is_file():
             self._restore()
         elif init is not None:
@@ -116,19 +129,11 @@ class Trainer:
                 self.save()
 
     def _step(self, stage: Stage, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
-        kind = KINDS[int(rng.choice(3, p=(0.4, 0.35, 0.25)))]
         rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        if stage.recipe.frames == 1:
-            ease = easiness(self.progress.step)
-            costs = frame_cost(self.net, batch, kind, ease)
-        else:
-            again = int(rng.random() < 0.15) and second_prompt(
-                batch, torch.Generator().manual_seed(int(rng.integers(2**31)))
-            )
-            costs = clip_cost(self.net, batch, kind, trust=0.5, again=again)
-        loss, figures = total(costs)
+        prompted, followed = self._costs(stage, batch, rng)
+        loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MOST_GRADIENT)
@@ -136,11 +141,35 @@ class Trainer:
             self.optimiser.step()
         self.progress.step += 1
         self._average()
-        first, last = total(costs[:1])[1]["iou"], total(costs[-1:])[1]["iou"]
-        return {
-            **asdict(self.progress), "stage": stage.name, "kind": kind, "rate": rate, "gradient": float(norm),
-            "objects": len(batch.clip), "first": first, "last": last, **figures,
-        }  # fmt: skip
+        record = {
+            **asdict(self.progress),
+            "stage": stage.name,
+            "rate": rate,
+            "gradient": float(norm),
+            **figures,
+        }
+        record |= {kind: total(costs[:1])[1]["iou"] for kind, costs in prompted.items()}
+        if followed:
+            record |= {"followed": total(followed[1:])[1]["iou"], "last": total(followed[-1:])[1]["iou"]}
+        return record
+
+    def _costs(
+        self, stage: Stage, batch: Batch, rng: np.random.Generator
+    ) -> tuple[dict[str, list[Cost]], list[Cost]]:
+        """Of the prompted first frames by kind of prompt, and of the frames of clips."""
+        frames = stage.recipe.frames
+        with torch.set_grad_enabled(stage.encoder):
+            features = self.net.encode(normalise(batch.images))
+        first = features.of(batch.clip * frames)
+        ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE
+        if frames == 1:
+            return frame_costs(self.net, first, batch, ease=ease), []
+        guide = (ease - EASE) / (1 - EASE)
+        kind = KINDS[int(rng.choice(3, p=CLIP_KINDS))]
+        other = str(rng.choice([name for name in ("box", "point") if name != kind]))
+        again = second_prompt(batch, rng) if rng.random() < AGAIN else 0
+        followed = clip_cost(self.net, features, batch, kind, TRUST, again, ease, guide)
+        return frame_costs(self.net, first, batch, (other,)), followed
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -163,18 +192,29 @@ class Trainer:
         os.replace(aside, self.path)
 
     def _restore(self) -> None:
-        held = torch.load(self.path, map_location=self.device, weights_only=True)
-        self.net.source.load_state_dict(held["model"])
-        self.average = held["average"]
-        self.optimiser.load_state_dict(held["optimiser"])
-        self.progress = Progress(**held["progress"])
+        held = read_checkpoint(self.path, self.device)
+        try:
+            self.net.source.load_state_dict(held["model"])
+            self.average = held["average"]
+            self.optimiser.load_state_dict(held["optimiser"])
+            self.progress = Progress(**held["progress"])
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"{self.path} is a checkpoint of another tracker: move it away, or train with another --output"
+            ) from error
 
     def _begin_from(self, path: Path) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         if not path.is_file():
             raise ModelError(f"no weights {path}: expected a model.safetensors to begin from")
-        self.net.source.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+        try:
+            self.net.source.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+        except (RuntimeError, SafetensorError) as error:
+            raise ModelError(
+                f"expected weights of the nano tracker in {path}, found others, or damage"
+            ) from error
         self.average = {k: v.detach().clone() for k, v in self.net.source.state_dict().items()}
 
     def _log(self, record: dict[str, Any]) -> None:
@@ -184,17 +224,18 @@ class Trainer:
             )
 
     def _say(self, stage: Stage, record: dict[str, Any]) -> None:
+        known = [f"{name} {record[name]:.3f}" for name in (*KINDS, "followed", "presence") if name in record]
         print(
             f"{stage.name} {self.progress.seconds / 60:.1f} of {stage.seconds / 60:.1f} min · step {record['step']} · "
-            f"{record['kind']} loss {record['loss']:.3f} IoU first {record['first']:.3f} last {record['last']:.3f} "
-            f"presence {record['presence']:.3f} gradient {record['gradient']:.2f}",
+            f"loss {record['loss']:.3f} IoU {' '.join(known)} gradient {record['gradient']:.2f}",
             flush=True,
         )
 
 
-def easiness(step: int) -> float:
-    """1 at first, then falling to 0: see `losses.cost`."""
-    return min(1.0, max(0.0, (NORMAL - step) / (NORMAL - EASY)))
+def easiness(share: float) -> float:
+    """How little the outside weighs when `share` of a stage that teaches something new is over: see `losses.cost`."""
+    left = min(1.0, max(0.0, (NORMAL - share) / (NORMAL - EASY)))
+    return EASE + (1 - EASE) * left
 
 
 def schedule(seconds: float, of: float) -> float:
