@@ -19,14 +19,14 @@ from pathlib import Path
 
 import torch
 
-from sam3_node.errors import Sam3NodeError
+from sam3_node.errors import ModelError, Sam3NodeError
 from sam3_node.models.checkpoints import NANO
 
 from .curves import draw_curves
 from .cutouts import OPENCLIPART
 from .data import Sources
 from .export import export
-from .gates import GATES, pass_gate
+from .gates import GATES, has_passed, pass_gate
 from .pack import unpack
 from .train import Trainer, stages
 
@@ -64,11 +64,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _everything(args: argparse.Namespace) -> int:
+    trainer = Trainer(args.output, _device(args), args.init)
     for split in () if args.pack else RENDERED:
         _render(split, args)
-    if not (_gate("overfit", args) and _gate("parity", args)):
-        return 1
-    trainer = Trainer(args.output, _device(args), args.init)
+    for name in ("overfit", "parity"):
+        if not (has_passed(name, args.output) or _gate(name, args)):
+            return 1
     cache = (args.scenes if args.pack else args.output) / "cache"
     sources = Sources(args.scenes / "train", cache, cutouts=args.cutouts, videos=args.videos)
     plan = stages(args.frame_minutes, args.clip_minutes)
@@ -99,7 +100,11 @@ def may_go_on(name: str, args: argparse.Namespace) -> bool:
 
 
 def _device(args: argparse.Namespace) -> torch.device:
-    return torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        raise ModelError(f"--device {name}: expected cpu, or cuda where torch finds one: {error}") from error
 
 
 def _render(split: str, args: argparse.Namespace) -> None:
@@ -144,11 +149,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
     parser.add_argument("--videos", type=Path, help="folder of mp4 files for backgrounds")
+    parser.add_argument("--pack", type=Path, help="zip file instead of --scenes, --cutouts and --videos")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/train_nano"))
     parser.add_argument("--frame-minutes", type=float, default=60, help="on single frames")
     parser.add_argument("--clip-minutes", type=float, default=240, help="on clips")
     parser.add_argument("--device", help="default: cuda where there is one")
-    parser.add_argument("--pack", type=Path, help="zip file instead of --scenes, --cutouts and --videos")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")
     parser.add_argument("--init", type=Path, help="a model.safetensors to begin from")

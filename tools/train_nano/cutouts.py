@@ -23,8 +23,9 @@ def load_cutouts(folder: Path, most: int, cache: Path, seed: int = 0) -> list[Sp
         with np.load(cache) as held:
             return [held[name] for name in held.files]
     sprites = read_cutouts(folder, most, seed)
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(cache, *sprites)
+    if sprites:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(cache, *sprites)
     return sprites
 
 
