@@ -18,7 +18,6 @@ from .types import NANOSECONDS, MaskFrame
 from .visual import Image, VideoWriter, contact_sheet, overlay, write_image
 
 SHEET_IMAGES, SHEET_COLUMNS = 9, 3
-UNTRAINED = "untrained weights: masks are noise, everything else is real"
 
 
 @dataclass(slots=True)
@@ -70,7 +69,6 @@ class Results:
             "objects": [self._object(object_id, per_object) for object_id in self.ids],
             "events": [{"seq": seq, "what": what} for seq, what in self.events],
             "model": self.status["model"],
-            "trained": self.status["trained"],
             "stages_p50_us": self._stages(),
         }
 
@@ -99,7 +97,7 @@ class Results:
             f"{figures['frames']} frames, {figures['frames_per_s']:.1f}/s, {figures['skipped']} skipped",
             f"capture to publish: p50 {figures['age_p50_ms']:.1f} ms, p99 {figures['age_p99_ms']:.1f} ms",
             f"stages (p50, ms): {stages}",
-            f"model {figures['model']}" + ("" if figures["trained"] else f"; {UNTRAINED}"),
+            f"model {figures['model']}",
         ]
         return "\n".join(lines)
 

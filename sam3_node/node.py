@@ -108,7 +108,6 @@ class Node:
             "uptime_s": round(time.monotonic() - self._start_s, 3),
             "paused": self.paused,
             "model": self._model.name,
-            "trained": self._model.trained,
             "can_track": self._model.can_track,
             "device": str(self._model.device),
             "dtype": str(self._model.dtype).removeprefix("torch."),
@@ -124,9 +123,8 @@ class Node:
 
     def _say_ready(self) -> None:
         model, frames = self._model, ", ".join(self._settings.transport.frames)
-        weights = "" if model.trained else ", random weights"
         print(
-            f"node ready: {model.name} on {model.device}{weights}, frames from {frames}, "
+            f"node ready: {model.name} on {model.device}, frames from {frames}, "
             f"masks on {self._masks.endpoint}, control on {self._control.endpoint}",
             flush=True,
         )

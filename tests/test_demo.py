@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from sam3_node.demo import Director, run_demo
-from sam3_node.demo_results import UNTRAINED, Results
+from sam3_node.demo_results import Results
 from sam3_node.errors import ProcessError
 from sam3_node.settings import load_settings
 from sam3_node.types import Instance, Mask, MaskFrame
@@ -40,7 +39,7 @@ def results_of(folder: Path, shift: int) -> Results:
         times = (number * 10**9, number * 10**9 + 10**7, number * 10**9 + 3 * 10**7)
         frames.append(MaskFrame("cam0", seq, times[0], 64, 48, *times[1:], instances=instances))
     truth_of, labels = {11: 1, 12: 2}, {11: "mug", 12: "ring"}
-    return Results(recording, frames, truth_of, labels, [], {"model": "nano", "trained": True})
+    return Results(recording, frames, truth_of, labels, [], {"model": "nano"})
 
 
 @pytest.mark.parametrize(("shift", "expected"), [(0, 1.0), (5, 0.5), (15, 0.0)])
@@ -52,12 +51,6 @@ def test_masks_are_judged_against_the_recording(tmp_path: Path, shift: int, expe
     assert figures["mean_iou"] == pytest.approx(expected)
     assert (figures["frames"], figures["ids"], figures["frames_per_s"]) == (2, [11, 12], 1.0)
     assert figures["age_p50_ms"] == pytest.approx(30.0)
-
-
-def test_the_table_says_when_the_weights_are_untrained(tmp_path: Path) -> None:
-    results = results_of(tmp_path, 0)
-    assert UNTRAINED not in results.table()
-    assert UNTRAINED in replace(results, status={"model": "nano", "trained": False}).table()
 
 
 def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
@@ -103,7 +96,6 @@ def test_it_plays_through_real_processes_and_leaves_its_results(
     assert cv2.imread(str(tmp_path / "contact.png")) is not None
     assert "camera | camera cam0 publishing on ipc://" in printed
     assert "mean IoU" in printed
-    assert (UNTRAINED in printed) == (not figures["trained"])
     assert not psutil.Process().children()
 
 

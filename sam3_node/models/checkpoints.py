@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, Sam2VideoModel, Sam3TrackerVideoConfig, Sam3TrackerVideoModel
+from transformers import AutoConfig, Sam2VideoModel, Sam3TrackerVideoModel
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -18,8 +18,6 @@ from .digest import check_digest
 from .sam import TrackerModel
 
 NANO = Path(__file__).parent / "nano"
-NANO_SEED = 0
-NANO_PRESENCE = 4.0
 CLASSES: dict[str, Any] = {
     "sam3_tracker_video": Sam3TrackerVideoModel,
     "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; the tracker is taken out
@@ -58,11 +56,10 @@ def load_tracker(
     number = _dtype(dtype, place)
     name = os.fspath(name_or_path)
     if name == "nano":
-        source, can_track, trained = _load_nano(NANO)
-    else:
-        source, can_track = _load_pretrained(name)
-        trained = True
-    normalise = _normalisation(str(NANO) if name == "nano" else name, source)
+        check_digest(NANO / "model.safetensors")
+    files = str(NANO) if name == "nano" else name
+    source, can_track = _load_pretrained(files)
+    normalise = _normalisation(files, source)
     model = TrackerModel(
         _cast(source, place, number),
         name=Path(name).name if os.path.isdir(name) else name,
@@ -70,28 +67,9 @@ def load_tracker(
         std=normalise["image_std"],
         can_track=can_track,
     ).to(place)
-    model.trained = trained
     if compile:
         model.compile()
     return model
-
-
-def _load_nano(folder: Path) -> tuple[nn.Module, bool, bool]:
-    """The transformers model in float32, whether it can track, and whether it is trained.
-
-    Its weights, float16 in the file, are those whose digest is beside them; where there are none they are random.
-    """
-    weights = folder / "model.safetensors"
-    if weights.exists():
-        check_digest(weights)
-        return *_load_pretrained(str(folder)), True
-    config = Sam3TrackerVideoConfig.from_pretrained(folder)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(NANO_SEED)
-        source = Sam3TrackerVideoModel(config).eval()
-    with torch.no_grad():  # else random weights would call every object absent
-        source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(NANO_PRESENCE)
-    return source, True, False
 
 
 def _load_pretrained(name: str) -> tuple[nn.Module, bool]:

@@ -48,7 +48,6 @@ class TrackerModel(nn.Module):
     """The stages of a SAM tracker, sharing the weights of a transformers model. Inference only.
 
     `can_track` is False for weights without memory modules: they can segment single frames.
-    `trained` is False for random weights.
     """
 
     mean: Tensor
@@ -59,7 +58,7 @@ class TrackerModel(nn.Module):
     ) -> None:
         super().__init__()
         config = source.config
-        self.name, self.can_track, self.trained = name, can_track, True
+        self.name, self.can_track = name, can_track
         self.image_size = side(source.prompt_encoder.input_image_size)
         self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
         self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size

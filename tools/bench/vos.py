@@ -64,8 +64,6 @@ def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[str, 
             {"name": args.model, "device": args.device, "dtype": dtype, "threads": args.threads}
         )
         models[dtype] = load_model(chosen, TrackerSettings())
-    if not all(model.trained for model in models.values()):
-        print(f"{args.model}: untrained weights, masks are noise", file=sys.stderr)
     return models
 
 
