@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test lint bench clean
 
 help:
-	@echo 'make demo    play a scene through camera, node and subscriber; results in out/demo'
+	@echo 'make demo    play the bundled recording through camera, node and subscriber; results in out/demo'
 	@echo 'make test    lint, then every test'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   short forms of the benchmarks'
@@ -29,6 +29,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python tools/bench/step.py --no-variants
 	$(BIN)/python tools/bench/node.py
+	$(BIN)/python tools/bench/vos.py sam3_node/assets/tabletop.mcap --prompt box
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

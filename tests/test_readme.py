@@ -122,7 +122,16 @@ def test_the_tracker_example_runs() -> None:
         [sys.executable, "-c", block_with("load_tracker(")], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[1] (1, 72, 72)")
+    assert done.stdout.startswith("[1] (1, 64, 64)")
+
+
+def test_the_recording_example_runs() -> None:
+    pytest.importorskip("mcap")
+    done = subprocess.run(
+        [sys.executable, "-c", block_with("Recording.load(")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("225 15.0")
 
 
 def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
@@ -136,6 +145,7 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
         for ours, theirs in (
             ("tcp://127.0.0.1:5551", rig.masks),
             ("tcp://127.0.0.1:5552", rig.control),
+            ("(200, 275, 350, 435)", "(100, 100, 200, 200)"),  # on the rig's smaller frames
             ("masks.seq > 10_000", "'inside' in globals()"),
         ):
             assert ours in policy

@@ -126,6 +126,7 @@ def test_what_is_no_sequence_is_told(tmp_path: Path) -> None:
     folder = benchmark_folder(tmp_path / "davis", labels_at(0), np.zeros((9, 9), np.uint8))
     with pytest.raises(CameraError, match=r"\['cat'\], found \['dog'\]"):
         open_sequences(folder, ["cat"])
+    assert [found.name for found in open_sequences(folder, ["d?g", "dog"])] == ["dog"]
     cv2.imwrite(str(folder / "JPEGImages/480p/dog/00001.jpg"), drawn(labels_at(1), 1))
     with pytest.raises(CameraError, match="frame 1: expected labels of the image's size"):
         list(open_sequences(folder)[0].frames())

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
@@ -27,7 +27,7 @@ def save_tiny_checkpoint(folder: Path) -> Path:
 
     logging.disable_progress_bar()
     torch.manual_seed(SEED)
-    source = Sam3TrackerVideoModel(_tiny_config()).eval().requires_grad_(False)
+    source = Sam3TrackerVideoModel(sam3_config()).eval().requires_grad_(False)
     decoder = source.mask_decoder
     decoder.pred_obj_score_head.proj_out.bias.fill_(PRESENT)
     for convolution in (decoder.conv_s0, decoder.conv_s1):
@@ -40,11 +40,12 @@ def save_tiny_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def _tiny_config(hidden: int = 64, grid: int = 4) -> object:
+def sam3_config(hidden: int = 64, grid: int = 4, layers: int = 1, heads: int = 2, **backbone: object) -> Any:
+    """A small SAM 3 tracker on grid x grid patches; `layers` of the memory read, `backbone` of the ViT."""
     from transformers import Sam3TrackerVideoConfig
 
     size = 14 * grid
-    backbone = {
+    vit = {
         "model_type": "sam3_vit_model",
         "hidden_size": 48,
         "intermediate_size": 96,
@@ -61,19 +62,19 @@ def _tiny_config(hidden: int = 64, grid: int = 4) -> object:
             "model_type": "sam3_vision_model",
             "fpn_hidden_size": hidden,
             "backbone_feature_sizes": [[4 * grid] * 2, [2 * grid] * 2, [grid] * 2],
-            "backbone_config": backbone,
+            "backbone_config": vit | backbone,
         },
         prompt_encoder_config={"hidden_size": hidden, "image_size": size, "patch_size": 14},
         mask_decoder_config={
             "hidden_size": hidden,
             "mlp_dim": 2 * hidden,
             "iou_head_hidden_dim": hidden,
-            "num_attention_heads": 2,
+            "num_attention_heads": heads,
         },
         image_size=size,
         memory_attention_hidden_size=hidden,
         memory_attention_feed_forward_hidden_size=2 * hidden,
-        memory_attention_num_layers=1,
+        memory_attention_num_layers=layers,
         memory_attention_rope_feat_sizes=[grid, grid],
         memory_encoder_hidden_size=hidden,
         mask_downsampler_embed_dim=hidden,

@@ -63,11 +63,11 @@ def measure(
             return collect(client, seconds)
 
 
-def report(name: str, rate_hz: float, found: list[Seen]) -> None:
+def report(name: str, rate_hz: float, found: list[Seen], seconds: float) -> None:
     ages, steps, _ = zip(*found, strict=True)
     stepped, skipped = len(found), sum(each.skipped for each in found)
     print(
-        f"{name:12s} {rate_hz:5.0f} {percentile(steps, 0.5):12.1f} {stepped:8d} {skipped:8d}"
+        f"{name:12s} {rate_hz:5.0f} {percentile(steps, 0.5):12.1f} {stepped:8d} {stepped / seconds:9.1f} {skipped:8d}"
         f" {percentile(ages, 0.5):10.1f} {percentile(ages, 0.99):8.1f} {1e3 / rate_hz + MARGIN_MS:10.1f}",
         flush=True,
     )
@@ -87,9 +87,10 @@ def main() -> None:
     if args.video.is_file():
         sources.append((args.video.name[:12], f"video:{args.video}", VIDEO_HZ))
     print(f"{args.model}, {args.objects} objects; ages in milliseconds, at the start of the step")
-    print("camera          Hz  step p50 ms  stepped  skipped    age p50      p99      bound")
+    print("camera          Hz  step p50 ms  stepped  a second  skipped    age p50      p99      bound")
     for name, source, rate_hz in sources:
-        report(name, rate_hz, measure(args.model, args.threads, source, rate_hz, args.objects, args.seconds))
+        found = measure(args.model, args.threads, source, rate_hz, args.objects, args.seconds)
+        report(name, rate_hz, found, args.seconds)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The frame step against transformers' own streaming inference: same weights, same frames, in one run.
 
     python tools/bench/step.py                     nano, 1, 4 and 16 objects, and what compile and bf16 add
-    python tools/bench/step.py --model full        Sam3TrackerVideoConfig() defaults, random weights, with parity
+    python tools/bench/step.py --model small       the same of SAM 3's class, 4.5 M parameters
+    python tools/bench/step.py --model full        Sam3TrackerVideoConfig() defaults, with parity
 
-Threads wait passively, as in the node. Steps of both alternate, so that a noisy machine is noisy for both; ratios
-are of medians. Parity is checked on the way: the largest difference of the logits of the first object, which both see
-alike.
+Weights are random, as neither time nor parity minds. Threads wait passively, as in the node. Steps of both alternate,
+so that a noisy machine is noisy for both; ratios are of medians. Parity is checked on the way: the largest difference
+of the logits of the first object, which both see alike.
 """
 
 from __future__ import annotations
@@ -20,20 +21,39 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
 
 import torch
-from transformers import Sam3TrackerVideoConfig, Sam3TrackerVideoInferenceSession, Sam3TrackerVideoModel
+from _common import sam3_config
+from transformers import (
+    AutoConfig,
+    Sam2VideoInferenceSession,
+    Sam2VideoModel,
+    Sam3TrackerVideoConfig,
+    Sam3TrackerVideoInferenceSession,
+    Sam3TrackerVideoModel,
+)
 
 from sam3_node.models import TrackerModel
-from sam3_node.models.checkpoints import NANO
+from sam3_node.models.checkpoints import CLASSES, NANO
 from sam3_node.tracking import ObjectPrompt, Tracker
 
 PRESENT = 4.0  # random weights must not call every object absent
+SESSIONS = {
+    Sam2VideoModel: Sam2VideoInferenceSession,
+    Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
+}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "nano": lambda: AutoConfig.from_pretrained(NANO),
+    "small": lambda: sam3_config(
+        128, 18, 2, 4, hidden_size=192, intermediate_size=512, num_hidden_layers=6, global_attn_indexes=[2, 5]
+    ),
+    "full": Sam3TrackerVideoConfig,
+}
 
 
-def random_source(full: bool, device: str) -> Any:
-    """The nano or the full-size SAM 3 tracker of transformers, seeded random weights."""
+def random_source(name: str, device: str) -> Any:
+    """A tracker of transformers, seeded random weights."""
     torch.manual_seed(0)
-    config = Sam3TrackerVideoConfig() if full else Sam3TrackerVideoConfig.from_pretrained(NANO)
-    source = Sam3TrackerVideoModel(config).eval().requires_grad_(False)
+    config = CONFIGS[name]()
+    source = CLASSES[config.model_type](config).eval().requires_grad_(False)
     source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(PRESENT)
     return source.to(device)
 
@@ -60,7 +80,7 @@ class Theirs:
     def __init__(self, source: Any, objects: int) -> None:
         self.source, device = source, source.no_memory_embedding.device
         size = source.prompt_encoder.input_image_size
-        self.session = Sam3TrackerVideoInferenceSession(
+        self.session = SESSIONS[type(source)](
             video_height=size,
             video_width=size,
             inference_device=device,
@@ -144,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=["nano", "full"], default="nano")
+    parser.add_argument("--model", choices=list(CONFIGS), default="nano")
     parser.add_argument("--objects", type=int, nargs="+", default=None)
     parser.add_argument("--frames", type=int, default=None)
     parser.add_argument("--threads", type=int, default=2)
@@ -155,7 +175,7 @@ def main() -> None:
     full = args.model == "full"
     frames = args.frames or (4 if full else 40)
     warm = 1 if full else 10
-    source = random_source(full, args.device)
+    source = random_source(args.model, args.device)
     parameters = sum(p.numel() for p in source.parameters()) / 1e6
     device = (
         torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {args.threads} threads"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +54,9 @@ class Sequence:
 
 
 def open_sequences(path: Path, names: Iterable[str] = (), most_frames: int = 0) -> list[Sequence]:
-    """The sequences of a folder, or those of `names`, or a recording; of each the first `most_frames`, 0 for all.
+    """The sequences of a folder, or those of `names` (* and ? as in the shell), or a recording.
+
+    Of each the first `most_frames`, 0 for all.
 
     DAVIS' own objects are prompted where they first appear, those of rendered clips (which come with JSON) and of
     recordings once they cover 0.1 % of the image. CameraError or BagError says what is missing.
@@ -60,11 +64,11 @@ def open_sequences(path: Path, names: Iterable[str] = (), most_frames: int = 0) 
     if path.is_file():
         return [_from_recording(path.stem, Recording.load(path), most_frames)]
     known = list_clips(path)
-    wanted = list(names) or known
-    missing = [name for name in wanted if name not in known]
-    if missing or not wanted:
+    found = {name: fnmatch.filter(known, name) for name in names or ("*",)}
+    missing = [name for name, matches in found.items() if not matches]
+    if missing:
         raise CameraError(f"{path}: expected sequences {missing or 'in it'}, found {known or 'none'}")
-    return [_from_clip(read_clip(path, name), most_frames) for name in wanted]
+    return [_from_clip(read_clip(path, name), most_frames) for name in dict.fromkeys(chain(*found.values()))]
 
 
 def _from_recording(name: str, recording: Recording, most_frames: int) -> Sequence:
