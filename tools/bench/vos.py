@@ -48,7 +48,9 @@ def arguments() -> argparse.Namespace:
         "--settings", default="default", help="with commas between; the first is the reference"
     )
     chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
-    parser.add_argument("--sequences", default="", help="only these, with commas between; * and ? as in the shell")
+    parser.add_argument(
+        "--sequences", default="", help="only these, with commas between; * and ? as in the shell"
+    )
     parser.add_argument("--frames", type=int, default=0, help="only the first so many of each sequence")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON alone")
