@@ -29,12 +29,11 @@ from sam3_node.wire import decode_depth, decode_image
 EXAMPLE = Path(__file__).resolve().parents[1] / "calibration" / "example.toml"
 ROBOT_ARM = Path(__file__).resolve().parents[2] / "shared" / "data" / "video" / "16_robotarm.mp4"
 PROGRAM = """
-import json, signal, sys, threading
+import sys
 from sam3_node.cameras.publish import run_camera
 from sam3_node.settings import load_settings
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-run_camera(load_settings(overrides=dict(zip(sys.argv[1::2], sys.argv[2::2]))), stop)
+from sam3_node.signals import stop_on_signals
+run_camera(load_settings(overrides=dict(zip(sys.argv[1::2], sys.argv[2::2]))), stop_on_signals())
 """
 SMALL = "scene:shapes?seed=5&width=160&height=120"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
 
-from .algebra import fold_convolution, fold_transposed
+from ..errors import ModelError
+from .algebra import fold_convolution, fold_transposed, patch_linear
+from .hiera import POOL, Hiera, z_order
 from .vit import WindowedViT, side, token_grid
 
 
@@ -73,14 +76,42 @@ def _backbone(vision: Any) -> nn.Module:
 
 
 class Sam2Encoder(nn.Module):
-    """SAM 2's Hiera and its feature pyramid, as transformers runs them."""
+    """SAM 2's Hiera and its feature pyramid.
+
+    The two fine levels' 1x1 convolutions are folded with those that feed the mask decoder, and the position maps, which
+    the tracker does not use, are left out. Exact up to rounding.
+    """
+
+    fine_rows: Tensor
+    middle_rows: Tensor
+    top_rows: Tensor
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.vision = source.vision_encoder
-        self.conv_s0, self.conv_s1 = source.mask_decoder.conv_s0, source.mask_decoder.conv_s1
+        vision, decoder = source.vision_encoder, source.mask_decoder
+        if sorted(vision.neck.fpn_top_down_levels) != [2, 3]:
+            raise ModelError(
+                f"SAM 2: expected a pyramid whose two coarse levels meet, found {vision.neck.fpn_top_down_levels}"
+            )
+        self.backbone = Hiera(vision.backbone)
+        coarse, top, middle, fine = vision.neck.convs
+        self.fine = patch_linear(fold_convolution(fine, decoder.conv_s0))
+        self.middle = patch_linear(fold_convolution(middle, decoder.conv_s1))
+        self.top, self.coarse = patch_linear(top), patch_linear(coarse)
+        for level, name in enumerate(("fine_rows", "middle_rows", "top_rows")):
+            self.register_buffer(name, z_order(self.backbone.grid >> level).argsort(), persistent=False)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
-        fine, middle, top = self.vision(pixels, return_dict=True).fpn_hidden_states
-        return self.conv_s0(fine), self.conv_s1(middle), top
+        fine, middle, top, coarse = self.backbone(pixels)
+        top = self.top(top) + self.coarse(coarse).repeat_interleave(POOL, dim=1)
+        return (
+            _map(self.fine(fine), self.fine_rows),
+            _map(self.middle(middle), self.middle_rows),
+            _map(top, self.top_rows),
+        )
+
+
+def _map(tokens: Tensor, rows: Tensor) -> Tensor:
+    """Tokens [B, n, C] in Z order -> map [B, C, h, w], channels last in memory; `rows` undoes the order."""
+    return tokens[:, rows].transpose(1, 2).unflatten(2, (math.isqrt(len(rows)), -1))

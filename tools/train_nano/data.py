@@ -25,6 +25,7 @@ from .cutouts import Sprite, cut_out, load_cutouts
 LOW = SIZE // 4  # side of mask logits
 SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
 COMPOSITES = 0.4  # share of clips that carry cut-outs
+ANYWHERE = 0.4  # share of clips whose frames are anywhere in a rendering
 RELIST = 200  # clips after which new renderings are looked for
 
 
@@ -102,11 +103,16 @@ class Sources:
 
 
 def choose_frames(rng: np.random.Generator, length: int, frames: int) -> list[int]:
-    """Increasing frame numbers, with a stride; sometimes backwards in time, which is as good a clip."""
-    stride = int(rng.integers(1, max(1, min(3, (length - 1) // max(1, frames - 1))) + 1))
-    span = stride * (frames - 1)
-    start = int(rng.integers(0, max(1, length - span)))
-    indices = [min(start + stride * i, length - 1) for i in range(frames)]
+    """Increasing frame numbers, close together or anywhere; sometimes backwards in time, which is as good a clip.
+
+    Frames close together are what a camera sends; those anywhere span whole occlusions, and frames that were lost.
+    """
+    if length >= frames and rng.random() < ANYWHERE:
+        indices = sorted(int(i) for i in rng.choice(length, frames, replace=False))
+    else:
+        stride = int(rng.integers(1, max(1, min(3, (length - 1) // max(1, frames - 1))) + 1))
+        start = int(rng.integers(0, max(1, length - stride * (frames - 1))))
+        indices = [min(start + stride * i, length - 1) for i in range(frames)]
     return indices[::-1] if rng.random() < 0.5 else indices
 
 

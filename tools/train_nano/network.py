@@ -6,12 +6,14 @@ weights. Held to transformers' streaming inference by `python -m tools.train_nan
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sam3_node.models.hiera import POOL, Hiera, z_order
 from sam3_node.models.sam import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
 
 
@@ -46,7 +48,7 @@ class Memory(NamedTuple):
 
 
 class _NoPosition(nn.Module):
-    """Stands in for the pyramid's position maps, which the training forward computes once."""
+    """Stands in for the memories' position maps, which the training forward computes once."""
 
     def forward(self, shape: Any, device: Any, dtype: Any, mask: Any = None) -> Tensor:
         return torch.zeros((), device=device, dtype=dtype)
@@ -63,6 +65,7 @@ class TrainingTracker(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.source = source
+        self.hiera = Hiera(source.vision_encoder.backbone)
         size = source.backbone_feature_sizes[-1]
         sine = source.memory_encoder.position_encoding
         with torch.no_grad():
@@ -79,14 +82,19 @@ class TrainingTracker(nn.Module):
         cos, sin = source.memory_attention.rotary_emb(position, source.memory_attention.position_ids)
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
         self.register_buffer("rotation", rotation, persistent=False)  # [hw, D / 2, (cos, sin)]
-        source.vision_encoder.neck.position_encoding = _NoPosition()
         source.memory_encoder.position_encoding = _NoPosition()
 
     def encode(self, pixels: Tensor) -> Features:
         """Normalised pixels [M, 3, 256, 256] -> Features."""
-        fine, middle, top = self.source.vision_encoder(pixels, return_dict=True).fpn_hidden_states
-        decoder = self.source.mask_decoder
-        return Features(decoder.conv_s0(fine), decoder.conv_s1(middle), top)
+        vision, decoder = self.source.vision_encoder, self.source.mask_decoder
+        fine, middle, top, coarse = self.hiera(pixels, self.hiera.places(vision.backbone))
+        lateral = vision.neck.convs
+        top = _pointwise(top, lateral[1]) + _pointwise(coarse, lateral[0]).repeat_interleave(POOL, dim=1)
+        return Features(
+            _map(_pointwise(fine, lateral[3], decoder.conv_s0)),
+            _map(_pointwise(middle, lateral[2], decoder.conv_s1)),
+            _map(top),
+        )
 
     def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Embed points [N, n, 2] in pixels, labels int [N, n] and earlier logits [N, 64, 64], if any.
@@ -224,6 +232,22 @@ class TrainingTracker(nn.Module):
         splits = source.hidden_dim // source.mem_dim
         pointers = torch.stack([m.pointer for m in attended]).unflatten(2, (splits, -1))
         return pointers.transpose(1, 2).flatten(0, 1), place.repeat_interleave(splits, dim=0)
+
+
+def _pointwise(tokens: Tensor, *layers: Any) -> Tensor:
+    """1x1 convolutions, one after the other, of tokens [B, n, C] as one linear map."""
+    weight, bias = layers[0].weight[:, :, 0, 0], layers[0].bias
+    for layer in layers[1:]:
+        then = layer.weight[:, :, 0, 0]
+        weight, bias = then @ weight, then @ bias + layer.bias
+    return F.linear(tokens, weight, bias)
+
+
+def _map(tokens: Tensor) -> Tensor:
+    """Tokens [B, n, C] in Z order -> map [B, C, h, w]."""
+    side = math.isqrt(tokens.shape[1])
+    rows = z_order(side).argsort().to(tokens.device)
+    return tokens.transpose(1, 2)[:, :, rows].unflatten(2, (side, side))
 
 
 def mask_logits(mask: Tensor) -> Tensor:
