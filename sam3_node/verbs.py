@@ -21,8 +21,9 @@ CONTROL_TIMEOUT_MS = 3000
 
 def run(args: Namespace, settings: Settings) -> None:
     """Serve as the node until a signal."""
-    # before torch: threads that spin at barriers are many times slower on cores shared with cameras
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # before torch: threads that spin for long at barriers take the cores from cameras; asleep at once
+    # (OMP_WAIT_POLICY=PASSIVE), two of them are no faster than one
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     require("torch", "node")
     require("transformers", "node")
     from .node import Node

@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=1)
     parser.add_argument("--video", type=Path, default=SHARED / "data/video/16_robotarm.mp4")
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--threads", default="1", help="of the model; camera and subscriber want a core too")
+    parser.add_argument("--threads", default="0", help="of the model; 0: as torch chooses")
     args = parser.parse_args()
     sources = [("scene:shapes", "scene:shapes", rate) for rate in RATES_HZ]
     if args.video.is_file():

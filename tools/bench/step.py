@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 
 import torch
 from _common import sam3_config

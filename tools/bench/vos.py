@@ -20,7 +20,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for `tools`
 
 from sam3_node.errors import Sam3NodeError

@@ -13,9 +13,12 @@ comes from one file (python -m tools.scenes.pack), nothing is rendered, and gate
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 
 import torch
 
