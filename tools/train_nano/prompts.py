@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .config import SIZE
 
-INSIDE, OUTSIDE, CORNERS = 1, 0, (2, 3)
+INSIDE, CORNERS = 1, (2, 3)
 JITTER = 0.05  # of a box's sides
 CELL = 4  # px of the model's image a mask logit covers
 
