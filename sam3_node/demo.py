@@ -6,7 +6,6 @@ is about: at the start those that are in view, the others when they have come.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -67,8 +66,7 @@ def say(line: str) -> None:
 def _start_node(group: Group, settings: Settings, frames_at: str) -> tuple[str, str]:
     """The node on free ports of this machine; its endpoints of masks and control."""
     transport = TransportSettings(frames=(frames_at,), masks=ANY_PORT, control=ANY_PORT)
-    model = settings.model.model_copy(update={"threads": settings.model.threads or _spare_threads()})
-    environment = _environment(transport=transport, model=model, tracker=settings.tracker)
+    environment = _environment(transport=transport, model=settings.model, tracker=settings.tracker)
     group.start(Process("node", _command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
     assert ready is not None
@@ -81,12 +79,6 @@ def _start_camera(group: Group, frames_at: str) -> None:
     environment = _environment(transport=TransportSettings(frames=(frames_at,)), camera=camera)
     group.start(Process("camera", _command("camera"), CAMERA_READY, environment))
     group.wait_ready("camera", READY_S)
-
-
-def _spare_threads() -> int:
-    """All cores but one, which is for camera and subscriber: threads that share a core stall each other."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores - 1)
 
 
 def _command(verb: str) -> tuple[str, ...]:
