@@ -142,7 +142,9 @@ def test_equals_transformers_streaming_inference(tmp_path: Path) -> None:
 def test_a_box_is_followed_as_the_package_follows_it(
     net: TrainingTracker, model: TrackerModel, clip: Tensor
 ) -> None:
-    ours = follow(net, clip, torch.tensor([BOX]).reshape(1, 2, 2))
+    with torch.no_grad():
+        images = [net.encode(pixels[None]) for pixels in clip]
+    ours = follow(net, images, torch.tensor([BOX]).reshape(1, 2, 2))
     assert difference(ours, tracked(model, clip, ObjectPrompt(1, box=BOX))) < TOLERANCE
 
 
