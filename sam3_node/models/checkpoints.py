@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError
+from .devices import pick_device, pick_dtype
 from .digest import check_digest
 from .sam import TrackerModel
 
@@ -52,8 +53,8 @@ def load_tracker(
     `device` may be "auto" (CUDA where there is one); `dtype` None or "auto" is bfloat16 on CUDA, float32 elsewhere.
     Raises ModelError when the weights are absent, damaged, or not those of a SAM 2 or SAM 3 tracker.
     """
-    place = _device(device)
-    number = _dtype(dtype, place)
+    place = pick_device(device)
+    number = pick_dtype(dtype, place)
     name = os.fspath(name_or_path)
     if name == "nano":
         check_digest(NANO / "model.safetensors")
@@ -125,26 +126,6 @@ def _cast(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
         owner, _, attribute = name.rpartition(".")
         setattr(source.get_submodule(owner), attribute, buffer.to(device))
     return source
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for, but torch finds no CUDA device; use --model.device cpu")
-    return place
-
-
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype in (None, "auto"):
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype):
-        raise ModelError(f"unknown dtype {dtype}; expected float32, bfloat16 or float16")
-    return found
 
 
 def _first_line(error: Exception) -> str:

@@ -23,23 +23,26 @@ def write_digest(path: Path) -> Path:
     return target
 
 
-def check_digest(path: Path) -> None:
-    """Raise ModelError unless the file is the one that its digest was written for."""
-    beside = digest_path(path)
+def check_digest(path: Path, advice: str | None = None) -> None:
+    """Raise ModelError unless the file is the one that its digest was written for.
+
+    advice: how to get the file again; that for the bundled weights if left out.
+    """
+    beside, advice = digest_path(path), advice or _advice(path)
     try:
         line = _LINE.fullmatch(beside.read_text(errors="replace").strip())
         found = _digest(path)
     except OSError as error:
-        raise ModelError(f"cannot check {path} against its digest: {error}; {_advice(path)}") from error
+        raise ModelError(f"cannot check {path} against its digest: {error}; {advice}") from error
     if line is None or line[2] != path.name:
         raise ModelError(
             f"expected the sha256 of {path.name} in {beside}, as sha256sum writes it, found another text; "
-            f"{_advice(path)}"
+            f"{advice}"
         )
     if line[1] != found:
         raise ModelError(
             f"{path} is damaged or not the file that {beside.name} is about: expected sha256 {line[1]}, "
-            f"found {found}; {_advice(path)}"
+            f"found {found}; {advice}"
         )
 
 

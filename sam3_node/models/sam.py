@@ -94,7 +94,7 @@ class TrackerModel(nn.Module):
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
         """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
-        pixels = _as_tensor(image).to(self.device, non_blocking=True).permute(2, 0, 1)[None]
+        pixels = as_tensor(image).to(self.device, non_blocking=True).permute(2, 0, 1)[None]
         if pixels.device.type != "cpu":
             pixels = pixels.float()
         size = (self.image_size, self.image_size)
@@ -112,7 +112,7 @@ class TrackerModel(nn.Module):
             stage.compile(dynamic=False)
 
 
-def _as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:
+def as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:
     """Share the array's memory; torch would warn that it is read-only, but nothing here writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
