@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _verb(parsers, common, "doctor", verbs.doctor, "what is installed, what the GPU can do, what to fix")
     _add_node_verbs(parsers, common)
+    _add_vocabulary_verbs(parsers, common)
     return parser
 
 
@@ -96,6 +97,51 @@ def _add_node_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
     _verb(parsers, common, "resume", verbs.resume, "let a paused node go on")
     reset = _verb(parsers, common, "reset", verbs.reset, "forget all objects, of one camera or of all")
     reset.add_argument("--camera", metavar="NAME", help="forget those of this camera alone")
+
+
+def _add_vocabulary_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
+    text = "phrases and their vectors, for a node without a text encoder"
+    vocabulary = parsers.add_parser("vocabulary", help=text, description=text).add_subparsers(
+        metavar="VERB", required=True
+    )
+    build = _verb(vocabulary, common, "build", verbs.vocabulary_build, "write a vocabulary file")
+    build.add_argument(
+        "phrases", nargs="*", metavar="PHRASE", help='such as "red mug"; all of --from if none'
+    )
+    build.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="where to write; a file that is there is replaced, once the new one is whole",
+    )
+    build.add_argument(
+        "--phrases", type=Path, dest="phrase_file", metavar="FILE.txt", help="more phrases, one a line"
+    )
+    build.add_argument(
+        "--from",
+        type=Path,
+        dest="sources",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take vectors from this vocabulary, or .json map {phrase: [numbers]}; again for more",
+    )
+    build.add_argument(
+        "--encoder",
+        type=Path,
+        metavar="FOLDER",
+        help="encode the others with this CLIP, in transformers' layout",
+    )
+    build.add_argument(
+        "--model",
+        metavar="NAME",
+        help="what made the vectors, such as openai/clip-vit-base-patch32; needed for .json, "
+        "the folder's name for --encoder if left out",
+    )
+    listed = _verb(vocabulary, common, "list", verbs.vocabulary_list, "what is in a vocabulary file")
+    listed.add_argument("file", type=Path, metavar="FILE")
 
 
 def _add_object_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:

@@ -48,6 +48,12 @@ class ModelError(Sam3NodeError):
     code = "model"
 
 
+class VocabularyError(Sam3NodeError):
+    """A vocabulary or text encoder that is damaged, incomplete, or another model's than the detector's."""
+
+    code = "vocabulary"
+
+
 class RequestError(Sam3NodeError):
     """A control request that is well-formed but wrong: a bad prompt, an unknown operation or argument."""
 
@@ -64,6 +70,12 @@ class UnknownFrameError(RequestError):
     """A frame sequence number whose features are no longer (or not yet) held."""
 
     code = "unknown_frame"
+
+
+class UnknownPhraseError(RequestError):
+    """A phrase that the vocabulary does not hold, where no text encoder is at hand."""
+
+    code = "unknown_phrase"
 
 
 class CapacityError(RequestError):

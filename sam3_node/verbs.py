@@ -14,6 +14,8 @@ from .signals import stop_on_signals
 
 if TYPE_CHECKING:
     from .client import PerceptionClient, Segmentation
+    from .detection.encoders import PhraseEncoder
+    from .detection.vocabulary import Vocabulary
     from .types import Mask
 
 CONTROL_TIMEOUT_MS = 3000
@@ -114,6 +116,28 @@ def look_for(args: Namespace, settings: Settings) -> None:
         client.set_prompts(args.names)
 
 
+def vocabulary_build(args: Namespace, settings: Settings) -> None:
+    """Write a vocabulary file and tell what is in it."""
+    require("safetensors", "node")
+    from .detection.vocabulary_build import build_vocabulary, read_phrases, read_source
+
+    phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
+    sources = [read_source(path, args.model) for path in args.sources]
+    built = build_vocabulary(phrases, sources, _encoder(args.encoder, args.model))
+    built.save(args.out)
+    print(_summary(args.out, built))
+
+
+def vocabulary_list(args: Namespace, settings: Settings) -> None:
+    """Print what a vocabulary is of, then its phrases, one a line."""
+    require("safetensors", "node")
+    from .detection.vocabulary import Vocabulary
+
+    found = Vocabulary.load(args.file)
+    print(_summary(args.file, found))
+    print(*found.phrases, sep="\n")
+
+
 def status(args: Namespace, settings: Settings) -> None:
     """Print the node's status as JSON."""
     with _client(settings) as client:
@@ -136,6 +160,21 @@ def reset(args: Namespace, settings: Settings) -> None:
     """Forget all objects, of one camera or of all."""
     with _client(settings) as client:
         client.reset(camera=args.camera)
+
+
+def _encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
+    """The text encoder in a folder, where one is given."""
+    if folder is None:
+        return None
+    require("torch", "node")
+    require("transformers", "node")
+    from .detection.clip_text import ClipText
+
+    return ClipText(folder, model=model)
+
+
+def _summary(path: Path, known: Vocabulary) -> str:
+    return f"{path}: {len(known)} phrases, model {known.model}, dimension {known.dimension}"
 
 
 def _describe(found: Segmentation) -> str:

@@ -32,6 +32,7 @@ VERBS = (
     "pause",
     "resume",
     "reset",
+    "vocabulary",
 )
 
 

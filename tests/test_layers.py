@@ -17,7 +17,7 @@ LAYERS = (
     {"errors", "types", "signals", "closing"},
     {"settings", "geometry"},
     {"wire", "rasterize", "registry", "clock", "health", "supervisor", "visual", "models"},
-    {"transport", "tracking", "bags"},
+    {"transport", "tracking", "detection", "bags"},
     {"prompts", "client", "cameras", "recorder"},
     {"pipeline", "watch"},
     {"operations"},
@@ -28,8 +28,8 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-ENGINES = ("models", "tracking", "pipeline", "prompts", "rasterize", "registry", "clock")
-TORCH = ("models", "tracking", "pipeline", "prompts", "clock", "doctor")
+ENGINES = ("models", "tracking", "detection", "pipeline", "prompts", "rasterize", "registry", "clock")
+TORCH = ("models", "tracking", "detection", "pipeline", "prompts", "clock", "doctor")
 FORBIDDEN = {
     "ultralytics",
     "yolov5",
@@ -162,6 +162,11 @@ def test_a_camera_host_needs_no_torch() -> None:
     for module in modules():
         if room(module) in ("cameras", "watch", "recorder", "visual", "bags", "cli", "verbs"):
             assert not needed(module) & {"torch", "transformers"}, module
+
+
+@pytest.mark.parametrize("module", ["vocabulary", "vocabulary_build", "encoders"])
+def test_a_vocabulary_needs_no_torch(module: str) -> None:
+    assert not needed(f"sam3_node.detection.{module}") & {"torch", "transformers"}
 
 
 def test_the_door_is_light() -> None:

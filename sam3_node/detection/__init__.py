@@ -1,0 +1,1 @@
+"""Finding objects by name."""
