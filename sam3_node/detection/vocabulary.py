@@ -132,10 +132,12 @@ def _clean(phrases: Sequence[object]) -> tuple[str, ...]:
         raise VocabularyError(f"vocabulary: {error}") from error
     first: dict[str, str] = {}
     for phrase in cleaned:
-        if (known := first.setdefault(phrase_key(phrase), phrase)) is not phrase:
+        known = first.get(phrase_key(phrase))
+        if known is not None:
             raise VocabularyError(
                 f"vocabulary: expected each phrase once, found {shown(known)} and {shown(phrase)}"
             )
+        first[phrase_key(phrase)] = phrase
     return cleaned
 
 
