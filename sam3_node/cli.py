@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     _verb(parsers, common, "doctor", verbs.doctor, "what is installed, what the GPU can do, what to fix")
     _add_node_verbs(parsers, common)
     _add_vocabulary_verbs(parsers, common)
+    _add_weights_verbs(parsers, common)
     return parser
 
 
@@ -142,6 +143,24 @@ def _add_vocabulary_verbs(parsers: Any, common: argparse.ArgumentParser) -> None
     )
     listed = _verb(vocabulary, common, "list", verbs.vocabulary_list, "what is in a vocabulary file")
     listed.add_argument("file", type=Path, metavar="FILE")
+
+
+def _add_weights_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
+    text = "checkpoints of models"
+    weights = parsers.add_parser("weights", help=text, description=text).add_subparsers(
+        metavar="VERB", required=True
+    )
+    convert = _verb(
+        weights,
+        common,
+        "convert",
+        verbs.weights_convert,
+        "a YOLO-World checkpoint as a folder of safetensors",
+    )
+    convert.add_argument("file", type=Path, metavar="FILE.pt", help="such as yolov8s-worldv2.pt")
+    convert.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FOLDER", help="where config.json and weights go"
+    )
 
 
 def _add_object_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:

@@ -138,6 +138,19 @@ def vocabulary_list(args: Namespace, settings: Settings) -> None:
     print(*found.phrases, sep="\n")
 
 
+def weights_convert(args: Namespace, settings: Settings) -> None:
+    """Convert a checkpoint and tell what it holds."""
+    for module in ("torch", "transformers", "safetensors"):
+        require(module, "node")
+    from .models.yolo_convert import convert_checkpoint
+
+    model = convert_checkpoint(args.file, args.out)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    print(
+        f"{args.out}: YOLO-World, {millions:.1f} M parameters, phrase vectors of {model.config.text_channels}"
+    )
+
+
 def status(args: Namespace, settings: Settings) -> None:
     """Print the node's status as JSON."""
     with _client(settings) as client:

@@ -34,6 +34,7 @@ VERBS = (
     "resume",
     "reset",
     "vocabulary",
+    "weights",
 )
 
 
