@@ -139,6 +139,18 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
+class Detection:
+    """Something that was asked for by name, as found on one frame.
+
+    `box` (x0, y0, x1, y1) in frame pixels, not rounded; `score` in 0..1; `label` is the prompt that it answers.
+    """
+
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class MaskFrame:
     """All instances of one frame, with the frame's identity and the time each stage took.
 
