@@ -112,9 +112,12 @@ def test_a_new_start_goes_on_where_the_last_ended(trained: Trainer, sources: Sou
     assert again.progress == trained.progress
     assert same(again.net.source.state_dict(), trained.net.source.state_dict())
     assert same(again.average, trained.average)
-    moments, held = (t.optimiser.state_dict()["state"] for t in (again, trained))
-    assert moments.keys() == held.keys()
-    assert all(torch.equal(moments[i]["exp_avg_sq"], held[i]["exp_avg_sq"]) for i in held)
+    for mine, other, moment in zip(
+        again.optimisers, trained.optimisers, ("momentum", "exp_avg_sq"), strict=True
+    ):
+        moments, held = (optimiser.state_dict()["state"] for optimiser in (mine, other))
+        assert moments.keys() == held.keys()
+        assert all(torch.equal(moments[i][moment], held[i][moment]) for i in held)
     again.run([FRAMES, CLIPS], sources, workers=0)
     assert again.progress.step == 2, "stages that are over are not begun again"
 

@@ -21,10 +21,13 @@ from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
 from .export import read_checkpoint
 from .losses import EASE, Cost, total
+from .muon import Muon
 from .network import TrainingTracker
 from .steps import KINDS, clip_cost, frame_costs, normalise, second_prompt
 
 WARM_UP = 60.0  # s
+DECAY = 0.05
+LEAST_SIDE = 16  # of a matrix, below which it is a set of tokens or of outputs
 MOST_GRADIENT = 1.0
 EASY, NORMAL = (
     0.25,
@@ -84,7 +87,7 @@ class Trainer:
         source = new_tracker(nano_config())
         self.net = TrainingTracker(source).to(device).train()
         self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
-        self.optimiser = torch.optim.AdamW(_groups(source), lr=1e-3, betas=(0.9, 0.95))
+        self.optimisers = _optimisers(source)
         self.progress = Progress()
         if self.path.is_file():
             self._restore()
@@ -130,15 +133,17 @@ class Trainer:
 
     def _step(self, stage: Stage, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
         rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
         prompted, followed = self._costs(stage, batch, rng)
         loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MOST_GRADIENT)
         if torch.isfinite(norm):
-            self.optimiser.step()
+            for optimiser in self.optimisers:
+                optimiser.step()
         self.progress.step += 1
         self._average()
         record = {
@@ -184,7 +189,7 @@ class Trainer:
             {
                 "model": self.net.source.state_dict(),
                 "average": self.average,
-                "optimiser": self.optimiser.state_dict(),
+                "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
                 "progress": asdict(self.progress),
             },
             aside,
@@ -196,7 +201,8 @@ class Trainer:
         try:
             self.net.source.load_state_dict(held["model"])
             self.average = held["average"]
-            self.optimiser.load_state_dict(held["optimiser"])
+            for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
+                optimiser.load_state_dict(state)
             self.progress = Progress(**held["progress"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(
@@ -246,12 +252,18 @@ def schedule(seconds: float, of: float) -> float:
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (seconds - rise) / max(1e-9, of - rise)))
 
 
-def _groups(source: torch.nn.Module) -> list[dict[str, Any]]:
-    """Weight decay for matrices only."""
-    wide = [p for n, p in source.named_parameters() if p.ndim >= 2 and "embed" not in n and "token" not in n]
-    held = {id(p) for p in wide}
-    narrow = [p for p in source.parameters() if id(p) not in held]
-    return [{"params": wide, "weight_decay": 0.05}, {"params": narrow, "weight_decay": 0.0}]
+def _optimisers(source: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for the rest, with weight decay for convolutions."""
+    named = dict(source.named_parameters())
+    matrices = [p for p in named.values() if p.ndim == 2 and min(p.shape) >= LEAST_SIDE]
+    wide = [p for name, p in named.items() if p.ndim == 4 and name.endswith("weight")]
+    held = {id(p) for p in (*matrices, *wide)}
+    narrow = [p for p in named.values() if id(p) not in held]
+    others = [{"params": wide, "weight_decay": DECAY}, {"params": narrow, "weight_decay": 0.0}]
+    return [
+        Muon(matrices, lr=1e-3, weight_decay=DECAY),
+        torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95)),
+    ]
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:
