@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_prompt(segment)
     segment.add_argument("--out", type=Path, metavar="MASK.png", help="write the mask, 255 inside")
     prompt = _verb(parsers, common, "prompt", verbs.look_for, "name what to look for, live")
-    prompt.add_argument("names", nargs="*", metavar="NAME", help='such as "red mug"')
+    _add_names(prompt)
     demo = _verb(
         parsers, common, "demo", verbs.demo, "camera, node and watcher on this machine, on a recorded scene"
     )
@@ -90,6 +90,39 @@ def _parser() -> argparse.ArgumentParser:
     _add_vocabulary_verbs(parsers, common)
     _add_weights_verbs(parsers, common)
     return parser
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    """What to look for, with limits."""
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help='such as "red mug"; nothing is looked for if none'
+    )
+    parser.add_argument(
+        "--score",
+        type=_limit(float),
+        action="append",
+        default=[],
+        metavar="NAME=SCORE",
+        help="detections of this name begin an object from this score on; again for more",
+    )
+    parser.add_argument(
+        "--most",
+        type=_limit(int),
+        action="append",
+        default=[],
+        metavar="NAME=COUNT",
+        help="at most so many objects of this name; again for more",
+    )
+
+
+def _limit(number: Callable[[str], float]) -> Callable[[str], tuple[str, float]]:
+    def limit(text: str) -> tuple[str, float]:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name:
+            raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, found {text!r}")
+        return name, number(value)
+
+    return limit
 
 
 def _add_node_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:

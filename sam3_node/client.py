@@ -5,7 +5,7 @@ Needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are in p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -161,9 +161,20 @@ class PerceptionClient(Closing):
         args = _prompt(points, labels, box, None) | _present(seq=seq, camera=camera)
         return _segmentation(self._ask("segment", args))
 
-    def set_prompts(self, prompts: Sequence[str]) -> None:
-        """Name what the node shall look for."""
-        self._control.call("set_prompts", prompts=list(prompts))
+    def set_prompts(
+        self,
+        prompts: Sequence[str],
+        *,
+        scores: Mapping[str, float] | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> None:
+        """Name what the node shall look for, in place of what it looked for before; nothing for an empty list.
+
+        Objects whose name stays keep their ids. `scores` and `most`: for some of the prompts, the score from which on
+        a detection begins an object, and how many objects there may be.
+        """
+        limits = _present(scores=dict(scores) if scores else None, most=dict(most) if most else None)
+        self._control.call("set_prompts", prompts=list(prompts), **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Forget all objects, of one camera or of all."""

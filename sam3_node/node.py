@@ -6,16 +6,21 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from .errors import Sam3NodeError
+from .detection.base import Detector
+from .detection.phrases import clean_prompts
+from .detection.wanted import Wanted, want
+from .errors import RequestError, Sam3NodeError
 from .health import CameraHealth, rss_bytes
+from .loading import load_finder, load_model
 from .models import TrackerModel
 from .operations import answer
-from .pipeline import Pipeline, load_model
+from .pipeline import Pipeline
 from .settings import Settings
 from .transport import ControlServer, FrameSubscriber, MaskPublisher, Received, poll
 from .types import MaskEncoding, MaskFrame
@@ -41,6 +46,8 @@ class Node:
         self.paused = False
         self._settings = settings
         self._pipelines: dict[str, Pipeline] = {}
+        self._detector: Detector | None = None
+        self._wanted: Wanted | None = None
         self._health: dict[str, CameraHealth] = {}
         self._refused = 0
         self._pack_us = 0
@@ -67,6 +74,9 @@ class Node:
         self._open.callback(self._masks.close, LINGER_MS)
         self._control = self._open.enter_context(ControlServer(transport.control))
         self._model: TrackerModel = load_model(self._settings.model, tracker)
+        self._detector = load_finder(self._settings.detector, self._settings.model)
+        if self._settings.detector.prompts:
+            self.look_for(self._settings.detector.prompts)
         self._frames = self._open.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MOST_CAMERA_NAMES)
         )
@@ -102,6 +112,29 @@ class Node:
         """How masks in replies travel."""
         return self._settings.tracker.mask_encoding
 
+    def look_for(
+        self,
+        phrases: Sequence[object],
+        scores: Mapping[str, float] | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> tuple[str, ...]:
+        """Look for these on all cameras from the next frame on; without phrases for nothing. -> them, as they are used.
+
+        `scores` and `most` are the threshold and the greatest number of some of them. Raises RequestError, and nothing
+        has changed then.
+        """
+        if self._detector is None:
+            raise RequestError(
+                "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
+                "or add objects by points, box or mask with add_object"
+            )
+        cleaned = clean_prompts(phrases)
+        score = self._settings.detector.score
+        self._wanted = want(self._detector, cleaned, score, scores, most) if cleaned else None
+        for pipeline in self._pipelines.values():
+            pipeline.look_for(self._wanted)
+        return cleaned
+
     def status(self) -> dict[str, Any]:
         """The state of the node and of each camera, as `status` answers it."""
         return {
@@ -109,6 +142,8 @@ class Node:
             "paused": self.paused,
             "model": self._model.name,
             "can_track": self._model.can_track,
+            "detector": self._detector.name if self._detector else None,
+            "prompts": list(self._wanted.phrases) if self._wanted else [],
             "device": str(self._model.device),
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "rss_bytes": rss_bytes(),
@@ -119,7 +154,12 @@ class Node:
         }
 
     def _camera_status(self, camera: str) -> dict[str, Any]:
-        return {**self._health[camera].describe(), "objects": len(self._pipelines[camera].objects)}
+        pipeline = self._pipelines[camera]
+        return {
+            **self._health[camera].describe(),
+            "objects": len(pipeline.objects),
+            "turned_away": pipeline.turned_away,
+        }
 
     def _say_ready(self) -> None:
         model, frames = self._model, ", ".join(self._settings.transport.frames)
@@ -191,7 +231,12 @@ class Node:
                 log.warning("camera %s is not served: tracker.max_cameras are already", camera)
             return False
         log.info("camera %s is served from now on", camera)
-        self._pipelines[camera] = Pipeline(self._model, self._settings.tracker, camera)
+        pipeline = Pipeline(
+            self._model, self._settings.tracker, camera, self._detector, self._settings.detector
+        )
+        if self._wanted is not None:
+            pipeline.look_for(self._wanted)
+        self._pipelines[camera] = pipeline
         self._health[camera] = CameraHealth()
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from .wire import Failure, Fields, Reply, Request, decode_mask, encode_mask
 log = logging.getLogger(__name__)
 
 MAX_LABEL = 256
+LEAST_SCORE = 0.01  # below it everything would be everywhere
 PROMPT = ("camera", "seq", "points", "labels", "box", "mask")
 
 
@@ -30,6 +31,10 @@ class Served(Protocol):
 
     @property
     def mask_encoding(self) -> MaskEncoding: ...
+
+    def look_for(
+        self, phrases: Sequence[object], scores: Mapping[str, float], most: Mapping[str, int]
+    ) -> tuple[str, ...]: ...
 
     def status(self) -> dict[str, Any]: ...
 
@@ -98,12 +103,16 @@ def _segment(node: Served, args: Fields) -> dict[str, Any]:
     return {"camera": pipeline.camera, **_described(found, node)}
 
 
-def _set_prompts(node: Served, args: Fields) -> None:
-    args.texts("prompts")
-    raise RequestError(
-        "set_prompts: no detector is configured, so nothing can be looked for by name; "
-        "add objects by points, box or mask with add_object"
+def _set_prompts(node: Served, args: Fields) -> dict[str, Any]:
+    prompts = args.texts("prompts")
+    scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
+    most = args.fields("most") if args.has("most") else Fields({}, "most")
+    used = node.look_for(
+        prompts,
+        {name: scores.number(name, LEAST_SCORE, 1.0) for name in scores.names()},
+        {name: most.integer(name, 1) for name in most.names()},
     )
+    return {"prompts": list(used)}
 
 
 def _reset(node: Served, args: Fields) -> dict[str, Any]:
@@ -132,7 +141,7 @@ OPERATIONS: dict[str, tuple[Callable[[Served, Fields], Any], tuple[str, ...]]] =
     "remove_object": (_remove_object, ("id", "camera")),
     "list_objects": (_list_objects, ("camera",)),
     "segment": (_segment, PROMPT),
-    "set_prompts": (_set_prompts, ("prompts",)),
+    "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),
     "resume": (_resume, ()),

@@ -1,4 +1,4 @@
-"""One camera's straight line: decode, preprocess, encode, track, masks. No sockets, no files."""
+"""One camera's straight line: decode, preprocess, encode, track, detect, masks. No sockets, no files."""
 
 from __future__ import annotations
 
@@ -8,52 +8,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from .clock import StageClock
-from .errors import RequestError, UnknownFrameError
+from .detection.base import Detector
+from .detection.wanted import Wanted
+from .errors import RequestError, Sam3NodeError, UnknownFrameError
 from .geometry import Scaling
-from .models import Features, TrackerModel, load_tracker
+from .models import Features, TrackerModel
 from .prompts import FramePrompt
 from .rasterize import rasterize
+from .readout import OnHost, to_host
 from .registry import ObjectRegistry, ObjectStatus
-from .settings import ModelSettings, TrackerSettings
-from .tracking import ObjectPrompt, Tracker
+from .search import Search, Sight
+from .settings import DetectorSettings, TrackerSettings
+from .tracking import ObjectPrompt, Tracker, Tracks
 from .types import Frame, Instance, Mask, MaskFrame
 from .wire import decode_image
 
 log = logging.getLogger(__name__)
-
-
-def load_model(settings: ModelSettings, tracker: TrackerSettings) -> TrackerModel:
-    """Load the weights that `settings` name, and warm them up where the first frames would be slow.
-
-    Raises ModelError when they cannot serve.
-    """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    model = load_tracker(
-        settings.name, device=settings.device, dtype=settings.dtype, compile=settings.compile
-    )
-    if model.can_track and (settings.compile or model.device.type == "cuda"):
-        _warm_up(model, tracker)
-    return model
-
-
-def _warm_up(model: TrackerModel, settings: TrackerSettings) -> None:
-    """Track on blank frames: one object, and for compiled stages as many as each batch size needs."""
-    pipeline = Pipeline(model, settings, "warm-up")
-    side = model.image_size
-    blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
-    pipeline.step(blank)
-    for count in range(1, settings.max_objects + 1 if model.static_shapes else 2):
-        pipeline.add(FramePrompt(points=[(side / 2, side / 2)]))
-        pipeline.step(blank)
-        if count & (count - 1) == 0:
-            pipeline.step(blank)
 
 
 class Answer(NamedTuple):
@@ -87,10 +61,17 @@ class Pipeline:
 
     Pixels of prompts and masks are those of the frame. A prompt takes effect at once, on the features of the
     frame `seq`, of which the last `settings.feature_cache` are kept, or of the latest; an object added without
-    `seq` enters on the next frame.
+    `seq` enters on the next frame. With a detector, `look_for` names what is found on its own.
     """
 
-    def __init__(self, model: TrackerModel, settings: TrackerSettings, camera: str) -> None:
+    def __init__(
+        self,
+        model: TrackerModel,
+        settings: TrackerSettings,
+        camera: str,
+        detector: Detector | None = None,
+        detection: DetectorSettings | None = None,
+    ) -> None:
         self.camera = camera
         self._model = model
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
@@ -99,6 +80,10 @@ class Pipeline:
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
         self._seen_most = settings.feature_cache
         self._clock = StageClock(model.device)
+        self._search: Search | None = None
+        if detector is not None:
+            detection = detection or DetectorSettings()
+            self._search = Search(detector, self._tracker, self._objects, self.remove, detection)
 
     @property
     def objects(self) -> list[ObjectStatus]:
@@ -123,11 +108,15 @@ class Pipeline:
         with clock.device("track"), self._entering_prompts() as prompts:
             number = self._tracker.frame_number
             tracks = self._tracker.step_features(features, prompts)
+        scaling = self._scaling(frame)
+        if self._search is not None and self._search.is_due():
+            with clock.device("detect"):
+                tracks = self._detect(Sight(image, features, number, scaling, frame.capture_ns), tracks)
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        self._keep(_Seen(frame.seq, number, features, logits, self._scaling(frame)))
-        found = _to_host(tracks.logits, tracks.scores, tracks.visible)
+        self._keep(_Seen(frame.seq, number, features, logits, scaling))
+        found = to_host(tracks.logits, tracks.scores, tracks.visible)
         with clock.host("masks"):
-            instances = self._instances(tracks.ids, found, (frame.height, frame.width))
+            instances = self._instances(tracks.ids, found, (frame.height, frame.width), frame.capture_ns)
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,
@@ -138,6 +127,7 @@ class Pipeline:
             received_ns=received_ns,
             skipped=skipped,
             model=model.name,
+            prompts=self.prompts,
             stages_us=clock.read(),
             instances=instances,
         )
@@ -176,9 +166,31 @@ class Pipeline:
         seen = self._recall(seq)
         return self._prompt(seen, prompt.to_model(object_id, seen.scaling, seen.logits.get(object_id)))
 
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """What is looked for by name."""
+        return self._search.phrases if self._search else ()
+
+    @property
+    def turned_away(self) -> int:
+        """Detections that there was no room for."""
+        return self._search.turned_away if self._search else 0
+
+    def look_for(self, wanted: Wanted | None) -> None:
+        """Look for these from the next frame on, None for nothing.
+
+        What was found under a name that is no longer there is forgotten; other objects stay as they are. Raises
+        RequestError where there is no detector.
+        """
+        if self._search is None:
+            raise RequestError("no detector: expected one to look for things by name (detector.kind)")
+        self._search.look_for(wanted)
+
     def remove(self, object_id: int) -> None:
         """Forget an object; UnknownObjectError if there is none of this id."""
         self._objects.remove(object_id)
+        if self._search is not None:
+            self._search.forget(object_id)
         self._entering.pop(object_id, None)
         for seen in self._seen.values():
             seen.logits.pop(object_id, None)
@@ -245,35 +257,37 @@ class Pipeline:
             )
         return self._seen[seq]
 
-    def _instances(self, ids: list[int], found: _OnHost, size: tuple[int, int]) -> tuple[Instance, ...]:
+    def _detect(self, sight: Sight, tracks: Tracks) -> Tracks:
+        """The objects of the frame after detection: some new, some with other masks, some gone.
+
+        A detector that fails costs its detections, not the frame.
+        """
+        assert self._search is not None
+        try:
+            changed = self._search.look(sight, tracks)
+        except Sam3NodeError as error:
+            log.error("camera %s: detection failed: %s", self.camera, error)
+            return tracks
+        return self._tracker.updated(tracks, changed)
+
+    def _instances(
+        self, ids: list[int], found: OnHost, size: tuple[int, int], now_ns: int
+    ) -> tuple[Instance, ...]:
         return tuple(
-            self._objects.observe(object_id, rasterize(logits, size), score, visible)
+            self._observe(object_id, rasterize(logits, size), score, visible, now_ns)
             for object_id, logits, score, visible in zip(
                 ids, found.logits, found.scores, found.visible, strict=True
             )
         )
 
-
-class _OnHost(NamedTuple):
-    logits: npt.NDArray[np.float32]  # [N, h, w]
-    scores: list[float]  # N in 0..1
-    visible: list[bool]  # N
-
-
-def _to_host(logits: Tensor, scores: Tensor, visible: Tensor) -> _OnHost:
-    """Logits [N, h, w], scores [N] and visible [N] in one copy: the one that synchronises with the device."""
-    if logits.device.type == "cpu":
-        return _OnHost(logits.float().numpy(), _bounded(scores.float().numpy()), visible.bool().tolist())
-    columns = [logits.float().flatten(1), scores.float()[:, None], visible.float()[:, None]]
-    rows = torch.cat(columns, dim=1).cpu().numpy()
-    return _OnHost(rows[:, :-2].reshape(logits.shape), _bounded(rows[:, -2]), (rows[:, -1] > 0).tolist())
-
-
-def _bounded(scores: npt.NDArray[np.float32]) -> list[float]:
-    """Scores in 0..1, whatever the model gave."""
-    return [min(max(score, 0.0), 1.0) if score == score else 0.0 for score in scores.tolist()]
+    def _observe(self, object_id: int, mask: Mask, score: float, visible: bool, now_ns: int) -> Instance:
+        tentative = False
+        if self._search is not None:
+            self._search.observe(object_id, score, visible and mask.area > 0, now_ns)
+            tentative = self._search.is_tentative(object_id)
+        return self._objects.observe(object_id, mask, score, visible, tentative)
 
 
 def _answer(seen: _Seen, logits: Tensor, score: Tensor) -> Answer:
-    found = _to_host(logits[None], score.reshape(1), score.new_ones(1))
+    found = to_host(logits[None], score.reshape(1), score.new_ones(1))
     return Answer(seen.seq, rasterize(found.logits[0], seen.scaling.frame_size), found.scores[0])

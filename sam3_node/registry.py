@@ -11,7 +11,10 @@ from .types import Instance, Mask, TrackState
 
 @dataclass(slots=True)
 class ObjectStatus:
-    """An object between frames: tentative until its first; `age` counts the frames that it was tracked on."""
+    """An object between frames: tentative until its first, and if found by name until it is believed.
+
+    `age` counts the frames that it was tracked on.
+    """
 
     id: int
     label: str
@@ -62,12 +65,18 @@ class ObjectRegistry:
         self.require(object_id)
         del self._objects[object_id]
 
-    def observe(self, object_id: int, mask: Mask, score: float, visible: bool) -> Instance:
+    def rename(self, object_id: int, label: str) -> None:
+        """Call an object otherwise."""
+        self._objects[object_id].label = label
+
+    def observe(
+        self, object_id: int, mask: Mask, score: float, visible: bool, tentative: bool = False
+    ) -> Instance:
         """Take note of an object on the next frame. It is occluded when not visible or without a pixel."""
         known = self._objects[object_id]
         seen = visible and mask.area > 0
         known.age += 1
         known.score = score
-        known.state = "tracked" if seen else "occluded"
+        known.state = "tentative" if tentative else "tracked" if seen else "occluded"
         known.frames_since_seen = 0 if seen else known.frames_since_seen + 1
         return Instance(object_id, known.label, score, known.state, known.age, known.frames_since_seen, mask)

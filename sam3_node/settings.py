@@ -99,6 +99,29 @@ class TrackerSettings(Section):
     """Cameras served at once, further ones counted and dropped; one silent for 10 s gives up its place."""
 
 
+class DetectorSettings(Section):
+    kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "none"
+    """What finds things by name; none: objects come by click, box or mask alone."""
+    name: str = "nano"
+    """Its weights: nano (bundled, yolo-world), a folder, or for the other two a hub name."""
+    prompts: Annotated[tuple[str, ...], *CommaSeparated] = ()
+    """What to look for from the start, with commas between; `sam3-node prompt` changes it live."""
+    vocabulary: Path | None = None
+    """Vocabulary file of yolo-world's phrases; empty takes the one beside its weights."""
+    text_encoder: Path | None = None
+    """Folder of a CLIP text encoder for yolo-world's other phrases."""
+    every: int = Field(5, ge=1, le=1000)
+    """Detect on every so many frames; also when prompts change, and when an object is no longer sure."""
+    score: float = Field(0.3, gt=0.0, lt=1.0)
+    """Score from which on a detection begins an object; half of it is enough to confirm one."""
+    doubt: float = Field(0.5, ge=0.0, le=1.0)
+    """Score below which a tracked object is no longer sure."""
+    lost_s: float = Field(5.0, gt=0.0, le=3600.0)
+    """Seconds that an object found by name is kept without a sure mask or a detection of it."""
+    association: bool = True
+    """Correct, take back and merge tracked objects by detections; off: detections only begin objects."""
+
+
 class GroupSettings(Section):
     processes: Annotated[tuple[Literal["camera", "node", "watch"], ...], *CommaSeparated] = (
         "camera",
@@ -129,6 +152,7 @@ class Settings(BaseSettings):
     camera: CameraSettings = CameraSettings()
     model: ModelSettings = ModelSettings()
     tracker: TrackerSettings = TrackerSettings()
+    detector: DetectorSettings = DetectorSettings()
     group: GroupSettings = GroupSettings()
 
     @classmethod
@@ -200,15 +224,19 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
 
 
 def _anchor(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
-    """Make the paths of a profile absolute: calibration, bag and video files, and a model.name such as ./weights."""
+    """Make the paths of a profile absolute: files, folders, and a name of weights such as ./weights."""
     folder = profile.absolute().parent
     cameras = tree.get("group", {}).get("cameras", []) if isinstance(tree.get("group"), dict) else []
     for camera in (tree.get("camera"), *(cameras if isinstance(cameras, list) else [])):
         if isinstance(camera, dict):
             _anchor_camera(camera, folder)
-    model = tree.get("model")
-    if isinstance(model, dict) and str(model.get("name")).startswith(("./", "../")):
-        model["name"] = str(folder / model["name"])
+    for section in (tree.get("model"), tree.get("detector")):
+        if isinstance(section, dict) and str(section.get("name")).startswith(("./", "../")):
+            section["name"] = str(folder / section["name"])
+    detector = tree.get("detector")
+    for name in ("vocabulary", "text_encoder"):
+        if isinstance(detector, dict) and isinstance(detector.get(name), str):
+            detector[name] = str(folder / detector[name])
     return tree
 
 

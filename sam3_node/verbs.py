@@ -113,7 +113,7 @@ def segment(args: Namespace, settings: Settings) -> None:
 def look_for(args: Namespace, settings: Settings) -> None:
     """Name what to look for."""
     with _client(settings) as client:
-        client.set_prompts(args.names)
+        client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:

@@ -16,11 +16,11 @@ PACKAGE = Path(__file__).resolve().parents[1] / "sam3_node"
 LAYERS = (
     {"errors", "types", "signals", "closing"},
     {"settings", "geometry"},
-    {"wire", "rasterize", "registry", "clock", "health", "supervisor", "visual", "models"},
+    {"wire", "rasterize", "readout", "registry", "clock", "health", "supervisor", "visual", "models"},
     {"transport", "tracking", "detection", "bags"},
-    {"prompts", "client", "cameras", "recorder"},
+    {"prompts", "client", "cameras", "recorder", "search"},
     {"pipeline", "watch"},
-    {"operations"},
+    {"operations", "loading"},
     {"node"},
     {"group", "demo_results", "doctor"},
     {"demo"},
@@ -28,8 +28,31 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-ENGINES = ("models", "tracking", "detection", "pipeline", "prompts", "rasterize", "registry", "clock")
-TORCH = ("models", "tracking", "detection", "pipeline", "prompts", "clock", "doctor")
+ENGINES = (
+    "models",
+    "tracking",
+    "detection",
+    "search",
+    "pipeline",
+    "loading",
+    "prompts",
+    "rasterize",
+    "readout",
+    "registry",
+    "clock",
+)
+TORCH = (
+    "models",
+    "tracking",
+    "detection",
+    "search",
+    "pipeline",
+    "loading",
+    "prompts",
+    "readout",
+    "clock",
+    "doctor",
+)
 FORBIDDEN = {
     "ultralytics",
     "yolov5",

@@ -20,8 +20,9 @@ from sam3_node.errors import (
     WireError,
 )
 from sam3_node.geometry import Scaling
+from sam3_node.loading import load_model
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.pipeline import Pipeline, load_model
+from sam3_node.pipeline import Pipeline
 from sam3_node.prompts import FramePrompt
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker

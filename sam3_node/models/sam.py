@@ -6,7 +6,6 @@ engine. What follows transformers' `Sam3TrackerVideoModel` and `Sam2VideoModel`,
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from .algebra import centre_convolution, resize_matrix
 from .encoder import build_encoder
 from .mask_decoder import MaskDecoder
 from .memory_read import MemoryRead
+from .pixels import normalised
 from .vit import side
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
@@ -94,12 +94,8 @@ class TrackerModel(nn.Module):
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
         """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
-        pixels = as_tensor(image).to(self.device, non_blocking=True).permute(2, 0, 1)[None]
-        if pixels.device.type != "cpu":
-            pixels = pixels.float()
         size = (self.image_size, self.image_size)
-        pixels = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=True)
-        return ((pixels.flip(1).float() / 255 - self.mean) / self.std).to(self.dtype)
+        return normalised(image, size, self.mean, self.std, self.dtype)
 
     def encode(self, pixels: Tensor) -> Features:
         """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
@@ -110,13 +106,6 @@ class TrackerModel(nn.Module):
         self.static_shapes = True
         for stage in (self.encode_stage, self.read_stage, self.decode_stage, self.remember_stage):
             stage.compile(dynamic=False)
-
-
-def as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:
-    """Share the array's memory; torch would warn that it is read-only, but nothing here writes to it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        return torch.from_numpy(np.ascontiguousarray(image))
 
 
 class Decoder(nn.Module):
@@ -167,11 +156,12 @@ class Decoder(nn.Module):
     def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Embed points [n, 2] in model pixels with labels int [n], and logits [4h, 4w] of an earlier mask, if any.
 
-        Labels: 1 inside, 0 outside, 2 and 3 the top-left and bottom-right corner of a box.
+        Labels: 1 inside, 0 outside, 2 and 3 the top-left and bottom-right corner of a box. Points [N, n, 2] with labels
+        [N, n] are of N objects.
         """
-        embedded, _ = self.prompt_encoder(
-            points[None, None].to(self.position.dtype), labels[None, None], None, None
-        )
+        if points.ndim == 2:
+            points, labels = points[None], labels[None]
+        embedded, _ = self.prompt_encoder(points[None].to(self.position.dtype), labels[None], None, None)
         return embedded[0], self._dense(logits)
 
     def _dense(self, logits: Tensor | None) -> Tensor:

@@ -142,6 +142,12 @@ class MemoryBank:
         keep = None if valid.all() and not static else torch.from_numpy(valid).to(device, non_blocking=True)
         return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, keep)
 
+    def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Pointers of the prompted frames of N rows: [N, P, C] in no order, and which hold one [N, P]."""
+        held = torch.from_numpy(self._conditioning_pointer[rows] != NO_FRAME).to(self.pointers.device)
+        index = torch.from_numpy(rows).to(self.pointers.device)
+        return self.pointers[index, self._pointer_ring :], held
+
     def _memory_slots(self, rows: Ints, frame: int) -> _Slots:
         frames, ages = self._frame[rows], frame - self._frame[rows]
         conditioning = self._conditioning_frame[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam import Decoded
 from .memory import MemoryBank, confidence
-from .objects import ObjectPrompt, ObjectRows
+from .objects import BOX_LABELS, ObjectPrompt, ObjectRows
 from .selection import rule
 
 PRESENT_LOGIT = 10.0  # presence of an object that was given as a mask
@@ -34,10 +34,12 @@ class Tracks:
     visible: Tensor
 
 
-class _Result(NamedTuple):
-    logits: Tensor  # [h, w]
-    score: Tensor  # []
-    visible: Tensor  # []
+class Track(NamedTuple):
+    """One object on one frame: logits [h, w], score [] and visible []."""
+
+    logits: Tensor
+    score: Tensor
+    visible: Tensor
 
 
 class Tracker:
@@ -110,6 +112,43 @@ class Tracker:
         decoded = self._answer(features, prompt)
         return decoded.logits[0], _score(decoded.presence, decoded.iou)[0]
 
+    @torch.inference_mode()
+    def propose(self, features: Features, boxes: Tensor) -> Decoded:
+        """What each of D boxes, float [D, 4] (x0, y0, x1, y1) in model pixels, gives on one frame, tracking nothing.
+
+        All in one batch; the values are the caller's to keep.
+        """
+        model, count = self.model, len(boxes)
+        corners = boxes.to(model.device, torch.float32).reshape(count, 2, 2)
+        if model.static_shapes:
+            corners = corners[_padded(np.arange(count))]
+        labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
+        sparse, dense = model.decode_stage.prompt(corners, labels)
+        top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(
+            len(corners), -1, -1, -1
+        )
+        decoded = model.decode_stage(
+            top, features.fine, features.middle, sparse, dense, self._multimask(len(BOX_LABELS), True)
+        )
+        return Decoded(*(values[:count].clone() for values in decoded))
+
+    @torch.inference_mode()
+    def adopt(
+        self, features: Features, frame_number: int, object_id: int, proposals: Decoded, index: int
+    ) -> Track:
+        """Add or correct an object by one of `propose`'s answers.
+
+        As `prompt_at` with that box; `features` and `frame_number` are those of the frame it was made on.
+        """
+        self._rows.check_room(object_id not in self._rows)
+        decoded = Decoded(*(values[index : index + 1] for values in proposals))
+        masks = self.model.remember_stage.upsample(decoded.logits)
+        return self._remember(features, frame_number, object_id, decoded, masks)
+
+    def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Pointers of the frames that each of N objects was prompted on: [N, P, C], and which hold one [N, P]."""
+        return self.bank.conditioning_pointers(np.array([self._rows[i] for i in ids], dtype=np.int64))
+
     def remove(self, object_id: int) -> None:
         """Forget an object; the others are untouched. UnknownObjectError if there is none of this id."""
         self.bank.clear(self._rows.remove(object_id))
@@ -137,13 +176,13 @@ class Tracker:
                 prompt.as_points(self.model.device)
         return ids
 
-    def _follow(self, features: Features, ids: list[int], frame: int) -> list[_Result]:
+    def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Unprompted objects, in batches as large as the device likes them."""
         size = self.model.batch_size
         batches = (ids[start : start + size] for start in range(0, len(ids), size))
         return [result for batch in batches for result in self._follow_batch(features, batch, frame)]
 
-    def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[_Result]:
+    def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Read the bank, decode, write the bank."""
         model, static = self.model, self.model.static_shapes
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
@@ -160,7 +199,7 @@ class Tracker:
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], sure[:count])
         return _results(decoded, count)
 
-    def _condition(self, features: Features, frame: int, prompt: ObjectPrompt) -> _Result:
+    def _condition(self, features: Features, frame: int, prompt: ObjectPrompt) -> Track:
         """A prompted object: decode without memory, then remember the frame for good."""
         model = self.model
         if prompt.mask is not None:
@@ -168,8 +207,13 @@ class Tracker:
         else:
             decoded = self._answer(features, prompt)
             masks = model.remember_stage.upsample(decoded.logits)
-        memory = model.remember_stage(features.top, masks, True, decoded.presence)
-        row = self._row(prompt.object_id)
+        return self._remember(features, frame, prompt.object_id, decoded, masks)
+
+    def _remember(
+        self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor
+    ) -> Track:
+        memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
+        row = self._row(object_id)
         self.bank.write_conditioning(row, frame, self.frame_number, memory, decoded.pointer)
         return _results(decoded, 1)[0]
 
@@ -203,7 +247,12 @@ class Tracker:
         wanted = self.model.multimask and (prompted or self.model.multimask_tracking)
         return wanted and fewest <= points <= most
 
-    def _tracks(self, results: dict[int, _Result]) -> Tracks:
+    def updated(self, tracks: Tracks, changed: Mapping[int, Track]) -> Tracks:
+        """The tracks of a frame once objects were adopted on it, which `changed` gives, and others removed."""
+        kept = zip(tracks.ids, map(Track, tracks.logits, tracks.scores, tracks.visible), strict=True)
+        return self._tracks({**dict(kept), **changed})
+
+    def _tracks(self, results: Mapping[int, Track]) -> Tracks:
         ids = self.ids
         if not ids:
             nothing = torch.zeros(0, device=self.model.device)
@@ -216,9 +265,9 @@ def _score(presence: Tensor, iou: Tensor) -> Tensor:
     return presence.float().sigmoid() * iou.float()
 
 
-def _results(decoded: Decoded, count: int) -> list[_Result]:
+def _results(decoded: Decoded, count: int) -> list[Track]:
     scores, visible = _score(decoded.presence, decoded.iou), decoded.presence > 0
-    return [_Result(decoded.logits[i], scores[i], visible[i]) for i in range(count)]
+    return [Track(decoded.logits[i], scores[i], visible[i]) for i in range(count)]
 
 
 def _padded(rows: np.ndarray) -> np.ndarray:

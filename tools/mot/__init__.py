@@ -1,0 +1,1 @@
+"""Identities over time against ground truth."""
