@@ -138,7 +138,8 @@ class YoloWorld(nn.Module):
     def predict(self, pixels: Tensor, text: Tensor) -> Predictions:
         """As `forward`, but what is there before boxes and scores are made of it."""
         self._check(pixels, text)
-        text = text.expand(len(pixels), -1, -1)
+        dtype = self.backbone.stem.conv.weight.dtype
+        pixels, text = pixels.to(dtype), text.to(dtype).expand(len(pixels), -1, -1)
         maps = self.neck(self.backbone(pixels), text)
         pairs = [head(x, text) for head, x in zip(self.heads, maps, strict=True)]
         logits, distributions = (torch.cat(parts, dim=1).float() for parts in zip(*pairs, strict=True))
@@ -150,10 +151,11 @@ class YoloWorld(nn.Module):
                 f"pixels: expected [B, 3, H, W], H and W multiples of {STRIDES[-1]}, found {list(pixels.shape)}"
             )
         width = self.config.text_channels
-        if text.ndim not in (2, 3) or text.shape[-1] != width or text.shape[-2] == 0:
+        fits = text.ndim == 2 or (text.ndim == 3 and len(text) == len(pixels))
+        if not fits or text.shape[-1] != width or text.shape[-2] == 0:
             raise ModelError(
-                f"text: expected [K, {width}] or [B, K, {width}] for K phrases, one at least, "
-                f"found {list(text.shape)}"
+                f"text: expected [K, {width}], or [B, K, {width}] of as many images, for K phrases, one at least; "
+                f"found {list(text.shape)} for {len(pixels)} images"
             )
 
 
