@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .sam import as_tensor
+from .pixels import resized
 
 GREY = 114 / 255  # what the public weights were trained with around the picture
 CANDIDATES = 1000  # boxes that may compete, the best ones
@@ -47,11 +47,7 @@ def letterbox(
     scale = min(high / height, wide / width)
     rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
     top, left = (high - rows) // 2, (wide - columns) // 2
-    pixels = as_tensor(image).to(device, non_blocking=True).permute(2, 0, 1)[None]
-    if pixels.device.type != "cpu":
-        pixels = pixels.float()
-    pixels = F.interpolate(pixels, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
-    pixels = (pixels if rgb else pixels.flip(1)).float() / 255
+    pixels = resized(image, (rows, columns), device, rgb=rgb)
     pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
     return pixels, Letterbox(width, height, (columns / width, rows / height), (left, top))
 

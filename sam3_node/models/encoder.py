@@ -33,7 +33,7 @@ class Sam3Encoder(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
-        self.backbone = _backbone(vision)
+        self.backbone = build_trunk(vision)
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
         first, activation, second = fine.scale_layers
@@ -69,7 +69,8 @@ class ReferenceViT(nn.Module):
         return tokens.unflatten(2, (pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch))
 
 
-def _backbone(vision: Any) -> nn.Module:
+def build_trunk(vision: Any) -> nn.Module:
+    """The ViT of SAM 3's vision encoder: pixels [B, 3, S, S] to a feature map [B, C, h, w]."""
     config = vision.backbone.config
     divided = token_grid(config) % config.window_size == 0
     return WindowedViT(vision.backbone) if divided else ReferenceViT(vision.backbone)
