@@ -33,7 +33,7 @@ class Detector(Protocol):
         """
 
     def detect(self, image: npt.NDArray[np.uint8], query: Any, threshold: float) -> list[Detection]:
-        """Detections on a BGR frame [h, w, 3] that score `threshold` or more, the best first.
+        """Detections on a BGR frame [h, w, 3] that score more than `threshold`, the best first.
 
         Of one phrase's overlapping boxes only the best is there. Raises ModelError where the model fails.
         """

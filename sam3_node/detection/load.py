@@ -1,0 +1,108 @@
+"""The one door to detectors. What each needs is imported only where it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ModelError, VocabularyError
+from .base import Detector
+from .encoders import PhraseEncoder, VocabularyFirst
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+
+NANO = Path(__file__).parents[1] / "models" / "nano_detector"
+NANO_SIZE, PUBLIC_SIZE = 320, 640  # pixels that weights were trained at
+VOCABULARY = "vocabulary.safetensors"
+
+File = str | os.PathLike[str]
+
+
+def load_detector(
+    kind: str,
+    name_or_path: File = "nano",
+    *,
+    vocabulary: File | None = None,
+    text_encoder: File | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    image_size: int = 0,
+) -> Detector:
+    """A detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
+
+    name_or_path: "nano" (bundled, yolo-world) or a folder of weights; of the other two a hub name, too.
+    vocabulary, text_encoder: where yolo-world's phrases have their vectors from: a vocabulary file, and a folder with
+    CLIP for phrases that are not in it; vocabulary.safetensors beside the weights where neither is given.
+    image_size: pixels of the side of yolo-world's input, 0 for what its weights were trained at.
+    `device` and `dtype` as for `load_tracker`. Raises ModelError, or VocabularyError, where one cannot serve.
+    """
+    name = os.fspath(name_or_path)
+    if kind == "yolo-world":
+        return _load_yolo_world(name, vocabulary, text_encoder, image_size, device=device, dtype=dtype)
+    if kind not in ("sam3-concept", "grounding-dino"):
+        raise ModelError(
+            f"expected a detector yolo-world, sam3-concept or grounding-dino, found {kind!r:.60}"
+        )
+    if vocabulary is not None or text_encoder is not None:
+        raise VocabularyError(
+            f"expected a vocabulary or text encoder for yolo-world alone, found one for {kind}, which reads phrases "
+            "itself; leave detector.vocabulary and detector.text_encoder empty"
+        )
+    if name == "nano":
+        raise ModelError(
+            f"expected a folder or a hub name for {kind}, found nano, which is yolo-world's (detector.name)"
+        )
+    if kind == "sam3-concept":
+        from .sam3_concept import load_sam3_concept
+
+        return load_sam3_concept(name, device=device, dtype=dtype)
+    from .grounding_dino import load_grounding_dino
+
+    return load_grounding_dino(name, device=device, dtype=dtype)
+
+
+def _load_yolo_world(
+    name: str,
+    vocabulary: File | None,
+    text_encoder: File | None,
+    image_size: int,
+    *,
+    device: str | torch.device,
+    dtype: str | torch.dtype | None,
+) -> Detector:
+    from ..models.yolo_weights import load_yolo_world
+    from .yolo_world import YoloWorldDetector
+
+    is_nano = name == "nano"
+    if is_nano and not NANO.is_dir():
+        raise ModelError(f"no folder {NANO}: expected the bundled detector; name a folder with detector.name")
+    folder = NANO if is_nano else Path(name)
+    model = load_yolo_world(folder, device=device, dtype=dtype)
+    return YoloWorldDetector(
+        model,
+        _phrase_encoder(folder, vocabulary, text_encoder),
+        name="nano" if is_nano else folder.resolve().name,
+        image_size=image_size or (NANO_SIZE if is_nano else PUBLIC_SIZE),
+    )
+
+
+def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | None) -> PhraseEncoder:
+    if vocabulary is None and text_encoder is None:
+        vocabulary = folder / VOCABULARY
+        if not vocabulary.is_file():
+            raise VocabularyError(
+                f"expected {vocabulary}, or a vocabulary or text encoder to be named, found none; set "
+                "detector.vocabulary to a file that `sam3-node vocabulary build` has written, or "
+                "detector.text_encoder to a folder with CLIP"
+            )
+    known = Vocabulary.load(vocabulary) if vocabulary is not None else None
+    if text_encoder is None:
+        assert known is not None
+        return known
+    from .clip_text import ClipText
+
+    encoder = ClipText(text_encoder)
+    return encoder if known is None else VocabularyFirst(known, encoder)

@@ -1,0 +1,178 @@
+"""SAM 3's own detector (arXiv 2511.16719): for each phrase, all its instances on the frame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import CLIPTokenizer, Sam3Model
+from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
+
+from ..errors import RequestError
+from ..models.boxes import CANDIDATES, Selection, select
+from ..models.devices import pick_device, pick_dtype
+from ..models.encoder import build_trunk
+from ..models.pixels import normalised
+from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
+from ..models.vit import side
+from ..types import Detection
+from .output import corners, telling_failures, to_detections, unit_square
+from .phrases import shown
+
+CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
+IOU = 0.7
+LIMIT = 100
+PHRASES = 4  # that go through the detector at once: each has a copy of the image's tokens
+TEXTS = 64  # that go through the text tower at once
+
+
+class ConceptQuery(NamedTuple):
+    """Phrases with the features of their tokens [K, T, C], and which tokens these are, bool [K, T]."""
+
+    phrases: tuple[str, ...]
+    text: Tensor
+    mask: Tensor
+
+
+class ConceptNetwork(nn.Module):
+    """The parts of a transformers Sam3Model that find boxes; those that make masks of them are left out.
+
+    Its last part, the decoder, computes in float32 whatever the others do: in bfloat16 a box is off by pixels.
+    """
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        vision = source.vision_encoder
+        self.trunk = build_trunk(vision)
+        self.level, self.position = vision.neck.fpn_layers[-2], vision.neck.position_encoding
+        self.text_encoder, self.text_projection = source.text_encoder, source.text_projection
+        self.encoder = source.detr_encoder
+        self.decoder, self.scoring = source.detr_decoder.float(), source.dot_product_scoring.float()
+
+    def read(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Ids and which of them are text, both [K, T] -> features [K, T, C]."""
+        found = self.text_encoder(input_ids=tokens, attention_mask=mask)
+        return self.text_projection(found.last_hidden_state)
+
+    def encode(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels [1, 3, S, S] -> features and their positions, both [1, C, h, w]."""
+        features = self.level(self.trunk(pixels))
+        return features, self.position(features.shape, features.device, features.dtype)
+
+    def forward(
+        self, features: Tensor, position: Tensor, text: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """An image as `encode` gives it, and K phrases -> boxes [K, Q, 4] as parts of it, scores [K, Q], float32."""
+        encoded = self.encoder(
+            vision_features=[features.expand(len(text), -1, -1, -1)],
+            text_features=text,
+            vision_pos_embeds=[position.expand(len(text), -1, -1, -1)],
+            text_mask=mask,
+        )
+        text = text.float()
+        decoded = self.decoder(
+            vision_features=encoded.last_hidden_state.float(),
+            text_features=text,
+            vision_pos_encoding=encoded.pos_embeds_flattened.float(),
+            text_mask=mask,
+            spatial_shapes=encoded.spatial_shapes,
+        )
+        last = decoded.intermediate_hidden_states[-1:]
+        logits = self.scoring(last, text, mask)[0, ..., 0]
+        offsets = self.decoder.box_head(last[0])
+        boxes = (inverse_sigmoid(decoded.reference_boxes[-1]) + offsets).sigmoid()
+        return corners(boxes), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
+
+
+class Sam3ConceptDetector:
+    """A Detector of transformers' Sam3Model.
+
+    A frame is encoded once for all phrases. Of one phrase's boxes that overlap by more than `iou` the best stays, of
+    all boxes the best `limit`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        normalisation: Normalisation = CENTRED,
+        iou: float = IOU,
+        limit: int = LIMIT,
+    ) -> None:
+        self.name = name
+        self._network, self._tokenizer = ConceptNetwork(model), tokenizer
+        self._device, self._dtype = model.device, model.dtype
+        self._mean, self._std = (
+            torch.tensor(values, device=self._device).view(1, 3, 1, 1) for values in normalisation
+        )
+        self._side = side(model.config.vision_config.image_size)
+        self._most = model.config.text_config.max_position_embeddings
+        self._iou, self._limit = iou, limit
+
+    @torch.inference_mode()
+    def prepare(self, phrases: Sequence[str]) -> ConceptQuery:
+        """Phrases with their features; raises RequestError for one of more tokens than the model reads."""
+        counts = [len(ids) for ids in self._tokenizer(list(phrases)).input_ids]
+        if max(counts) > self._most:
+            raise RequestError(
+                f"phrase: expected at most {self._most} tokens, found {max(counts)} in "
+                f"{shown(phrases[counts.index(max(counts))])}; name the object in a few words"
+            )
+        tokens = self._tokenizer(
+            list(phrases), padding="max_length", max_length=self._most, return_tensors="pt"
+        )
+        with telling_failures(self.name):
+            ids, mask = tokens.input_ids.to(self._device), tokens.attention_mask.to(self._device)
+            batches = zip(ids.split(TEXTS), mask.split(TEXTS), strict=True)
+            return ConceptQuery(
+                tuple(phrases), torch.cat([self._network.read(*batch) for batch in batches]), mask.bool()
+            )
+
+    @torch.inference_mode()
+    def detect(self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float) -> list[Detection]:
+        """See Detector."""
+        size = (self._side, self._side)
+        with telling_failures(self.name):
+            encoded = self._network.encode(normalised(image, size, self._mean, self._std, self._dtype))
+            batches = zip(query.text.split(PHRASES), query.mask.split(PHRASES), strict=True)
+            found = [self._network(*encoded, *batch) for batch in batches]
+            boxes, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
+            chosen = self._choose(boxes, scores, threshold)
+            return to_detections(chosen, unit_square(image), query.phrases)
+
+    def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> Selection:
+        """Of boxes [K, Q, 4] with scores [K, Q], each of which counts for its own phrase alone."""
+        best, index = scores.flatten().topk(min(CANDIDATES, scores.numel()))
+        table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))
+        return select(boxes.flatten(0, 1)[index], table, threshold, iou=self._iou, limit=self._limit)
+
+
+def load_sam3_concept(
+    name_or_path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+) -> Sam3ConceptDetector:
+    """SAM 3's detector from a folder in transformers' layout, or a hub name such as "facebook/sam3".
+
+    `device` and `dtype` as for `load_tracker`. Raises ModelError for weights or a tokenizer that cannot serve.
+    """
+    place = pick_device(device)
+    name = os.fspath(name_or_path)
+    model: Any = load_whole(name, CLASSES, pick_dtype(dtype, place))
+    tokenizer = load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
+    return Sam3ConceptDetector(
+        model.to(place),
+        tokenizer,
+        name=Path(name).name if os.path.isdir(name) else name,
+        normalisation=read_normalisation(name, CENTRED),
+    )

@@ -1,0 +1,78 @@
+"""YOLO-World as a detector: phrases become vectors once, which then go into the network with each frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..models.boxes import letterbox, select
+from ..models.yolo_config import STRIDES
+from ..models.yolo_world import YoloWorld
+from ..types import Detection
+from .encoders import PhraseEncoder, check_encoder
+from .output import telling_failures, to_detections
+
+IOU = 0.7  # as the public weights are used
+LIMIT = 100
+
+
+class VectorQuery(NamedTuple):
+    """Phrases with their vectors [K, D], on the network's device and in its dtype."""
+
+    phrases: tuple[str, ...]
+    vectors: Tensor
+
+
+class YoloWorldDetector:
+    """A Detector (arXiv 2401.17270) whose phrases `encoder` turns into vectors.
+
+    Frames are fitted into `image_size` pixels (H, W), or a square. Of one phrase's boxes that overlap by more than
+    `iou` the best stays, of all boxes the best `limit`. Raises VocabularyError for an encoder of another dimension.
+    """
+
+    def __init__(
+        self,
+        model: YoloWorld,
+        encoder: PhraseEncoder,
+        *,
+        name: str,
+        image_size: int | tuple[int, int],
+        iou: float = IOU,
+        limit: int = LIMIT,
+    ) -> None:
+        check_encoder(encoder, model.config.text_channels)
+        self.name = name
+        self._model, self._encoder = model, encoder
+        self._size = _checked_size(image_size)
+        self._iou, self._limit = iou, limit
+
+    def prepare(self, phrases: Sequence[str]) -> VectorQuery:
+        """Phrases with their vectors; raises RequestError for one that the encoder has no vector for."""
+        vectors = torch.from_numpy(self._encoder.encode(phrases))
+        stem = self._model.backbone.stem.conv.weight
+        with telling_failures(self.name):
+            return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype))
+
+    @torch.inference_mode()
+    def detect(self, image: npt.NDArray[np.uint8], query: VectorQuery, threshold: float) -> list[Detection]:
+        """See Detector."""
+        with telling_failures(self.name):
+            pixels, frame = letterbox(image, self._size, device=query.vectors.device)
+            boxes, scores = self._model(pixels, query.vectors)
+            chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
+            return to_detections(chosen, frame, query.phrases)
+
+
+def _checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
+    sides = (size, size) if isinstance(size, int) else size
+    if any(side <= 0 or side % STRIDES[-1] for side in sides):
+        raise ModelError(
+            f"YOLO-World: expected an image size of positive multiples of {STRIDES[-1]}, found {list(sides)}"
+        )
+    return sides
