@@ -62,6 +62,7 @@ RENAMED = tuple(
     )
 )
 CONSTANT = re.compile(r"^model\.22\.dfl\.")  # 0, 1, 2 …: the bins' distances
+SCALAR = re.compile(r"heads\.\d\.contrast\.(bias|logit_scale)")  # in some files a vector of one number
 
 
 def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
@@ -71,13 +72,12 @@ def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
     a class or function that is not expected, or holds no YOLO-World of version 2; OutputError where `folder` cannot be
     written.
     """
-    state = {
-        _rename(name): value for name, value in read_checkpoint(source).items() if not CONSTANT.match(name)
-    }
+    tensors = read_checkpoint(source)
+    state = dict(_renamed(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
     try:
         config = _config(state)
-    except (KeyError, IndexError) as error:
-        raise ModelError(f"{source} lacks {error} of a YOLO-World of version 2, not fused") from error
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
     model = build(config, state, origin=str(source))
     save_yolo_world(model, folder)
     return model
@@ -168,10 +168,10 @@ def _tensors(root: object) -> Iterator[tuple[str, Tensor]]:
         waiting += [(f"{prefix}{name}.", child) for name, child in module.members("_modules").items()]
 
 
-def _rename(name: str) -> str:
+def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
     for pattern, new in RENAMED:
         name = pattern.sub(new, name)
-    return name
+    return name, value.squeeze() if SCALAR.fullmatch(name) else value
 
 
 def _config(state: dict[str, Tensor]) -> YoloWorldConfig:
@@ -182,8 +182,16 @@ def _config(state: dict[str, Tensor]) -> YoloWorldConfig:
             {name.split(".blocks.")[1].split(".")[0] for name in state if name.startswith(f"{layer}.blocks.")}
         )
 
+    def size(name: str, axis: int = 0) -> int:
+        shape = list(state[name].shape) if name in state else []
+        if len(shape) <= axis:
+            raise ModelError(
+                f"expected a YOLO-World of version 2, not fused, found {name} {shape or 'missing'}"
+            )
+        return shape[axis]
+
     def out(name: str) -> int:
-        return len(state[f"{name}.weight"])
+        return size(f"{name}.weight")
 
     stages = [f"backbone.stages.{index}" for index in range(4)]
     attention = "neck.top_down.0.attention"
@@ -193,8 +201,8 @@ def _config(state: dict[str, Tensor]) -> YoloWorldConfig:
         neck_depth=depth("neck.top_down.0"),
         box_channels=out("heads.0.boxes.0.conv"),
         embedding_channels=out("heads.0.embeddings.0.conv"),
-        text_channels=state[f"{attention}.guide.weight"].shape[1],
-        attention_channels=out(f"{attention}.guide") // len(state[f"{attention}.bias"]),
+        text_channels=size(f"{attention}.guide.weight", 1),
+        attention_channels=out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
         bins=out("heads.0.boxes.2") // 4,
     )
 
