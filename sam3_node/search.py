@@ -25,6 +25,7 @@ from .types import Detection
 WEAK = 0.5  # of a prompt's threshold, from where on a detection counts for what is tracked (arXiv 2110.06864)
 AGREE = 0.8  # IoU of masks below which a detection corrects what is tracked
 LEAST_GAP = 2  # frames between detections that doubt alone asks for
+MOST = 32  # detections of a frame that are looked at, the best ones: each costs a mask
 
 
 class Sight(NamedTuple):
@@ -132,7 +133,7 @@ class Search:
         thresholds = self._wanted.thresholds
         least = WEAK * min(thresholds.values())
         detections = self._detector.detect(sight.image, self._wanted.query, least)
-        return [d for d in detections if d.score >= WEAK * thresholds[d.label]]
+        return [d for d in detections if d.score >= WEAK * thresholds[d.label]][:MOST]
 
     def _propose(self, detections: list[Detection], sight: Sight) -> tuple[_Found, Tensor]:
         """With boxes [D, 4] in model pixels."""

@@ -116,7 +116,7 @@ class GroundingDinoDetector:
             pixels = normalised(image, size, self._mean, self._std, torch.float32)
             found = self._run(pixels, query.tokens)
             scores = _by_phrase(found.logits[0].float().sigmoid(), query)
-            boxes = corners(found.pred_boxes[0].float())
+            boxes = corners(found.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
             return to_detections(chosen, unit_square(image), query.phrases)
 

@@ -88,7 +88,7 @@ class ConceptNetwork(nn.Module):
         logits = self.scoring(last, text, mask)[0, ..., 0]
         offsets = self.decoder.box_head(last[0])
         boxes = (inverse_sigmoid(decoded.reference_boxes[-1]) + offsets).sigmoid()
-        return corners(boxes), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
+        return corners(boxes).clamp(0, 1), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
 
 
 class Sam3ConceptDetector:
