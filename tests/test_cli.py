@@ -102,7 +102,13 @@ def test_asking_where_no_node_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("object", "add", "--point", "1,2,3"), ("segment", "--box", "a,b,c,d"), ("fly",)]
+    "arguments",
+    [
+        ("object", "add", "--point", "1,2,3"),
+        ("segment", "--box", "a,b,c,d"),
+        ("prompt", "mug", "--most", "mug"),
+        ("fly",),
+    ],
 )
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     done = sam3_node(*arguments)
@@ -219,6 +225,17 @@ def test_adding_prints_the_id_and_refining_the_mask() -> None:
     request, printed = asked(reply, "object", "refine", "4", "--point", "5,6", "--exclude", "1,1")
     assert request.args == {"id": 4, "points": [[5.0, 6.0], [1.0, 1.0]], "labels": [1, 0]}
     assert printed == "seq 9  score 0.500  area 24  box 0,0,6,4\n"
+
+
+def test_names_go_with_their_limits() -> None:
+    limits = ("--score", "red mug=0.4", "--most", "bottle=2", "--most", "red mug=1")
+    request, printed = asked({"prompts": []}, "prompt", "red mug", "bottle", *limits)
+    assert (request.op, printed) == ("set_prompts", "")
+    assert request.args == {
+        "prompts": ["red mug", "bottle"],
+        "scores": {"red mug": 0.4},
+        "most": {"bottle": 2, "red mug": 1},
+    }
 
 
 def test_the_last_lines_of_a_process_stay_lines(
