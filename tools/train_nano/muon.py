@@ -14,7 +14,7 @@ LIKE_ADAM = 0.2  # root mean square of an update, about that of Adam (Liu and ot
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps matrices only; biases, norms, embeddings and convolutions belong to another optimiser.
+    """Steps matrices, and convolutions as matrices [out, in * h * w]; the rest belongs to another optimiser.
 
     torch's own runs the iteration in bfloat16 and one matrix after another, which on a CPU without bfloat16 arithmetic
     takes longer than the training step. Here it is float32, and matrices of one shape go together.
@@ -37,11 +37,13 @@ class Muon(torch.optim.Optimizer):
                 self._step_together(matrices, group)
 
     def _step_together(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        updates = orthogonalise(torch.stack([self._momentum(m, group["momentum"]) for m in matrices]))
-        size = LIKE_ADAM * max(matrices[0].shape) ** 0.5
+        updates = orthogonalise(
+            torch.stack([self._momentum(m, group["momentum"]).flatten(1) for m in matrices])
+        )
+        size = LIKE_ADAM * max(updates[0].shape) ** 0.5
         for matrix, update in zip(matrices, updates, strict=True):
             matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(update, alpha=-group["lr"] * size)
+            matrix.add_(update.view_as(matrix), alpha=-group["lr"] * size)
 
     def _momentum(self, matrix: Tensor, share: float) -> Tensor:
         """Nesterov's: what the momentum will be if the next gradient is like this one."""

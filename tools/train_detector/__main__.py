@@ -1,0 +1,100 @@
+"""Train the nano detector.
+
+    python -m tools.train_detector              train, export
+    python -m tools.train_detector export       weights of the last checkpoint
+    python -m tools.train_detector check        figures of the exported weights on a split, and a sheet to look at
+
+It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
+lies in --output; the weights in its folder `export`, or in the package with --install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
+
+import torch
+
+from sam3_node.detection.load import NANO, NANO_SIZE
+from sam3_node.errors import ModelError, Sam3NodeError
+from tools.train_nano.cutouts import OPENCLIPART, load_cutouts
+
+from .check import check
+from .data import Scenes
+from .export import export
+from .train import RATE, Trainer
+
+CUTOUTS = 3000
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_flush_denormal(True)  # on a CPU the first steps are several times slower without
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        _run(args)
+    except Sam3NodeError as error:
+        sys.exit(f"error: {error}")
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.command == "check":
+        folder = args.weights or _exported(args)
+        check(folder, args.scenes / args.split, args.every, args.size, args.output / f"{args.split}.png")
+        return
+    if args.command is None:
+        sprites = load_cutouts(args.cutouts, CUTOUTS, args.output / "cache" / "cutouts.npz")
+        scenes = Scenes(args.scenes / "train", sprites)
+        trainer = Trainer(args.output, scenes.words, _device(args), args.init)
+        trainer.run(scenes, args.minutes * 60, args.workers, args.rate)
+    path = export(args.output / "last.pt", _exported(args))
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def _exported(args: argparse.Namespace) -> Path:
+    return NANO if args.install else args.output / "export"
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        raise ModelError(f"--device {name}: expected cpu, or cuda where torch finds one: {error}") from error
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.train_detector",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", nargs="?", choices=("export", "check"))
+    parser.add_argument(
+        "--scenes", type=Path, default=Path("out/scenes"), help="folder of train, val and test"
+    )
+    parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/train_detector"))
+    parser.add_argument("--minutes", type=float, default=60, help="of training")
+    parser.add_argument("--rate", type=float, default=RATE, help="learning rate at its peak")
+    parser.add_argument("--device", help="default: cuda where there is one")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
+    parser.add_argument("--init", type=Path, help="a last.pt to begin from")
+    parser.add_argument(
+        "--install", action="store_true", help="export into the package, or check what is there"
+    )
+    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="to check")
+    parser.add_argument("--weights", type=Path, help="folder to check; default: what was exported")
+    parser.add_argument("--every", type=int, default=4, help="of how many frames one is checked")
+    parser.add_argument("--size", type=int, default=NANO_SIZE, help="side of the network's input, pixels")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Training pictures: frames of rendered clips with boxes from their labels, and phrases to look for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from sam3_node.errors import CameraError
+from tools.scenes.clips import Clip, list_clips, read_clip
+from tools.train_nano.compose import compose
+from tools.train_nano.cutouts import Sprite
+
+from .queries import LENGTHS, query
+from .view import Image, Labels, View
+from .words import Phrase, Words
+
+DISTRACTED = 0.2  # share of pictures with cut-outs that have no name
+LEAST_PIXELS, LEAST_SIDE = 40, 6  # of an object on the canvas; what shows less is a sliver
+
+
+class Batch(NamedTuple):
+    """B pictures with at most G objects, K phrases for each.
+
+    images uint8 [B, 256, 320, 3] RGB · boxes float32 [B, G, 4], x0 y0 x1 y1 in pixels, zeros where there are fewer
+    · words int64 [B, K, 3] · fits bool [B, G, K], whether a phrase describes an object.
+    """
+
+    images: Tensor
+    boxes: Tensor
+    words: Tensor
+    fits: Tensor
+
+
+class Picture(NamedTuple):
+    """An RGB canvas, the objects on it and their boxes float32 [G, 4]; `plain` without cut-outs."""
+
+    image: Image
+    names: list[Phrase]
+    boxes: npt.NDArray[np.float32]
+    plain: bool
+
+
+class Scenes:
+    """Clips of a folder, and the words that name their objects. Raises CameraError where there are no such clips."""
+
+    def __init__(self, folder: Path, sprites: Sequence[Sprite] = ()) -> None:
+        self._folder, self._sprites = folder, list(sprites)
+        self._names = list_clips(folder)
+        if not self._names:
+            raise CameraError(f"expected clips in {folder}, found none: render some, python -m tools.scenes")
+        every = (names_of(read_clip(folder, name)) for name in self._names)
+        self.words = Words.of(name for names in every for name in names.values())
+
+    def draw(self, rng: np.random.Generator) -> Picture:
+        """Any frame, augmented, with cut-outs over it now and then."""
+        clip = read_clip(self._folder, self._names[rng.integers(len(self._names))])
+        frame = int(rng.integers(len(clip)))
+        image, labels = clip.image(frame), clip.labels(frame)
+        shown = set(np.unique(labels).tolist())
+        names = {number: name for number, name in names_of(clip).items() if number in shown}
+        distracted = bool(self._sprites) and rng.random() < DISTRACTED
+        if distracted:  # a cut-out's number may be that of an object out of view
+            some = [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
+            (image,), (labels,) = compose(rng, [image], [labels], some)
+        view = View.draw(rng, labels.shape)
+        found = boxes_of(view.labels(labels), names)
+        boxes = np.array(list(found.values()), np.float32).reshape(-1, 4)
+        return Picture(view.image(image), [names[number] for number in found], boxes, not distracted)
+
+
+def names_of(clip: Clip) -> dict[int, Phrase]:
+    """Names of a clip's objects by their number in the labels; raises CameraError where it does not tell them."""
+    try:
+        return {int(found["id"]): Phrase.of(found) for found in clip.meta["objects"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CameraError(
+            f"clip {clip.name}: expected objects with id, kind and color, found none: {error}; "
+            "render clips anew, python -m tools.scenes"
+        ) from error
+
+
+def boxes_of(
+    labels: Labels, numbers: Mapping[int, Phrase], scale: float = 1.0
+) -> dict[int, tuple[float, float, float, float]]:
+    """Boxes x0 y0 x1 y1 around the visible part of each object that shows more than a sliver.
+
+    scale: pixels of the labels for one of the canvas.
+    """
+    found = {}
+    for number in numbers:
+        mask = (labels == number).view(np.uint8)
+        x, y, width, height = cv2.boundingRect(mask)
+        enough = cv2.countNonZero(mask) >= LEAST_PIXELS * scale**2
+        if enough and min(width, height) >= LEAST_SIDE * scale:
+            found[number] = (float(x), float(y), float(x + width), float(y + height))
+    return found
+
+
+class Pictures(IterableDataset[Batch]):
+    """An endless stream of batches; each worker draws its own."""
+
+    def __init__(self, scenes: Scenes, words: Words, count: int, seed: int) -> None:
+        self._scenes, self._words, self._count, self._seed = scenes, words, count, seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        cv2.setNumThreads(0)
+        info = torch.utils.data.get_worker_info()
+        rng = np.random.default_rng([self._seed, info.id if info else 0])
+        while True:
+            yield self.batch(rng)
+
+    def batch(self, rng: np.random.Generator) -> Batch:
+        """Pictures that are asked equally many phrases."""
+        pictures = [self._scenes.draw(rng) for _ in range(self._count)]
+        length = int(rng.choice(LENGTHS))
+        return collate(
+            pictures, [query(rng, self._words, p.names, length, p.plain) for p in pictures], self._words
+        )
+
+
+def collate(pictures: Sequence[Picture], queries: Sequence[Sequence[Phrase]], words: Words) -> Batch:
+    """Pictures with equally many phrases as one batch."""
+    most = max(1, *(len(picture.names) for picture in pictures))
+    boxes = np.zeros((len(pictures), most, 4), np.float32)
+    fits = np.zeros((len(pictures), most, len(queries[0])), np.bool_)
+    for i, (picture, phrases) in enumerate(zip(pictures, queries, strict=True)):
+        boxes[i, : len(picture.boxes)] = picture.boxes
+        for j, name in enumerate(picture.names):
+            fits[i, j] = [phrase.describes(name) for phrase in phrases]
+    images = np.stack([picture.image for picture in pictures])
+    numbers = np.stack([words.numbers(phrases) for phrases in queries])
+    return Batch(*map(torch.from_numpy, (images, boxes, numbers, fits)))

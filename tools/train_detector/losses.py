@@ -1,0 +1,67 @@
+"""What training minimises: similarities, boxes and their distributions, as YOLO-World does (arXiv 2401.17270)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sam3_node.models.yolo_world import Predictions
+
+from .assignment import assign
+
+SIMILARITY, BOX, DISTRIBUTION = 0.5, 7.5, 1.5  # weights
+TINY = 1e-7
+
+
+def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, Tensor]:
+    """Terms, weighted, and `iou`, the mean of what was assigned, for boxes [B, G, 4] and fits [B, G, K]."""
+    found = predictions.boxes()
+    chosen = assign(predictions.logits.detach().sigmoid(), found.detach(), predictions.centres, boxes, fits)
+    similarity = F.binary_cross_entropy_with_logits(predictions.logits, chosen.scores, reduction="sum")
+    similarity = similarity / chosen.scores.sum().clamp(min=1)
+    at = chosen.weight > 0
+    weight = chosen.weight[at] / chosen.weight.sum().clamp(min=1)
+    overlap, complete = complete_iou(found[at], chosen.boxes[at])
+    distances = _distances(predictions, chosen.boxes)[at]
+    spread = focal(predictions.distributions[at], distances).mean(dim=1)
+    return {
+        "similarity": SIMILARITY * similarity,
+        "box": BOX * ((1 - complete) * weight).sum(),
+        "distribution": DISTRIBUTION * (spread * weight).sum(),
+        "iou": (overlap.detach() * weight).sum(),
+    }
+
+
+def complete_iou(found: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """IoU and complete IoU (arXiv 1911.08287), [n] each, of boxes [n, 4] with boxes [n, 4]."""
+    low, high = torch.maximum(found[:, :2], true[:, :2]), torch.minimum(found[:, 2:], true[:, 2:])
+    common = (high - low).clamp(min=0).prod(dim=1)
+    sizes = [boxes[:, 2:] - boxes[:, :2] for boxes in (found, true)]
+    iou = common / (sizes[0].prod(dim=1) + sizes[1].prod(dim=1) - common + TINY)
+    hull = torch.maximum(found[:, 2:], true[:, 2:]) - torch.minimum(found[:, :2], true[:, :2])
+    apart = (found[:, :2] + found[:, 2:] - true[:, :2] - true[:, 2:]).square().sum(dim=1) / 4
+    angles = [torch.atan2(size[:, 0], size[:, 1] + TINY) for size in sizes]
+    shape = (4 / math.pi**2) * (angles[1] - angles[0]).square()
+    with torch.no_grad():
+        trade = shape / (1 - iou + shape + TINY)
+    return iou, iou - apart / (hull.square().sum(dim=1) + TINY) - trade * shape
+
+
+def focal(logits: Tensor, distances: Tensor) -> Tensor:
+    """Distribution focal loss (arXiv 2006.04388): logits [n, 4, bins], distances [n, 4] in bins -> [n, 4]."""
+    below = distances.floor().clamp(max=logits.shape[-1] - 2)
+    share = distances - below
+    logs = logits.log_softmax(dim=-1)
+    left = logs.gather(2, below.long()[..., None])[..., 0]
+    right = logs.gather(2, below.long()[..., None] + 1)[..., 0]
+    return -(left * (1 - share) + right * share)
+
+
+def _distances(predictions: Predictions, boxes: Tensor) -> Tensor:
+    """How far the sides of boxes [B, A, 4] are from the anchors, in strides: [B, A, 4], as bins can tell it."""
+    sides = torch.cat([predictions.centres - boxes[..., :2], boxes[..., 2:] - predictions.centres], dim=-1)
+    most = predictions.distributions.shape[-1] - 1.01
+    return (sides / predictions.strides[:, None]).clamp(0, most)

@@ -1,0 +1,43 @@
+"""The nano detector: its shape, its first weights, and the words that are learnt with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sam3_node.models.yolo_config import YoloWorldConfig
+from sam3_node.models.yolo_world import Predictions, YoloWorld
+
+from .words import Words, WordVectors
+
+NANO = YoloWorldConfig(
+    channels=(16, 24, 48, 96, 160),
+    depths=(1, 1, 1, 1),
+    neck_depth=1,
+    box_channels=32,
+    embedding_channels=48,
+    text_channels=64,
+    attention_channels=8,
+)
+SCALE, RARE = (
+    0.5,
+    -6.0,
+)  # of similarities at the start: the logarithm of their scale, and the logit of an unlikely one
+
+
+class LearntDetector(nn.Module):
+    """A YoloWorld and the vectors of its words."""
+
+    def __init__(self, words: Words, config: YoloWorldConfig = NANO) -> None:
+        super().__init__()
+        self.net = YoloWorld(config).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.vectors = WordVectors(len(words), config.text_channels)
+        with torch.no_grad():
+            for head in self.net.heads:
+                head.contrast.logit_scale.fill_(SCALE)
+                head.contrast.bias.fill_(RARE)
+
+    def forward(self, images: Tensor, numbers: Tensor) -> Predictions:
+        """RGB uint8 [B, H, W, 3] and words int64 [B, K, 3] -> what losses are made of."""
+        pixels = images.permute(0, 3, 1, 2).float() / 255  # channels last as it comes
+        return self.net.predict(pixels, self.vectors(numbers))

@@ -1,0 +1,40 @@
+"""A contact sheet: frames with what a detector found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from sam3_node.errors import OutputError
+from sam3_node.types import Detection
+
+from .view import Image
+
+WIDTH, COLUMNS = 480, 4  # of a frame, pixels; frames in a row
+INK, PAPER = (0, 255, 255), (0, 0, 0)
+
+
+def draw_sheet(path: Path, frames: Sequence[tuple[Image, Iterable[Detection]]]) -> None:
+    """Write a picture of BGR frames, all of one shape, with boxes, labels and scores; raises OutputError."""
+    tiles = [_tile(image, found) for image, found in frames]
+    tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % COLUMNS)
+    rows = [np.hstack(tiles[i : i + COLUMNS]) for i in range(0, len(tiles), COLUMNS)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not cv2.imwrite(str(path), np.vstack(rows)):
+        raise OutputError(f"cannot write {path}")
+
+
+def _tile(image: Image, found: Iterable[Detection]) -> Image:
+    scale = WIDTH / image.shape[1]
+    tile = cv2.resize(image, (WIDTH, round(image.shape[0] * scale)), interpolation=cv2.INTER_AREA)
+    for detection in found:
+        x0, y0, x1, y1 = (round(side * scale) for side in detection.box)
+        cv2.rectangle(tile, (x0, y0), (x1, y1), INK, 1)
+        text = f"{detection.label} {detection.score:.2f}"
+        for colour, thickness in ((PAPER, 3), (INK, 1)):
+            at = (min(x0, WIDTH - 8 * len(text)), max(10, y0 - 3))
+            cv2.putText(tile, text, at, cv2.FONT_HERSHEY_SIMPLEX, 0.4, colour, thickness, cv2.LINE_AA)
+    return tile

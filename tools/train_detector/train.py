@@ -1,0 +1,178 @@
+"""The training loop: by time, as that of the nano tracker; resumes after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from sam3_node.errors import ModelError
+from tools.train_nano.muon import Muon
+from tools.train_nano.train import schedule
+
+from .data import Batch, Pictures, Scenes
+from .export import read_checkpoint
+from .losses import losses
+from .network import LearntDetector
+from .words import Words
+
+PICTURES = 16  # a batch
+RATE, DECAY = 3e-3, 0.05
+LEAST_SIDE = 16  # of a matrix, below which it is a set of outputs
+MOST_GRADIENT = 10.0
+AVERAGE = 0.998
+SAVE_EVERY, SAY_EVERY = 60.0, 10.0
+
+
+@dataclass
+class Progress:
+    """Steps, and seconds of training."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """Trains a detector of `words`, keeps `last.pt` and `log.jsonl` in `folder`, and goes on from there.
+
+    init: a checkpoint of another training of the same words to begin from.
+    """
+
+    def __init__(self, folder: Path, words: Words, device: torch.device, init: Path | None = None) -> None:
+        self.folder, self.words, self.device = folder, words, device
+        folder.mkdir(parents=True, exist_ok=True)
+        self.detector = LearntDetector(words).to(device).train()
+        self.optimisers = _optimisers(self.detector)
+        self.progress = Progress()
+        self.average: dict[str, Tensor] = {}
+        if self.path.is_file():
+            held = self._read(self.path)
+            self.average, self.progress = held["average"], Progress(**held["progress"])
+            for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
+                optimiser.load_state_dict(state)
+        elif init is not None:
+            self._read(init, "average")
+        self.average = self.average or {k: v.detach().clone() for k, v in self.detector.state_dict().items()}
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "last.pt"
+
+    def run(self, scenes: Scenes, seconds: float, workers: int, rate: float = RATE) -> None:
+        """Train until `seconds` of training are over, those before a kill included."""
+        pictures = Pictures(scenes, self.words, PICTURES, self.progress.step)
+        loader = DataLoader(
+            pictures, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
+        )
+        begun = saved = said = time.monotonic()
+        for batch in loader:
+            if self.progress.seconds >= seconds:
+                break
+            record = self.step(batch, rate * schedule(self.progress.seconds, seconds))
+            now = time.monotonic()
+            self.progress.seconds, begun = self.progress.seconds + now - begun, now
+            self._log(record)
+            if now - said >= SAY_EVERY:
+                said = now
+                self._say(record, seconds)
+            if now - saved >= SAVE_EVERY:
+                saved = now
+                self.save()
+        self.save()
+
+    def step(self, batch: Batch, rate: float) -> dict[str, Any]:
+        """One step at a learning rate; returns what is worth a log."""
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+        images, boxes, words, fits = (tensor.to(self.device) for tensor in batch)
+        terms = losses(self.detector(images, words), boxes, fits)
+        loss = terms["similarity"] + terms["box"] + terms["distribution"]
+        self.detector.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.detector.parameters(), MOST_GRADIENT)
+        if torch.isfinite(norm):
+            for optimiser in self.optimisers:
+                optimiser.step()
+        self.progress.step += 1
+        self._follow()
+        figures = {name: float(term.detach()) for name, term in terms.items()}
+        return {
+            **asdict(self.progress),
+            "rate": rate,
+            "loss": float(loss.detach()),
+            "gradient": float(norm),
+            **figures,
+        }
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        decay = min(AVERAGE, (1 + self.progress.step) / (10 + self.progress.step))
+        for name, value in self.detector.state_dict().items():
+            if value.is_floating_point():
+                self.average[name].lerp_(value, 1 - decay)
+            else:
+                self.average[name].copy_(value)
+
+    def save(self) -> None:
+        """Write `last.pt`, whole or not at all."""
+        aside = self.path.with_suffix(".part")
+        held = {
+            "model": self.detector.state_dict(),
+            "average": self.average,
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "progress": asdict(self.progress),
+            "kinds": list(self.words.kinds),
+            "colours": list(self.words.colours),
+        }
+        torch.save(held, aside)
+        os.replace(aside, self.path)
+
+    def _read(self, path: Path, what: str = "model") -> dict[str, Any]:
+        """A checkpoint, whose weights are taken over."""
+        held = read_checkpoint(path, self.device)
+        try:
+            if (tuple(held["kinds"]), tuple(held["colours"])) != (self.words.kinds, self.words.colours):
+                raise ValueError("other words")
+            self.detector.load_state_dict(held[what])
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"{path} is a checkpoint of another detector or other words ({str(error)[:200]}): move it away, or "
+                "train with another --output"
+            ) from error
+        return held
+
+    def _log(self, record: dict[str, Any]) -> None:
+        rounded = {name: round(v, 5) if isinstance(v, float) else v for name, v in record.items()}
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(rounded) + "\n")
+
+    def _say(self, record: dict[str, Any], seconds: float) -> None:
+        terms = " ".join(
+            f"{name} {record[name]:.3f}" for name in ("similarity", "box", "distribution", "iou")
+        )
+        print(
+            f"{self.progress.seconds / 60:.1f} of {seconds / 60:.1f} min · step {record['step']} · "
+            f"loss {record['loss']:.3f} {terms} gradient {record['gradient']:.1f}",
+            flush=True,
+        )
+
+
+def _optimisers(detector: LearntDetector) -> list[torch.optim.Optimizer]:
+    """Muon for convolutions and matrices, AdamW for words, norms, biases and the convolution of pixels."""
+    heavy: list[torch.nn.Parameter] = []
+    light: list[torch.nn.Parameter] = []
+    for name, parameter in detector.named_parameters():
+        matrix = (
+            parameter.ndim > 1 and min(parameter.shape[:2]) >= LEAST_SIDE and not name.startswith("vectors")
+        )
+        (heavy if matrix else light).append(parameter)
+    adam = torch.optim.AdamW(light, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    return [Muon(heavy, lr=RATE, weight_decay=DECAY), adam]
