@@ -41,10 +41,12 @@ def _warm_up(model: TrackerModel, settings: TrackerSettings) -> None:
             pipeline.step(blank)
 
 
-def load_finder(settings: DetectorSettings, model: ModelSettings) -> Detector | None:
+def load_finder(
+    settings: DetectorSettings, model: ModelSettings, tracker: TrackerModel | None = None
+) -> Detector | None:
     """The detector that `settings` name, None for none; on the device and in the arithmetic of the tracker.
 
-    Raises ModelError or VocabularyError when it cannot serve.
+    tracker: whose encoder it may share. Raises ModelError or VocabularyError when it cannot serve.
     """
     if settings.kind == "none":
         return None
@@ -55,4 +57,5 @@ def load_finder(settings: DetectorSettings, model: ModelSettings) -> Detector | 
         text_encoder=settings.text_encoder,
         device=model.device,
         dtype=model.dtype,
+        tracker=tracker,
     )

@@ -74,7 +74,7 @@ class Node:
         self._open.callback(self._masks.close, LINGER_MS)
         self._control = self._open.enter_context(ControlServer(transport.control))
         self._model: TrackerModel = load_model(self._settings.model, tracker)
-        self._detector = load_finder(self._settings.detector, self._settings.model)
+        self._detector = load_finder(self._settings.detector, self._settings.model, self._model)
         if self._settings.detector.prompts:
             self.look_for(self._settings.detector.prompts)
         self._frames = self._open.enter_context(

@@ -132,7 +132,7 @@ class Search:
         assert self._wanted is not None
         thresholds = self._wanted.thresholds
         least = WEAK * min(thresholds.values())
-        detections = self._detector.detect(sight.image, self._wanted.query, least)
+        detections = self._detector.detect(sight.image, self._wanted.query, least, sight.features.trunk)
         return [d for d in detections if d.score >= WEAK * thresholds[d.label]][:MOST]
 
     def _propose(self, detections: list[Detection], sight: Sight) -> tuple[_Found, Tensor]:

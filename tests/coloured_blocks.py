@@ -36,7 +36,9 @@ class ColourDetector:
             raise UnknownPhraseError(f"expected one of {', '.join(COLOURS)}, found {unknown[0]!r}")
         return Query(tuple(phrases))
 
-    def detect(self, image: np.ndarray, query: Query, threshold: float) -> list[Detection]:
+    def detect(
+        self, image: np.ndarray, query: Query, threshold: float, trunk: object = None
+    ) -> list[Detection]:
         self.calls += 1
         if self.broken:
             raise ModelError("expected a detector that works, found one that is told not to")

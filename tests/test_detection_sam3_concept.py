@@ -13,11 +13,12 @@ from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoMod
 
 from sam3_node.detection.sam3_concept import PHRASES, Sam3ConceptDetector, load_sam3_concept
 from sam3_node.errors import ModelError, RequestError
+from sam3_node.models import load_tracker
 from sam3_node.models.boxes import box_iou
 from sam3_node.models.pixels import normalised
 from sam3_node.types import Detection
 
-from .tiny import sam3_config
+from .tiny import sam3_config, tiny_model
 from .tiny_clip import LETTERS, TOKENS
 from .tiny_detectors import HIDDEN, picture, sam3_detector_config, write_tiny_sam3
 
@@ -106,21 +107,46 @@ def test_other_phrases_do_not_change_what_one_finds(mine: Sam3ConceptDetector) -
     same([d for d in among if d.label == "spoon"], alone)
 
 
-def test_the_detector_of_a_composite_checkpoint_loads(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def composite(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """facebook/sam3's layout: detector and tracker in one."""
+    target = tmp_path_factory.mktemp("composite")
     for file in folder.glob("tokenizer*"):
-        shutil.copy(file, tmp_path)
+        shutil.copy(file, target)
     config = Sam3VideoConfig(
         tracker_config=sam3_config(hidden=HIDDEN).to_dict(), detector_config=sam3_detector_config().to_dict()
     )
     torch.manual_seed(1)
-    composite = Sam3VideoModel(config).eval()
-    composite.detector_model.load_state_dict(Sam3Model.from_pretrained(folder).state_dict())
-    composite.save_pretrained(tmp_path)
-    mine, plain = load_sam3_concept(tmp_path), load_sam3_concept(folder)
+    model = Sam3VideoModel(config).eval()
+    model.detector_model.load_state_dict(Sam3Model.from_pretrained(folder).state_dict())
+    model.save_pretrained(target)
+    return target
+
+
+def test_the_detector_of_a_composite_checkpoint_loads(folder: Path, composite: Path) -> None:
+    mine, plain = load_sam3_concept(composite), load_sam3_concept(folder)
     found = mine.detect(picture(), mine.prepare(NAMES), 0.1)
     assert found
     same(found, plain.detect(picture(), plain.prepare(NAMES), 0.1))
+
+
+def test_one_trunk_serves_tracker_and_detector(composite: Path) -> None:
+    alone, tracker = load_sam3_concept(composite), load_tracker(composite)
+    assert tracker.encode(tracker.preprocess(picture())).trunk is None
+    shared = load_sam3_concept(composite, tracker=tracker)
+    features = tracker.encode(tracker.preprocess(picture()))
+    assert features.trunk is not None
+    found = shared.detect(picture(), shared.prepare(NAMES), 0.1, features.trunk)
+    same(found, alone.detect(picture(), alone.prepare(NAMES), 0.1))
+    assert shared.shares_trunk_of(tracker), "again is no harm"
+
+
+def test_the_trunk_of_another_tracker_is_not_shared(composite: Path) -> None:
+    for other in (tiny_model(), load_tracker("nano")):
+        mine = load_sam3_concept(composite, tracker=other)
+        assert not mine.shares_trunk_of(other)
+        assert other.encode(other.preprocess(picture())).trunk is None
+        assert mine.detect(picture(), mine.prepare(NAMES), 0.1)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 480), (480, 1), (37, 641), (112, 112)])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..types import Detection
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Query(Protocol):
@@ -32,8 +35,11 @@ class Detector(Protocol):
         Raises RequestError (UnknownPhraseError for a phrase without a vector); nothing has changed then.
         """
 
-    def detect(self, image: npt.NDArray[np.uint8], query: Any, threshold: float) -> list[Detection]:
+    def detect(
+        self, image: npt.NDArray[np.uint8], query: Any, threshold: float, trunk: Tensor | None = None
+    ) -> list[Detection]:
         """Detections on a BGR frame [h, w, 3] that score more than `threshold`, the best first.
 
-        Of one phrase's overlapping boxes only the best is there. Raises ModelError where the model fails.
+        Of one phrase's overlapping boxes only the best is there. trunk: what the tracker's encoder made of the frame,
+        for a detector that shares it; others pass over it. Raises ModelError where the model fails.
         """

@@ -109,7 +109,9 @@ class GroundingDinoDetector:
         return ids
 
     @torch.inference_mode()
-    def detect(self, image: npt.NDArray[np.uint8], query: TextQuery, threshold: float) -> list[Detection]:
+    def detect(
+        self, image: npt.NDArray[np.uint8], query: TextQuery, threshold: float, trunk: Tensor | None = None
+    ) -> list[Detection]:
         """See Detector."""
         size = input_size(image.shape[:2], self._shortest, self._longest)
         with telling_failures(self.name):

@@ -14,6 +14,8 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     import torch
 
+    from ..models import TrackerModel
+
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
 NANO_SIZE, PUBLIC_SIZE = 320, 640  # pixels that weights were trained at
 VOCABULARY = "vocabulary.safetensors"
@@ -30,6 +32,7 @@ def load_detector(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
     image_size: int = 0,
+    tracker: TrackerModel | None = None,
 ) -> Detector:
     """A detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
 
@@ -37,7 +40,8 @@ def load_detector(
     vocabulary, text_encoder: where yolo-world's phrases have their vectors from: a vocabulary file, and a folder with
     CLIP for phrases that are not in it; vocabulary.safetensors beside the weights where neither is given.
     image_size: pixels of the side of yolo-world's input, 0 for what its weights were trained at.
-    `device` and `dtype` as for `load_tracker`. Raises ModelError, or VocabularyError, where one cannot serve.
+    tracker: whose encoder sam3-concept shares where it is the same. `device` and `dtype` as for `load_tracker`. Raises
+    ModelError, or VocabularyError, where one cannot serve.
     """
     name = os.fspath(name_or_path)
     if kind == "yolo-world":
@@ -58,7 +62,7 @@ def load_detector(
     if kind == "sam3-concept":
         from .sam3_concept import load_sam3_concept
 
-        return load_sam3_concept(name, device=device, dtype=dtype)
+        return load_sam3_concept(name, device=device, dtype=dtype, tracker=tracker)
     from .grounding_dino import load_grounding_dino
 
     return load_grounding_dino(name, device=device, dtype=dtype)

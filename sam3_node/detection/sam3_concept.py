@@ -21,6 +21,7 @@ from ..models.devices import pick_device, pick_dtype
 from ..models.encoder import build_trunk
 from ..models.pixels import normalised
 from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
+from ..models.sam import TrackerModel
 from ..models.vit import side
 from ..types import Detection
 from .output import corners, telling_failures, to_detections, unit_square
@@ -61,9 +62,9 @@ class ConceptNetwork(nn.Module):
         found = self.text_encoder(input_ids=tokens, attention_mask=mask)
         return self.text_projection(found.last_hidden_state)
 
-    def encode(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels [1, 3, S, S] -> features and their positions, both [1, C, h, w]."""
-        features = self.level(self.trunk(pixels))
+    def encode(self, trunk: Tensor) -> tuple[Tensor, Tensor]:
+        """What the trunk makes of pixels, [1, D, h, w] -> features and their positions, both [1, C, h, w]."""
+        features = self.level(trunk)
         return features, self.position(features.shape, features.device, features.dtype)
 
     def forward(
@@ -138,16 +139,35 @@ class Sam3ConceptDetector:
             )
 
     @torch.inference_mode()
-    def detect(self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float) -> list[Detection]:
+    def detect(
+        self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float, trunk: Tensor | None = None
+    ) -> list[Detection]:
         """See Detector."""
-        size = (self._side, self._side)
         with telling_failures(self.name):
-            encoded = self._network.encode(normalised(image, size, self._mean, self._std, self._dtype))
+            if trunk is None:
+                trunk = self._network.trunk(self._pixels(image))
+            encoded = self._network.encode(trunk)
             batches = zip(query.text.split(PHRASES), query.mask.split(PHRASES), strict=True)
             found = [self._network(*encoded, *batch) for batch in batches]
             boxes, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
             chosen = self._choose(boxes, scores, threshold)
             return to_detections(chosen, unit_square(image), query.phrases)
+
+    def shares_trunk_of(self, tracker: TrackerModel) -> bool:
+        """Take over the tracker's trunk, if its weights and pixels are this one's, and let go of its own.
+
+        From then on `detect` is to be given what it makes of the frame.
+        """
+        same = tracker.image_size == self._side and tracker.dtype == self._dtype
+        same = same and torch.equal(tracker.mean, self._mean) and torch.equal(tracker.std, self._std)
+        if not (same and _equal(tracker.trunk, self._network.trunk)):
+            return False
+        self._network.trunk = tracker.share_trunk()
+        return True
+
+    def _pixels(self, image: npt.NDArray[np.uint8]) -> Tensor:
+        """[1, 3, S, S]"""
+        return normalised(image, (self._side, self._side), self._mean, self._std, self._dtype)
 
     def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> Selection:
         """Of boxes [K, Q, 4] with scores [K, Q], each of which counts for its own phrase alone."""
@@ -156,23 +176,38 @@ class Sam3ConceptDetector:
         return select(boxes.flatten(0, 1)[index], table, threshold, iou=self._iou, limit=self._limit)
 
 
+def _equal(first: nn.Module | None, second: nn.Module) -> bool:
+    """Whether two networks have the same tensors."""
+    if first is None:
+        return False
+    ours, theirs = first.state_dict(), second.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )
+
+
 def load_sam3_concept(
     name_or_path: str | os.PathLike[str],
     *,
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
+    tracker: TrackerModel | None = None,
 ) -> Sam3ConceptDetector:
     """SAM 3's detector from a folder in transformers' layout, or a hub name such as "facebook/sam3".
 
-    `device` and `dtype` as for `load_tracker`. Raises ModelError for weights or a tokenizer that cannot serve.
+    `device` and `dtype` as for `load_tracker`. tracker: one whose trunk is shared where it is the same. Raises
+    ModelError for weights or a tokenizer that cannot serve.
     """
     place = pick_device(device)
     name = os.fspath(name_or_path)
     model: Any = load_whole(name, CLASSES, pick_dtype(dtype, place))
     tokenizer = load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
-    return Sam3ConceptDetector(
+    detector = Sam3ConceptDetector(
         model.to(place),
         tokenizer,
         name=Path(name).name if os.path.isdir(name) else name,
         normalisation=read_normalisation(name, CENTRED),
     )
+    if tracker is not None:
+        detector.shares_trunk_of(tracker)
+    return detector

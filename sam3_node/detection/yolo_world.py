@@ -60,7 +60,9 @@ class YoloWorldDetector:
             return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype))
 
     @torch.inference_mode()
-    def detect(self, image: npt.NDArray[np.uint8], query: VectorQuery, threshold: float) -> list[Detection]:
+    def detect(
+        self, image: npt.NDArray[np.uint8], query: VectorQuery, threshold: float, trunk: Tensor | None = None
+    ) -> list[Detection]:
         """See Detector."""
         with telling_failures(self.name):
             pixels, frame = letterbox(image, self._size, device=query.vectors.device)

@@ -33,6 +33,7 @@ class Sam3Encoder(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
+        self.shares_trunk = False
         self.backbone = build_trunk(vision)
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
@@ -50,10 +51,14 @@ class Sam3Encoder(nn.Module):
         self.top = nn.Sequential(top.proj1, top.proj2)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # tokens are channels-last already
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w].
+
+        With `shares_trunk` also what they are made of, [1, D, h, w].
+        """
         image = self.backbone(pixels)
-        return self.fine(image), self.middle(image), self.top(image)
+        levels = self.fine(image), self.middle(image), self.top(image)
+        return (*levels, image) if self.shares_trunk else levels
 
 
 class ReferenceViT(nn.Module):

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ModelError
 from .algebra import centre_convolution, resize_matrix
-from .encoder import build_encoder
+from .encoder import Sam3Encoder, build_encoder
 from .mask_decoder import MaskDecoder
 from .memory_read import MemoryRead
 from .pixels import normalised
@@ -28,11 +29,15 @@ MASK_SCALE, MASK_BIAS = 20.0, -10.0  # a mask given as prompt, as logits
 
 
 class Features(NamedTuple):
-    """What one image is to the tracker: fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
+    """What one image is to the tracker: fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w].
+
+    trunk [1, D, h, w] is what a detector with the same encoder begins from, where one does: see `share_trunk`.
+    """
 
     fine: Tensor
     middle: Tensor
     top: Tensor
+    trunk: Tensor | None = None
 
 
 class Decoded(NamedTuple):
@@ -100,6 +105,18 @@ class TrackerModel(nn.Module):
     def encode(self, pixels: Tensor) -> Features:
         """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
         return Features(*self.encode_stage(pixels.to(self.device, self.dtype)))
+
+    @property
+    def trunk(self) -> nn.Module | None:
+        """The part of the encoder that a detector may share; None where it has none."""
+        return self.encode_stage.backbone if isinstance(self.encode_stage, Sam3Encoder) else None
+
+    def share_trunk(self) -> nn.Module:
+        """Put what the trunk makes of a frame into its Features from now on; the trunk."""
+        if not isinstance(self.encode_stage, Sam3Encoder):
+            raise ModelError(f"{self.name}: expected the encoder of SAM 3 to share, found another")
+        self.encode_stage.shares_trunk = True
+        return self.encode_stage.backbone
 
     def compile(self) -> None:
         """Compile every stage; shapes become static, so that each bucket compiles once."""
