@@ -1,7 +1,8 @@
 """The demonstration: camera process -> ZeroMQ -> node process -> ZeroMQ -> this process, on a recorded scene.
 
-Objects are added live, by boxes and names from the recording's own truth, on the frame that the latest message
-is about: at the start those that are in view, the others when they have come.
+Objects are asked for by the names that they have in the recording; or, for a tracker without a detector, are added live
+by boxes from the recording's own truth, on the frame that the latest message is about: at the start those that are in
+view, the others when they have come.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,8 +36,8 @@ OVERTIME = 3.0
 def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> Results:
     """Play for `seconds`, or the recording once, and write overlay.mp4, contact.png, masks.mcap and summary.json.
 
-    They go to `out`; model and tracker are those of `settings`. Raises ProcessError, with its last lines, when a
-    process ends or no masks come; OutputError when `out` cannot be written; BagError for a damaged recording.
+    They go to `out`; model, tracker and detector are those of `settings`. Raises ProcessError, with its last lines,
+    when a process ends or no masks come; OutputError when `out` cannot be written; BagError for a damaged recording.
     """
     settings = settings or Settings()
     recording = Recording.load(TABLETOP)
@@ -50,7 +52,10 @@ def run_demo(out: Path, seconds: float | None = None, settings: Settings | None 
         with PerceptionClient(masks_at, control_at, timeout_ms=10_000) as client:
             # after the node, which so sees the recording from its first frame on
             _start_camera(group, frames_at)
-            results = _collect(group, client, recording, frames)
+            director = (
+                Boxes(recording, client) if settings.detector.kind == "none" else Names(recording, client)
+            )
+            results = _collect(group, client, director, frames)
     say("drawing the results ...")
     write_results(out, results)
     say(results.table())
@@ -66,7 +71,9 @@ def say(line: str) -> None:
 def _start_node(group: Group, settings: Settings, frames_at: str) -> tuple[str, str]:
     """The node on free ports of this machine; its endpoints of masks and control."""
     transport = TransportSettings(frames=(frames_at,), masks=ANY_PORT, control=ANY_PORT)
-    environment = _environment(transport=transport, model=settings.model, tracker=settings.tracker)
+    environment = _environment(
+        transport=transport, model=settings.model, tracker=settings.tracker, detector=settings.detector
+    )
     group.start(Process("node", _command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
     assert ready is not None
@@ -95,10 +102,9 @@ def _environment(**sections: BaseModel) -> dict[str, str]:
     }
 
 
-def _collect(group: Group, client: PerceptionClient, recording: Recording, frames: int) -> Results:
-    """Receive masks and add objects until the camera has published `frames`."""
-    director = Director(recording, client)
-    progress = Progress()
+def _collect(group: Group, client: PerceptionClient, director: Director, frames: int) -> Results:
+    """Receive masks and ask for objects until the camera has published `frames`."""
+    progress, recording = Progress(), director.recording
     received: list[MaskFrame] = []
     status = client.status()
     start, deadline = time.monotonic(), time.monotonic() + OVERTIME * frames / recording.fps + SILENCE_S
@@ -115,18 +121,50 @@ def _collect(group: Group, client: PerceptionClient, recording: Recording, frame
             raise ProcessError(
                 f"expected masks of {frames} camera frames, found {len(received)} messages; see above"
             )
-    return Results(recording, received, director.truth_of, director.labels, director.events, status)
+    return Results(recording, received, director.truth_of, director.asked, director.events, status)
 
 
-class Director:
-    """Asks for each object of the truth once; `truth_of` maps the node's ids to those of the truth."""
+class Director(ABC):
+    """Asks for the objects of the truth; `truth_of` and `asked` as in Results."""
 
     def __init__(self, recording: Recording, client: PerceptionClient) -> None:
+        self.recording = recording
         self.truth_of: dict[int, int] = {}
-        self.labels: dict[int, str] = {}
+        self.asked: dict[int, int] = {}
         self.events: list[tuple[int, str]] = []
-        self._recording = recording
         self._client = client
+
+    @abstractmethod
+    def direct(self, masks: MaskFrame) -> None:
+        """See the newest masks, and do what is to be done now."""
+
+    def _tell(self, seq: int, what: str) -> None:
+        self.events.append((seq, what))
+        say(f"frame {seq}: {what}")
+
+
+class Names(Director):
+    """Names all objects at the start, one of each; what is found under a name is taken for the object of that name."""
+
+    def direct(self, masks: MaskFrame) -> None:
+        """Ask on the first frame; take note of ids that are new."""
+        names = self.recording.labels
+        if not self.asked:
+            self._client.set_prompts(list(names.values()), most=dict.fromkeys(names.values(), 1))
+            self.asked = dict.fromkeys(names, masks.seq)
+            self._tell(masks.seq, f"looking for {', '.join(names.values())}")
+        truths = {name: truth for truth, name in names.items()}
+        for instance in masks.instances:
+            if instance.id not in self.truth_of and instance.label in truths:
+                self.truth_of[instance.id] = truths[instance.label]
+                self._tell(masks.seq, f"found {instance.id}, {instance.label}")
+
+
+class Boxes(Director):
+    """Shows each object once, by its true box, when it is in view."""
+
+    def __init__(self, recording: Recording, client: PerceptionClient) -> None:
+        super().__init__(recording, client)
         self._waiting = recording.labels
         self._enough = {
             truth: max(FEWEST_PIXELS, FEWEST_PART * recording.areas(truth).max()) for truth in self._waiting
@@ -136,7 +174,7 @@ class Director:
         """Add what is in view on the frame of `masks` and not asked for yet; what fails is tried on the next."""
         if not self._waiting:
             return
-        for truth, inside in self._recording.truth(masks.seq).items():
+        for truth, inside in self.recording.truth(masks.seq).items():
             if truth not in self._waiting or inside.sum() < self._enough[truth]:
                 continue
             label = self._waiting[truth]
@@ -145,9 +183,8 @@ class Director:
             except UnknownFrameError:
                 return  # the node has gone on; the next message is fresher
             del self._waiting[truth]
-            self.truth_of[added.id], self.labels[added.id] = truth, label
-            self.events.append((masks.seq, f"added {added.id}, {label}, by a box"))
-            say(f"frame {masks.seq}: added {added.id}, {label}, by a box")
+            self.truth_of[added.id], self.asked[truth] = truth, masks.seq
+            self._tell(masks.seq, f"added {added.id}, {label}, by a box")
 
 
 @dataclass(slots=True)

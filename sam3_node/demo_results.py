@@ -24,13 +24,14 @@ SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 class Results:
     """The masks that came, in order, and the recording whose truth says what should have.
 
-    `truth_of` maps ids of the node to ids of the truth; `events` are (seq, what was done).
+    `truth_of` maps ids of the node to ids of the truth, `asked` has the seq at which each of the latter was asked for;
+    `events` are (seq, what was done).
     """
 
     recording: Recording
     frames: list[MaskFrame]
     truth_of: dict[int, int]
-    labels: dict[int, str]
+    asked: dict[int, int]
     events: list[tuple[int, str]]
     status: dict[str, Any]
     ious: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -41,13 +42,15 @@ class Results:
         return sorted({instance.id for masks in self.frames for instance in masks.instances})
 
     def judge(self, masks: MaskFrame) -> None:
-        """Score each mask by its IoU with the truth, where the object is in view."""
-        truth = self.recording.truth(masks.seq)
-        for instance in masks.instances:
-            wanted = truth.get(self.truth_of.get(instance.id, 0))
-            if wanted is not None:
-                found = instance.mask.full()
-                self.ious[instance.id].append(float((found & wanted).sum() / (found | wanted).sum()))
+        """Score the mask of each object that is in view, and was asked for before, by its IoU with the truth.
+
+        An object without a mask scores 0.
+        """
+        found = {self.truth_of.get(instance.id): instance.mask for instance in masks.instances}
+        for truth, inside in self.recording.truth(masks.seq).items():
+            if masks.seq > self.asked.get(truth, masks.seq):
+                mask = found[truth].full() if truth in found else np.zeros_like(inside)
+                self.ious[truth].append(float((mask & inside).sum() / (mask | inside).sum()))
 
     def latencies_ms(self) -> npt.NDArray[np.float64]:
         """Capture to publish, per message, in milliseconds."""
@@ -57,7 +60,7 @@ class Results:
         """The figures; IoUs are means over frames on which the object is in view."""
         p50, p99 = np.percentile(self.latencies_ms(), [50, 99])
         span_s = (self.frames[-1].published_ns - self.frames[0].published_ns) / NANOSECONDS
-        per_object = {object_id: float(np.mean(values)) for object_id, values in self.ious.items()}
+        per_object = {truth: float(np.mean(values)) for truth, values in self.ious.items()}
         return {
             "frames": len(self.frames),
             "frames_per_s": round((len(self.frames) - 1) / span_s, 2) if span_s > 0 else 0.0,
@@ -66,16 +69,18 @@ class Results:
             "age_p99_ms": round(float(p99), 2),
             "ids": self.ids,
             "mean_iou": round(float(np.mean(list(per_object.values()))), 4) if per_object else None,
-            "objects": [self._object(object_id, per_object) for object_id in self.ids],
+            "objects": [self._object(truth, per_object) for truth in sorted(self.asked)],
             "events": [{"seq": seq, "what": what} for seq, what in self.events],
             "model": self.status["model"],
             "stages_p50_us": self._stages(),
         }
 
-    def _object(self, object_id: int, ious: dict[int, float]) -> dict[str, Any]:
-        count = sum(instance.id == object_id for masks in self.frames for instance in masks.instances)
-        iou = round(ious[object_id], 4) if object_id in ious else None
-        return {"id": object_id, "label": self.labels.get(object_id, ""), "frames": count, "mean_iou": iou}
+    def _object(self, truth: int, ious: dict[int, float]) -> dict[str, Any]:
+        """One that was asked for; it has several ids where it was lost and found as another."""
+        known = [object_id for object_id in self.ids if self.truth_of.get(object_id) == truth]
+        count = sum(instance.id in known for masks in self.frames for instance in masks.instances)
+        iou = round(ious[truth], 4) if truth in ious else None
+        return {"ids": known, "label": self.recording.labels[truth], "frames": count, "mean_iou": iou}
 
     def _stages(self) -> dict[str, int]:
         names = dict.fromkeys(name for masks in self.frames for name in masks.stages_us)
@@ -90,7 +95,8 @@ class Results:
         lines = ["", f"{'id':>4}  {'label':<24} {'frames':>6}  {'mean IoU':>8}"]
         for row in figures["objects"]:
             iou = "-" if row["mean_iou"] is None else f"{row['mean_iou']:.3f}"
-            lines.append(f"{row['id']:>4}  {row['label']:<24} {row['frames']:>6}  {iou:>8}")
+            ids = ",".join(map(str, row["ids"])) or "-"
+            lines.append(f"{ids:>4}  {row['label']:<24} {row['frames']:>6}  {iou:>8}")
         stages = ", ".join(f"{name} {us / 1000:.1f}" for name, us in figures["stages_p50_us"].items())
         lines += [
             "",

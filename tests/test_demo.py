@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sam3_node.demo import Director, run_demo
+from sam3_node.demo import Boxes, run_demo
 from sam3_node.demo_results import Results
 from sam3_node.errors import ProcessError
 from sam3_node.settings import load_settings
@@ -38,8 +38,7 @@ def results_of(folder: Path, shift: int) -> Results:
         )
         times = (number * 10**9, number * 10**9 + 10**7, number * 10**9 + 3 * 10**7)
         frames.append(MaskFrame("cam0", seq, times[0], 64, 48, *times[1:], instances=instances))
-    truth_of, labels = {11: 1, 12: 2}, {11: "mug", 12: "ring"}
-    return Results(recording, frames, truth_of, labels, [], {"model": "nano"})
+    return Results(recording, frames, {11: 1, 12: 2}, {1: 0, 2: 0}, [], {"model": "nano"})
 
 
 @pytest.mark.parametrize(("shift", "expected"), [(0, 1.0), (5, 0.5), (15, 0.0)])
@@ -62,7 +61,7 @@ def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
         rig.node()
         rig.start("camera", f"bag:{path}", CAMERA__LOOP="true")
         with rig.client() as client:
-            director = Director(recording, client)
+            director = Boxes(recording, client)
             while not director.truth_of:
                 director.direct(
                     masks_where(client, lambda masks: masks.seq % 3 == 0, "one without the second")
@@ -71,7 +70,8 @@ def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
             while len(director.truth_of) < 2:
                 director.direct(masks_where(client, lambda masks: True, "masks"))
             director.direct(masks_where(client, lambda masks: True, "masks"))
-            assert {known.id: known.label for known in client.list_objects()} == director.labels
+            names = {known: recording.labels[truth] for known, truth in director.truth_of.items()}
+            assert {known.id: known.label for known in client.list_objects()} == names
         assert sorted(director.truth_of.values()) == [1, 2]
         assert [what.split(", ")[1] for _, what in director.events] == ["object 1", "object 2"]
     finally:
