@@ -65,6 +65,10 @@ class ObjectRegistry:
         self.require(object_id)
         del self._objects[object_id]
 
+    def label(self, object_id: int) -> str:
+        """What an object is called."""
+        return self._objects[object_id].label
+
     def rename(self, object_id: int, label: str) -> None:
         """Call an object otherwise."""
         self._objects[object_id].label = label

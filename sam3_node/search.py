@@ -193,11 +193,8 @@ class Search:
 
     def _begin(self, index: int, found: _Found, sight: Sight, results: dict[int, Track]) -> None:
         """A new object, where there may be one more of its name, and room."""
-        assert self._wanted is not None
         detection = found.detections[index]
-        limit = self._wanted.most.get(detection.label)
-        same = sum(self._lives.label(i) == detection.label for i in self._lives.ids)
-        if not self._is_believed(detection) or (limit is not None and same >= limit):
+        if not self._is_believed(detection) or self._is_full(detection.label):
             return
         if len(self._objects) >= self._objects.capacity:
             victim = self._lives.gives_way(detection.score)
@@ -211,8 +208,16 @@ class Search:
         results[object_id] = self._adopt(object_id, index, found, sight)
 
     def _sight(self, object_id: int, detection: Detection, sight: Sight) -> None:
+        """A detection of an object, which may change what it is called."""
         self._lives.sight(object_id, detection.label, detection.score, sight.now_ns)
-        self._objects.rename(object_id, self._lives.label(object_id))
+        label = self._lives.label(object_id)
+        if not self._is_full(label):
+            self._objects.rename(object_id, label)
+
+    def _is_full(self, label: str) -> bool:
+        """Whether there are as many objects of this name as there may be."""
+        limit = self._wanted.most.get(label) if self._wanted else None
+        return limit is not None and sum(self._objects.label(i) == label for i in self._lives.ids) >= limit
 
     def _adopt(self, object_id: int, index: int, found: _Found, sight: Sight) -> Track:
         return self._tracker.adopt(sight.features, sight.frame_number, object_id, found.proposals, index)

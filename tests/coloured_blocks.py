@@ -23,13 +23,17 @@ class Query:
 
 
 class ColourDetector:
-    """Finds blocks of the colours that are asked for; counts its calls, and fails or sees nothing when told to."""
+    """Finds blocks of the colours that are asked for; counts its calls, and fails or sees nothing when told to.
+
+    mistakes: colours that it takes for others.
+    """
 
     name = "colours"
 
     def __init__(self, score: float = 0.9) -> None:
         self.score, self.calls = score, 0
         self.blind = self.broken = False
+        self.mistakes: dict[str, str] = {}
 
     def prepare(self, phrases: Sequence[str]) -> Query:
         if unknown := [phrase for phrase in phrases if phrase not in COLOURS]:
@@ -45,7 +49,9 @@ class ColourDetector:
         if self.blind or self.score < threshold:
             return []
         return [
-            Detection(phrase, self.score, box) for phrase in query.phrases for box in blocks(image, phrase)
+            Detection(self.mistakes.get(phrase, phrase), self.score, box)
+            for phrase in query.phrases
+            for box in blocks(image, phrase)
         ]
 
 

@@ -123,7 +123,7 @@ def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     names().save(tmp_path / "nano/vocabulary.safetensors")
     bundled = load_detector("yolo-world")
     assert bundled.name == "nano"
-    same = load_detector("yolo-world", tmp_path / "nano", image_size=320)
+    same = load_detector("yolo-world", tmp_path / "nano")
     query = bundled.prepare(["mug"])
     assert bundled.detect(picture(), query, 0.1) == same.detect(picture(), query, 0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sam3_node.detection.wanted import want
@@ -10,9 +11,9 @@ from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.pipeline import Pipeline
 from sam3_node.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, TrackerSettings
-from sam3_node.types import Instance, MaskFrame
+from sam3_node.types import Instance, Mask, MaskFrame
 
-from .coloured_blocks import PERIOD_NS, ColourDetector, frame
+from .coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector, frame
 
 EVERY = 3
 LOST_S = 1.0
@@ -155,7 +156,9 @@ def correction(world: World) -> tuple[Instance, Instance]:
     """An object as it was found, and as it is on the next detection after its mask was spoilt."""
     world.ask("red")
     first = only(world.steps(2 * EVERY, {A: "red"}))
-    world.pipeline.refine(first.id, FramePrompt(box=(A[0] - 20, A[1] - 30, A[0] + 110, A[1] + 120)))
+    twice = np.zeros((HEIGHT, WIDTH), np.bool_)
+    twice[A[1] : A[1] + 50, A[0] : A[0] + 100] = True
+    world.pipeline.refine(first.id, FramePrompt(mask=Mask.from_full(twice)))
     rounds = [
         masks for masks in (world.step({A: "red"}) for _ in range(EVERY)) if "detect" in masks.stages_us
     ]
@@ -172,6 +175,18 @@ def test_names_are_limited_in_number_and_by_score(world: World) -> None:
     world.ask("red", "green", most={"red": 1}, scores={"green": 0.95})
     masks = world.steps(EVERY + 1, {A: "red", B: "green", C: "red"})
     assert list(labels(masks).values()) == ["red"]
+
+
+@pytest.mark.parametrize(("most", "called"), [(None, ["green", "green"]), ({"green": 1}, ["green", "red"])])
+def test_what_looks_like_another_is_called_so_within_the_limit(
+    world: World, most: dict[str, int] | None, called: list[str]
+) -> None:
+    world.ask("red", "green", most=most)
+    before = labels(world.steps(EVERY + 1, {A: "red", B: "green"}))
+    world.detector.mistakes = {"red": "green"}
+    after = labels(world.steps(6 * EVERY, {A: "red", B: "green"}))
+    assert set(after) == set(before)
+    assert sorted(after.values()) == called
 
 
 def test_a_limit_of_something_else_is_refused(world: World) -> None:
@@ -201,12 +216,6 @@ def test_a_detector_that_fails_costs_no_frame(world: World) -> None:
     before = labels(world.steps(2 * EVERY, {A: "red"}))
     world.detector.broken = True
     assert labels(world.steps(EVERY, {A: "red"})) == before
-
-
-def test_with_association_off_detections_only_begin_objects(model: TrackerModel) -> None:
-    first, spoilt = correction(World(model, association=False))
-    assert spoilt.id == first.id
-    assert spoilt.box != pytest.approx(first.box, abs=12)
 
 
 def test_the_same_frames_give_the_same_masks(model: TrackerModel) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..models import TrackerModel
 
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
-NANO_SIZE, PUBLIC_SIZE = 320, 640  # pixels that weights were trained at
 VOCABULARY = "vocabulary.safetensors"
 
 File = str | os.PathLike[str]
@@ -89,7 +88,7 @@ def _load_yolo_world(
         model,
         _phrase_encoder(folder, vocabulary, text_encoder),
         name="nano" if is_nano else folder.resolve().name,
-        image_size=image_size or (NANO_SIZE if is_nano else PUBLIC_SIZE),
+        image_size=image_size or model.config.image_size,
     )
 
 

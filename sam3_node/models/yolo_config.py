@@ -26,6 +26,7 @@ class YoloWorldConfig:
     box_channels, embedding_channels: of the heads' towers for boxes and for similarities.
     text_channels: of a phrase's vector; attention_channels: of each head of the max-sigmoid attention.
     bins: in which a side's distance from its anchor falls, one stride each.
+    image_size: side of the square, in pixels, that the weights were trained to see.
     """
 
     channels: tuple[int, int, int, int, int]
@@ -36,6 +37,7 @@ class YoloWorldConfig:
     text_channels: int = 512
     attention_channels: int = 32
     bins: int = 16
+    image_size: int = 640
 
     def __post_init__(self) -> None:
         for name, length in (("channels", 5), ("depths", 4)):
@@ -81,7 +83,9 @@ class YoloWorldConfig:
 
 Scale = typing.Literal["nano", "s", "m", "l", "x"]
 SCALES: dict[Scale, YoloWorldConfig] = {
-    "nano": YoloWorldConfig((16, 32, 64, 128, 192), (1, 1, 1, 1), 1, 32, 64),
+    "nano": YoloWorldConfig(
+        (16, 24, 48, 96, 160), (1, 1, 1, 1), 1, 32, 48, text_channels=64, attention_channels=8, image_size=320
+    ),
     "s": YoloWorldConfig((32, 64, 128, 256, 512), (1, 2, 2, 1), 1, 64, 128),
     "m": YoloWorldConfig((48, 96, 192, 384, 576), (2, 4, 4, 2), 2, 64, 192),
     "l": YoloWorldConfig((64, 128, 256, 512, 512), (3, 6, 6, 3), 3, 64, 256),

@@ -19,7 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 
 import torch
 
-from sam3_node.detection.load import NANO, NANO_SIZE
+from sam3_node.detection.load import NANO
 from sam3_node.errors import ModelError, Sam3NodeError
 from tools.train_nano.cutouts import OPENCLIPART, load_cutouts
 
@@ -92,7 +92,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="to check")
     parser.add_argument("--weights", type=Path, help="folder to check; default: what was exported")
     parser.add_argument("--every", type=int, default=4, help="of how many frames one is checked")
-    parser.add_argument("--size", type=int, default=NANO_SIZE, help="side of the network's input, pixels")
+    parser.add_argument(
+        "--size", type=int, default=0, help="side of the network's input, pixels; 0: as trained"
+    )
     return parser.parse_args()
 
 

@@ -5,30 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sam3_node.models.yolo_config import YoloWorldConfig
+from sam3_node.models.yolo_config import SCALES, YoloWorldConfig
 from sam3_node.models.yolo_world import Predictions, YoloWorld
 
 from .words import Words, WordVectors
 
-NANO = YoloWorldConfig(
-    channels=(16, 24, 48, 96, 160),
-    depths=(1, 1, 1, 1),
-    neck_depth=1,
-    box_channels=32,
-    embedding_channels=48,
-    text_channels=64,
-    attention_channels=8,
-)
-SCALE, RARE = (
-    0.5,
-    -6.0,
-)  # of similarities at the start: the logarithm of their scale, and the logit of an unlikely one
+# of similarities at the start: the logarithm of their scale, and the logit of an unlikely one
+SCALE, RARE = 0.5, -6.0
 
 
 class LearntDetector(nn.Module):
     """A YoloWorld and the vectors of its words."""
 
-    def __init__(self, words: Words, config: YoloWorldConfig = NANO) -> None:
+    def __init__(self, words: Words, config: YoloWorldConfig = SCALES["nano"]) -> None:
         super().__init__()
         self.net = YoloWorld(config).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.vectors = WordVectors(len(words), config.text_channels)
