@@ -61,7 +61,7 @@ def test_the_tracker_of_a_composite_checkpoint_loads(tmp_path: Path) -> None:
         vision = composite.detector_model.vision_encoder(pixels)
         maps, _ = composite.get_vision_features_for_tracker(vision)
         ours = model.encode(pixels)
-    for mine, theirs in zip(ours, maps, strict=True):
+    for mine, theirs in zip(ours[:3], maps, strict=True):
         assert (mine.flatten(2).permute(2, 0, 1) - theirs).abs().max() < 1e-5
 
 
