@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.models.checkpoints import IMAGENET
+from sam3_node.models.pretrained import IMAGENET
 from sam3_node.models.sam import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.train_nano.config import SIZE, nano_config, new_tracker
@@ -57,8 +57,9 @@ def clip() -> Tensor:
 
 
 def packaged(source: Any) -> TrackerModel:
-    pixels = {"mean": IMAGENET["image_mean"], "std": IMAGENET["image_std"]}
-    return TrackerModel(copy.deepcopy(source), name="nano", can_track=True, **pixels)
+    return TrackerModel(
+        copy.deepcopy(source), name="nano", can_track=True, mean=IMAGENET.mean, std=IMAGENET.std
+    )
 
 
 def seeing(source: Any, presence: float = 4.0) -> Any:
