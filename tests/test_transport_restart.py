@@ -58,7 +58,7 @@ def test_a_killed_camera_comes_back_on_its_endpoint(endpoint: str, delivery: Del
             assert next_line(camera) == endpoint
             again = subscriber.take(5000)
             assert again is not None
-            assert subscriber.connected == (endpoint,)
+            wait_until(lambda: subscriber.connected == (endpoint,))
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
@@ -85,7 +85,7 @@ def test_a_hung_camera_is_noticed_and_heard_again_when_it_goes_on(endpoint: str)
         FrameSubscriber([next_line(camera)]) as subscriber,
     ):
         assert subscriber.take(5000) is not None
-        assert subscriber.connected == (endpoint,)
+        wait_until(lambda: subscriber.connected == (endpoint,))
         os.kill(camera.pid, signal.SIGSTOP)
         wait_until(lambda: not subscriber.connected)
         os.kill(camera.pid, signal.SIGCONT)
