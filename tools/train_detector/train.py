@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sam3_node.errors import ModelError
+from tools.train_nano.export import read_checkpoint
 from tools.train_nano.muon import Muon
 from tools.train_nano.train import schedule
 
 from .data import Batch, Pictures, Scenes
-from .export import read_checkpoint
 from .losses import losses
 from .network import LearntDetector
 from .words import Words

@@ -16,10 +16,12 @@ from .config import nano_config
 MOST_BYTES = 12_000_000
 
 
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What training has written to `path`; raises ModelError where there is nothing, or something damaged."""
+def read_checkpoint(
+    path: Path, device: torch.device | str = "cpu", by: str = "tools.train_nano"
+) -> dict[str, Any]:
+    """What training by the module `by` has written; raises ModelError where there is nothing, or something damaged."""
     if not path.is_file():
-        raise ModelError(f"no checkpoint {path}: train first, python -m tools.train_nano")
+        raise ModelError(f"no checkpoint {path}: train first, python -m {by}")
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises RuntimeError, EOFError, UnpicklingError and more
