@@ -20,7 +20,7 @@ from .health import CameraHealth, rss_bytes
 from .loading import load_finder, load_model
 from .models import TrackerModel
 from .operations import answer
-from .pipeline import Pipeline
+from .pipeline import Pipeline, require_tracking
 from .settings import Settings
 from .transport import ControlServer, FrameSubscriber, MaskPublisher, Received, poll
 from .types import MaskEncoding, MaskFrame
@@ -128,6 +128,7 @@ class Node:
                 "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
                 "or add objects by points, box or mask with add_object"
             )
+        require_tracking(self._model)
         cleaned = clean_prompts(phrases)
         score = self._settings.detector.score
         self._wanted = want(self._detector, cleaned, score, scores, most) if cleaned else None

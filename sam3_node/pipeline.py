@@ -138,11 +138,7 @@ class Pipeline:
         Raises RequestError for a bad prompt, CapacityError when there is no room, UnknownFrameError for a
         frame that is not held.
         """
-        if not self._model.can_track:
-            raise RequestError(
-                f"{self._model.name} has no memory modules: expected weights that can track, such as nano or "
-                "facebook/sam3 (--model.name); segment works with these"
-            )
+        require_tracking(self._model)
         object_id = self._objects.reserve()
         seen = self._recall(seq)
         checked = prompt.to_model(object_id, seen.scaling)
@@ -180,10 +176,11 @@ class Pipeline:
         """Look for these from the next frame on, None for nothing.
 
         What was found under a name that is no longer there is forgotten; other objects stay as they are. Raises
-        RequestError where there is no detector.
+        RequestError where there is no detector, and for weights that cannot track.
         """
         if self._search is None:
             raise RequestError("no detector: expected one to look for things by name (detector.kind)")
+        require_tracking(self._model)
         self._search.look_for(wanted)
 
     def remove(self, object_id: int) -> None:
@@ -286,6 +283,15 @@ class Pipeline:
             self._search.observe(object_id, score, visible and mask.area > 0, now_ns)
             tentative = self._search.is_tentative(object_id)
         return self._objects.observe(object_id, mask, score, visible, tentative)
+
+
+def require_tracking(model: TrackerModel) -> None:
+    """Raise RequestError for weights that cannot follow objects."""
+    if not model.can_track:
+        raise RequestError(
+            f"{model.name} has no memory modules: expected weights that can track, such as nano or "
+            "facebook/sam3 (--model.name); segment works with these"
+        )
 
 
 def _answer(seen: _Seen, logits: Tensor, score: Tensor) -> Answer:

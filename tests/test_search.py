@@ -14,6 +14,7 @@ from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import Instance, Mask, MaskFrame
 
 from .coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector, frame
+from .tiny import random_source
 
 EVERY = 3
 LOST_S = 1.0
@@ -227,6 +228,13 @@ def test_the_same_frames_give_the_same_masks(model: TrackerModel) -> None:
         return [(i.id, i.label, i.area) for i in masks.instances]
 
     assert play() == play()
+
+
+def test_weights_that_cannot_track_are_refused() -> None:
+    source = random_source("sam3")
+    still = TrackerModel(source, name="still", mean=[0.5] * 3, std=[0.5] * 3, can_track=False)
+    with pytest.raises(RequestError, match="no memory modules"):
+        World(still).ask("red")
 
 
 def test_without_a_detector_names_are_refused(model: TrackerModel) -> None:

@@ -49,6 +49,13 @@ def test_without_evidence_it_goes_after_the_time() -> None:
         assert lives.expired(3 * S + 1) == [1]
 
 
+def test_a_clock_that_begins_again_keeps_no_one_for_ever() -> None:
+    lives = confirmed(1, now_ns=1000 * S)
+    lives.observe(1, 0.0, False, 0)
+    assert lives.expired(3 * S) == []
+    assert lives.expired(3 * S + 1) == [1]
+
+
 def test_a_tentative_one_lives_by_detections_alone() -> None:
     lives = Lifecycle(RULES)
     lives.sight(1, "mug", 0.8, 0)

@@ -68,6 +68,7 @@ class Lifecycle:
         """Take note of its mask on a frame: one that is sure is evidence too, unless the object is tentative."""
         life = self._lives[object_id]
         life.hidden = not visible
+        life.evidence_ns = min(life.evidence_ns, now_ns)  # a camera's own clock may begin again
         if visible and score >= self._rules.sure and not self.is_tentative(object_id):
             life.evidence_ns = max(life.evidence_ns, now_ns)
 
