@@ -48,6 +48,12 @@ class ModelError(Sam3NodeError):
     code = "model"
 
 
+class EngineError(Sam3NodeError):
+    """An engine that cannot be built, is not this machine's or model's, or that the gate refuses."""
+
+    code = "engine"
+
+
 class VocabularyError(Sam3NodeError):
     """A vocabulary or text encoder that is damaged, incomplete, or another model's than the detector's."""
 

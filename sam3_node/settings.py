@@ -82,6 +82,25 @@ class ModelSettings(Section):
     """Compile the stages with torch.compile: a slower first minute, then faster frames."""
     threads: int = Field(0, ge=0, le=1024)
     """CPU threads for the model; 0 lets torch choose."""
+    image_size: int = Field(0, ge=0, le=4096)
+    """Side of the square that frames are scaled to, pixels; 0 is the weights' own. Smaller is faster and coarser."""
+
+
+class EngineSettings(Section):
+    kind: Literal["torch", "tensorrt"] = "torch"
+    """What runs the model: torch, or engines that `sam3-node engine build` made and the gate has passed."""
+    precision: Literal["float32", "float16", "bfloat16", "fp8"] = "float16"
+    """Arithmetic of the engines; fp8 is the encoder's, the rest is float16 then."""
+    folder: Path = Path("~/.cache/sam3_node/engines")
+    """Where engines are kept, each with the gate's report."""
+    graphs: bool = True
+    """On a GPU, capture what every frame runs in CUDA graphs."""
+    fallback: bool = True
+    """Where engines cannot serve, run torch and say so in each message's model; off: refuse to start."""
+    least_cosine: float = Field(0.99, gt=0.0, le=1.0)
+    """Gate: cosine of a stage's worst output with torch in float32, below which it is refused."""
+    least_iou: float = Field(0.95, gt=0.0, le=1.0)
+    """Gate: mean mask IoU with torch in float32 over a tracked clip, below which engines are refused."""
 
 
 class TrackerSettings(Section):
@@ -151,6 +170,7 @@ class Settings(BaseSettings):
     transport: TransportSettings = TransportSettings()
     camera: CameraSettings = CameraSettings()
     model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
     tracker: TrackerSettings = TrackerSettings()
     detector: DetectorSettings = DetectorSettings()
     group: GroupSettings = GroupSettings()

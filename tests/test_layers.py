@@ -18,7 +18,7 @@ LAYERS = (
     {"settings", "geometry"},
     {"wire", "rasterize", "readout", "registry", "clock", "health", "supervisor", "visual", "models"},
     {"transport", "tracking", "detection", "bags"},
-    {"prompts", "client", "cameras", "recorder", "search"},
+    {"prompts", "client", "cameras", "recorder", "search", "engines"},
     {"pipeline", "watch"},
     {"operations", "loading"},
     {"node"},
@@ -30,6 +30,7 @@ LAYERS = (
 )
 ENGINES = (
     "models",
+    "engines",
     "tracking",
     "detection",
     "search",
@@ -43,6 +44,7 @@ ENGINES = (
 )
 TORCH = (
     "models",
+    "engines",
     "tracking",
     "detection",
     "search",

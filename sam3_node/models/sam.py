@@ -20,6 +20,7 @@ from .encoder import Sam3Encoder, build_encoder
 from .mask_decoder import MaskDecoder
 from .memory_read import MemoryRead
 from .pixels import normalised
+from .stages import FollowDecode, FollowRemember, Stages
 from .vit import side
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit where the object is not in view
@@ -80,6 +81,13 @@ class TrackerModel(nn.Module):
         self.read_stage = MemoryRead(source)
         self.decode_stage = Decoder(source)
         self.remember_stage = MemoryWrite(source)
+        self.stages = Stages(
+            self.encode_stage,
+            self.read_stage,
+            FollowDecode(self.decode_stage, self.competes(0, False)),
+            FollowRemember(self.remember_stage),
+        )
+        """What frames run through, where nothing is prompted; an engine puts others here."""
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
@@ -104,7 +112,13 @@ class TrackerModel(nn.Module):
 
     def encode(self, pixels: Tensor) -> Features:
         """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
-        return Features(*self.encode_stage(pixels.to(self.device, self.dtype)))
+        return Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
+
+    def competes(self, points: int, prompted: bool) -> bool:
+        """Whether three candidate masks compete for so many points (a box is two), as the reference decides it."""
+        fewest, most = self.multimask_points
+        wanted = self.multimask and (prompted or self.multimask_tracking)
+        return wanted and fewest <= points <= most
 
     @property
     def trunk(self) -> nn.Module | None:

@@ -82,6 +82,12 @@ class MemoryBank:
         """Device memory that the bank holds, for good."""
         return self.features.nbytes + self.pointers.nbytes
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Memories and pointers of a row that is read with static shapes."""
+        memories = self._num_maskmem - 1 + self._conditioning
+        return memories, self._max_pointers - 1 + CONDITIONING_POINTERS
+
     def clear(self, row: int) -> None:
         """Forget the object in `row`."""
         for ledger in (self._frame, self._conditioning_frame, self._conditioning_pointer):

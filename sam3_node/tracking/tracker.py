@@ -128,7 +128,7 @@ class Tracker:
             len(corners), -1, -1, -1
         )
         decoded = model.decode_stage(
-            top, features.fine, features.middle, sparse, dense, self._multimask(len(BOX_LABELS), True)
+            top, features.fine, features.middle, sparse, dense, self.model.competes(len(BOX_LABELS), True)
         )
         return Decoded(*(values[:count].clone() for values in decoded))
 
@@ -187,13 +187,9 @@ class Tracker:
         model, static = self.model, self.model.static_shapes
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
         memories = self.bank.read(_padded(rows) if static else rows, frame, static)
-        top = model.read_stage(features.top, *memories)
-        sparse, dense = model.decode_stage.no_prompt()
-        decoded = model.decode_stage(
-            top, features.fine, features.middle, sparse, dense, self._multimask(0, False)
-        )
-        masks = model.remember_stage.upsample(decoded.logits)
-        memory = model.remember_stage(features.top, masks, False, decoded.presence)
+        top = model.stages.read(features.top, *memories)
+        decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
+        memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
         sure = confidence(decoded.presence, decoded.iou)
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], sure[:count])
@@ -230,7 +226,9 @@ class Tracker:
         points, labels = prompt.as_points(self.model.device)
         sparse, dense = decoder.prompt(points, labels, prompt.logits)
         top = features.top + decoder.no_memory.reshape(1, -1, 1, 1)
-        return decoder(top, features.fine, features.middle, sparse, dense, self._multimask(len(points), True))
+        return decoder(
+            top, features.fine, features.middle, sparse, dense, self.model.competes(len(points), True)
+        )
 
     def _take_mask(self, features: Features, prompt: ObjectPrompt) -> tuple[Decoded, Tensor]:
         """A mask given as prompt is the answer itself; only its object pointer is decoded."""
@@ -240,12 +238,6 @@ class Tracker:
         pointer = model.decode_stage.pointer_of_mask(features, mask)
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
         return Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer), masks
-
-    def _multimask(self, points: int, prompted: bool) -> bool:
-        """Whether three candidate masks compete, as the reference decides it."""
-        fewest, most = self.model.multimask_points
-        wanted = self.model.multimask and (prompted or self.model.multimask_tracking)
-        return wanted and fewest <= points <= most
 
     def updated(self, tracks: Tracks, changed: Mapping[int, Track]) -> Tracks:
         """The tracks of a frame once objects were adopted on it, which `changed` gives, and others removed."""

@@ -1,0 +1,100 @@
+"""What each stage takes and gives by name, shape and dtype: the one description that all engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..models import TrackerModel
+from ..tracking.memory import MemoryBank
+from ..tracking.selection import rule
+
+OBJECTS = "objects"  # the one dimension that varies
+STAGES = ("encode", "read", "decode", "remember")
+
+
+class Port(NamedTuple):
+    """A tensor that goes in or comes out. A dimension is a number, or OBJECTS."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+    def sized(self, objects: int) -> tuple[int, ...]:
+        """The shape for so many objects."""
+        return tuple(objects if side == OBJECTS else int(side) for side in self.shape)
+
+
+class Stage(NamedTuple):
+    """A stage to export or build: `module` takes `inputs` in order and gives `outputs`, a tuple or the only one."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    @property
+    def varies(self) -> bool:
+        """Whether it runs for any number of objects."""
+        return any(OBJECTS in port.shape for port in self.inputs)
+
+    def examples(self, objects: int = 2, seed: int = 0) -> tuple[Tensor, ...]:
+        """Inputs of the right shapes, on the module's device; of no meaning."""
+        generator = torch.Generator().manual_seed(seed)
+        device = next(iter(self.module.buffers())).device
+        return tuple(_example(port, objects, generator).to(device) for port in self.inputs)
+
+
+def stages_of(model: TrackerModel, bank_size: int = 7) -> Mapping[str, Stage]:
+    """The four stages of `model.stages` by name, with the shapes of a bank of `bank_size` frames read in full."""
+    number, (height, width), channels = model.dtype, model.grid, model.hidden
+    area, wide = height * width, model.memory_channels
+    slots, pointers = MemoryBank(model, 1, bank_size, rule("recent")).widths
+    image = Port("top", (1, channels, height, width), number)
+    fine = Port("fine", (1, channels // 8, 4 * height, 4 * width), number)
+    middle = Port("middle", (1, channels // 4, 2 * height, 2 * width), number)
+    read = Port("read", (OBJECTS, channels, height, width), number)
+    logits = Port("logits", (OBJECTS, *model.mask_size), number)
+    presence = Port("presence", (OBJECTS,), number)
+    bank = (
+        Port("memory", (OBJECTS, slots, area, wide), torch.bfloat16),
+        Port("offset", (OBJECTS, slots), torch.int64),
+        Port("pointers", (OBJECTS, pointers, channels), number),
+        Port("pointer_age", (OBJECTS, pointers), torch.float32),
+        Port("valid", (OBJECTS, slots + pointers), torch.bool),
+    )
+    decoded = (
+        logits,
+        Port("iou", (OBJECTS,), number),
+        presence,
+        Port("pointer", (OBJECTS, channels), number),
+    )
+    side = model.image_size
+    pixels = Port("pixels", (1, 3, side, side), number)
+    remembered = Port("remembered", (OBJECTS, area, wide), torch.bfloat16)
+    modules = model.stages
+    found = (
+        Stage("encode", _module(modules.encode), (pixels,), (fine, middle, image)),
+        Stage("read", _module(modules.read), (image, *bank), (read,)),
+        Stage("decode", _module(modules.decode), (read, fine, middle), decoded),
+        Stage("remember", _module(modules.remember), (image, logits, presence), (remembered,)),
+    )
+    return {stage.name: stage for stage in found}
+
+
+def _module(run: object) -> nn.Module:
+    if not isinstance(run, nn.Module):
+        raise TypeError("expected the stages of a model that no engine has changed")
+    return run
+
+
+def _example(port: Port, objects: int, generator: torch.Generator) -> Tensor:
+    shape = port.sized(objects)
+    if port.dtype == torch.bool:
+        return torch.ones(shape, dtype=torch.bool)
+    if port.dtype == torch.int64:
+        return torch.zeros(shape, dtype=torch.int64)
+    return torch.randn(shape, generator=generator).to(port.dtype)
