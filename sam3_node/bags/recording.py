@@ -14,6 +14,7 @@ from ..wire import decode_image
 from .frames import read_frames, read_truth
 
 FEWEST_FRAMES = 2
+TABLETOP = Path(__file__).parents[1] / "assets" / "tabletop.mcap"  # the one that is bundled
 
 
 class Recording:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..bags import read_frames
+from ..bags.recording import TABLETOP
 from ..errors import BagError
 from ..types import Frame
 from .base import CapturedImage
 from .pacing import Pacer, StampPacer
 
-TABLETOP = Path(__file__).parents[1] / "assets" / "tabletop.mcap"
 _log = logging.getLogger(__name__)
 
 
