@@ -15,6 +15,8 @@ from ..types import Frame
 from .base import CapturedImage
 from .pacing import Pacer, StampPacer
 
+__all__ = ["TABLETOP", "BagSource"]
+
 _log = logging.getLogger(__name__)
 
 
