@@ -105,6 +105,8 @@ class Pipeline:
             pixels = model.preprocess(image)
         with clock.device("encode"):
             features = model.encode(pixels)
+        if self._search is not None:
+            self._search.encoded()
         with clock.device("track"), self._entering_prompts() as prompts:
             number = self._tracker.frame_number
             tracks = self._tracker.step_features(features, prompts)

@@ -17,6 +17,7 @@ from .models import Features
 from .models.sam import Decoded
 from .registry import ObjectRegistry
 from .settings import DetectorSettings
+from .sidestream import SideStream
 from .tracking import Track, Tracker, Tracks
 from .tracking.association import Association, Comparison, Rules, associate, compare
 from .tracking.lifecycle import Lifecycle, LifeRules
@@ -64,6 +65,7 @@ class Search:
         """Detections that there was no room for."""
         self._detector, self._tracker, self._objects, self._remove = detector, tracker, objects, remove
         self._settings, self._rules = settings, Rules()
+        self._beside = SideStream(tracker.model.device)
         self._lives = Lifecycle(LifeRules(lost_s=settings.lost_s))
         self._wanted: Wanted | None = None
         self._since = 0  # frames since the last detection
@@ -101,6 +103,10 @@ class Search:
             self._sure.remove(object_id)
             self._doubt = True
 
+    def encoded(self) -> None:
+        """The frame's features are under way: a detection of it need not wait for what the device is given next."""
+        self._beside.mark()
+
     def is_due(self) -> bool:
         """Whether to detect on this frame, the next one that is stepped; to be asked once a frame."""
         self._since += 1
@@ -132,7 +138,8 @@ class Search:
         assert self._wanted is not None
         thresholds = self._wanted.thresholds
         least = WEAK * min(thresholds.values())
-        detections = self._detector.detect(sight.image, self._wanted.query, least, sight.features.trunk)
+        with self._beside.run():
+            detections = self._detector.detect(sight.image, self._wanted.query, least, sight.features.trunk)
         return [d for d in detections if d.score >= WEAK * thresholds[d.label]][:MOST]
 
     def _propose(self, detections: list[Detection], sight: Sight) -> tuple[_Found, Tensor]:

@@ -16,7 +16,18 @@ PACKAGE = Path(__file__).resolve().parents[1] / "sam3_node"
 LAYERS = (
     {"errors", "types", "signals", "closing"},
     {"settings", "geometry"},
-    {"wire", "rasterize", "readout", "registry", "clock", "health", "supervisor", "visual", "models"},
+    {
+        "wire",
+        "rasterize",
+        "readout",
+        "registry",
+        "clock",
+        "sidestream",
+        "health",
+        "supervisor",
+        "visual",
+        "models",
+    },
     {"transport", "tracking", "detection", "bags"},
     {"prompts", "client", "cameras", "recorder", "search", "engines"},
     {"pipeline", "watch"},
@@ -41,6 +52,7 @@ ENGINES = (
     "readout",
     "registry",
     "clock",
+    "sidestream",
 )
 TORCH = (
     "models",
@@ -53,6 +65,7 @@ TORCH = (
     "prompts",
     "readout",
     "clock",
+    "sidestream",
     "doctor",
 )
 FORBIDDEN = {

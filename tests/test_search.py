@@ -7,11 +7,16 @@ import pytest
 
 from sam3_node.detection.wanted import want
 from sam3_node.errors import RequestError
+from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.pipeline import Pipeline
 from sam3_node.prompts import FramePrompt
+from sam3_node.registry import ObjectRegistry
+from sam3_node.search import Search, Sight
 from sam3_node.settings import DetectorSettings, TrackerSettings
+from sam3_node.tracking import Tracker, Tracks
 from sam3_node.types import Instance, Mask, MaskFrame
+from sam3_node.wire import decode_image
 
 from .coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector, frame
 from .tiny import random_source
@@ -170,6 +175,26 @@ def test_a_mask_that_drifted_is_corrected_without_a_new_id(world: World) -> None
     first, corrected = correction(world)
     assert corrected.id == first.id
     assert corrected.box == pytest.approx(first.box, abs=12)
+
+
+@pytest.mark.parametrize("association", [True, False])
+def test_without_association_a_mask_that_drifted_is_left_as_it_is(
+    model: TrackerModel, association: bool
+) -> None:
+    detector, tracker, objects = ColourDetector(), Tracker(model, 4), ObjectRegistry(4)
+    settings = DetectorSettings(kind="yolo-world", association=association)
+    search = Search(detector, tracker, objects, objects.remove, settings)
+    image = decode_image(frame(0, {A: "red"}))
+    features = model.encode(model.preprocess(image))
+    sight = Sight(image, features, 0, Scaling((HEIGHT, WIDTH), model.image_size), 0)
+    search.look_for(want(detector, ("red",), 0.5))
+    (born,) = search.look(sight, tracker.step_features(features)).values()
+    (object_id,) = tracker.ids
+    drifted = born.logits.roll(3, dims=1)  # overlaps still
+    tracks = Tracks([object_id], drifted[None], born.score[None], born.visible[None])
+    changed = search.look(sight, tracks)
+    assert set(changed) == ({object_id} if association else set())
+    assert tracker.ids == [object_id]
 
 
 def test_names_are_limited_in_number_and_by_score(world: World) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import cv2
-import numpy as np
 
-from sam3_node.errors import OutputError
 from sam3_node.types import Detection
+from sam3_node.visual import contact_sheet, write_image
 
 from .view import Image
 
@@ -20,11 +19,7 @@ INK, PAPER = (0, 255, 255), (0, 0, 0)
 def draw_sheet(path: Path, frames: Sequence[tuple[Image, Iterable[Detection]]]) -> None:
     """Write a picture of BGR frames, all of one shape, with boxes, labels and scores; raises OutputError."""
     tiles = [_tile(image, found) for image, found in frames]
-    tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % COLUMNS)
-    rows = [np.hstack(tiles[i : i + COLUMNS]) for i in range(0, len(tiles), COLUMNS)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not cv2.imwrite(str(path), np.vstack(rows)):
-        raise OutputError(f"cannot write {path}")
+    write_image(path, contact_sheet(tiles, [""] * len(tiles), COLUMNS))
 
 
 def _tile(image: Image, found: Iterable[Detection]) -> Image:
