@@ -48,9 +48,14 @@ class Stage(NamedTuple):
         return tuple(_example(port, objects, generator).to(device) for port in self.inputs)
 
 
-def stages_of(model: TrackerModel, bank_size: int = 7) -> Mapping[str, Stage]:
-    """The four stages of `model.stages` by name, with the shapes of a bank of `bank_size` frames read in full."""
-    number, (height, width), channels = model.dtype, model.grid, model.hidden
+def stages_of(
+    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None
+) -> Mapping[str, Stage]:
+    """The four stages of `model.stages` by name, with the shapes of a bank of `bank_size` frames read in full.
+
+    dtype: the arithmetic of an engine of them, the model's own if left out.
+    """
+    number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     area, wide = height * width, model.memory_channels
     slots, pointers = MemoryBank(model, 1, bank_size, rule("recent")).widths
     image = Port("top", (1, channels, height, width), number)
