@@ -21,7 +21,11 @@ def load_model(settings: ModelSettings, tracker: TrackerSettings) -> TrackerMode
     if settings.threads:
         torch.set_num_threads(settings.threads)
     model = load_tracker(
-        settings.name, device=settings.device, dtype=settings.dtype, compile=settings.compile
+        settings.name,
+        device=settings.device,
+        dtype=settings.dtype,
+        compile=settings.compile,
+        image_size=settings.image_size,
     )
     if model.can_track and (settings.compile or model.device.type == "cuda"):
         _warm_up(model, tracker)

@@ -142,7 +142,7 @@ def test_one_trunk_serves_tracker_and_detector(composite: Path) -> None:
 
 
 def test_the_trunk_of_another_tracker_is_not_shared(composite: Path) -> None:
-    for other in (tiny_model(), load_tracker("nano")):
+    for other in (tiny_model(), load_tracker("nano"), load_tracker(composite, image_size=168)):
         mine = load_sam3_concept(composite, tracker=other)
         assert not mine.shares_trunk_of(other)
         assert other.encode(other.preprocess(picture())).trunk is None

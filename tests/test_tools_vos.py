@@ -168,7 +168,7 @@ def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResul
     (result,) = evaluate(
         sequence_of(clip),
         parse_settings(setting, Setting()),
-        {"auto": model},
+        {Setting().model: model},
         lambda index, frame, now: masks.append(now),
     )
     return result, masks
@@ -208,7 +208,7 @@ def test_the_default_gives_what_the_pipeline_gives(model: TrackerModel, kind: st
 def test_settings_side_by_side_give_what_each_gives_alone(model: TrackerModel) -> None:
     text, clip = "default,bank-off,first-only,bank=3,bank=15+select=confident", drawn_clip(frames=12)
     settings = parse_settings(text, Setting())
-    together = evaluate(sequence_of(clip), settings, {"auto": model}, lambda *_: None)
+    together = evaluate(sequence_of(clip), settings, {Setting().model: model}, lambda *_: None)
     for setting, beside in zip(settings, together, strict=True):
         assert beside.scores == follow(model, setting.name, clip)[0].scores
 

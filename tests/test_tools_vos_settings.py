@@ -10,12 +10,13 @@ from tools.vos.settings import COMPARED, Setting, parse_settings
 
 
 def test_settings_are_named_changes_of_a_base() -> None:
-    text = "default,bank-off,bank=15+select=confident,dtype=bf16,prompt=point"
-    default, bank_off, large, half, point = parse_settings(text, Setting(prompt="box"))
+    text = "default,bank-off,bank=15+select=confident,dtype=bf16,prompt=point,size=160"
+    default, bank_off, large, half, point, small = parse_settings(text, Setting(prompt="box"))
     assert (default.name, default.method, default.prompt) == ("default", "default", "box")
     assert bank_off.method == "bank-off"
     assert (large.bank_size, large.selection, large.dtype) == (15, "confident", "auto")
     assert (half.dtype, half.prompt, point.prompt) == ("bfloat16", "box", "point")
+    assert small.model == ("auto", 160)
     assert default.bank_size == TrackerSettings().bank_size
 
 
@@ -25,7 +26,18 @@ def test_what_compare_stands_for_is_valid() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "fast", "bank=1", "bank=x", "bank", "select=best", "dtype=int8", "prompt=", "default,default"],
+    [
+        "",
+        "fast",
+        "bank=1",
+        "bank=x",
+        "bank",
+        "select=best",
+        "dtype=int8",
+        "size=x",
+        "prompt=",
+        "default,default",
+    ],
 )
 def test_bad_settings_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="expected"):

@@ -13,6 +13,7 @@ from transformers import Sam2VideoModel, Sam3TrackerVideoModel
 from ..errors import ModelError
 from .devices import pick_device, pick_dtype
 from .digest import check_digest
+from .image_size import at_image_size
 from .pretrained import CENTRED, IMAGENET, load_pretrained, read_normalisation
 from .sam import TrackerModel
 
@@ -43,11 +44,13 @@ def load_tracker(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
     compile: bool = False,
+    image_size: int = 0,
 ) -> TrackerModel:
     """Load a tracker: "nano", a folder in transformers' layout, or a hub name such as "facebook/sam3".
 
-    `device` may be "auto" (CUDA where there is one); `dtype` None or "auto" is bfloat16 on CUDA, float32 elsewhere.
-    Raises ModelError when the weights are absent, damaged, or not those of a SAM 2 or SAM 3 tracker.
+    `device` may be "auto" (CUDA where there is one); `dtype` None or "auto" is bfloat16 on CUDA, float32 elsewhere;
+    `image_size` 0 is the weights' own, in pixels. Raises ModelError when the weights are absent, damaged, or not those
+    of a SAM 2 or SAM 3 tracker, and for an image size that their encoder cannot take.
     """
     place = pick_device(device)
     number = pick_dtype(dtype, place)
@@ -55,7 +58,7 @@ def load_tracker(
     if name == "nano":
         check_digest(NANO / "model.safetensors")
     files = str(NANO) if name == "nano" else name
-    source, can_track = _load_source(files)
+    source, can_track = _load_source(files, name, image_size)
     family = CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
     normalisation = read_normalisation(files, family)
     model = TrackerModel(
@@ -70,9 +73,11 @@ def load_tracker(
     return model
 
 
-def _load_source(name: str) -> tuple[Any, bool]:
+def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
     """The transformers model and whether its memory modules were among the weights."""
-    source, missing = load_pretrained(name, CLASSES)
+    source, missing = load_pretrained(
+        files, CLASSES, configure=lambda config: at_image_size(config, image_size, name)
+    )
     essential = [key for key in missing if not key.startswith(MEMORY_MODULES)]
     if essential:
         raise ModelError(

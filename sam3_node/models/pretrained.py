@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,18 +33,25 @@ CENTRED = Normalisation([0.5] * 3, [0.5] * 3)
 
 
 def load_pretrained(
-    name: str, classes: Mapping[str, Any], dtype: torch.dtype = torch.float32
+    name: str,
+    classes: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    configure: Callable[[Any], Any] = lambda config: config,
 ) -> tuple[nn.Module, list[str]]:
     """The model of the class for its `model_type`, ready to infer, and the names of the tensors it has no weights for.
 
-    `name` is a folder or a hub repository. Raises ModelError where it is absent, damaged, or of another type.
+    `name` is a folder or a hub repository; `configure` may change the configuration before the model is built. Raises
+    ModelError where it is absent, damaged, or of another type.
     """
     _check_folder(name)
     with _reading(name, "config.json and safetensors"):
         kind = AutoConfig.from_pretrained(name).model_type
         if kind not in classes:
             raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
-        model, found = classes[kind].from_pretrained(name, dtype=dtype, output_loading_info=True)
+        config = configure(classes[kind].config_class.from_pretrained(name))
+        model, found = classes[kind].from_pretrained(
+            name, config=config, dtype=dtype, output_loading_info=True
+        )
     if wrong := [str(item) for item in found["mismatched_keys"]]:
         raise ModelError(
             f"{name} has {len(wrong)} tensors of another shape, among them {', '.join(wrong[:3])}"

@@ -3,7 +3,7 @@
     python tools/bench/vos.py ../shared/data/davis                      one setting, the default
     python tools/bench/vos.py FOLDER --prompt box --json                the figures alone
     python tools/bench/vos.py FOLDER --compare                          baselines, banks, selections and prompts
-    python tools/bench/vos.py FOLDER --settings default,bank-off,bank=15+select=confident,dtype=bf16
+    python tools/bench/vos.py FOLDER --settings default,bank-off,bank=15+select=confident,dtype=bf16,size=160
 
 FOLDER is in DAVIS' layout, real or rendered; a recording (.mcap) with ground truth will do, too. Each object is shown
 to the tracker once, on the first frame where it can be seen, by its true mask, box or a point, and is scored on all
@@ -31,7 +31,7 @@ from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks
 from tools.vos.report import as_json, as_table
 from tools.vos.sequences import Sequence, TrueFrame, open_sequences
-from tools.vos.settings import COMPARED, PROMPTS, Setting, parse_settings
+from tools.vos.settings import COMPARED, PROMPTS, ModelKey, Setting, parse_settings
 from tools.vos.sheet import Sheet
 
 
@@ -58,19 +58,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[str, TrackerModel]:
-    """A model for each dtype that the settings name."""
+def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[ModelKey, TrackerModel]:
+    """A model for each dtype and image size that the settings name."""
     models = {}
-    for dtype in dict.fromkeys(setting.dtype for setting in settings):
-        chosen = ModelSettings.model_validate(
-            {"name": args.model, "device": args.device, "dtype": dtype, "threads": args.threads}
-        )
-        models[dtype] = load_model(chosen, TrackerSettings())
+    shared = {"name": args.model, "device": args.device, "threads": args.threads}
+    for key in dict.fromkeys(setting.model for setting in settings):
+        chosen = ModelSettings.model_validate(shared | key._asdict())
+        models[key] = load_model(chosen, TrackerSettings())
     return models
 
 
 def evaluate_all(
-    sequences: list[Sequence], settings: list[Setting], models: dict[str, TrackerModel], sheet: Sheet
+    sequences: list[Sequence], settings: list[Setting], models: dict[ModelKey, TrackerModel], sheet: Sheet
 ) -> dict[str, dict[str, SequenceResult]]:
     """Results by setting, then by sequence; progress goes to stderr."""
     results: dict[str, dict[str, SequenceResult]] = {setting.name: {} for setting in settings}

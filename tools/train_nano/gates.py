@@ -205,7 +205,7 @@ def figures(folder: Path, scenes: Path) -> Finding:
 def measure(weights: Path, clips: Path, settings: str, prompt: str) -> dict[str, float]:
     """Mean J of settings, over the objects of all clips."""
     chosen = parse_settings(settings, Setting(prompt=prompt))
-    models = {setting.dtype: load_tracker(weights) for setting in chosen}
+    models = {setting.model: load_tracker(weights) for setting in chosen}
     results: list[list[SequenceResult]] = []
     for sequence in open_sequences(clips, [], 0):
         results.append(evaluate(sequence, chosen, models, lambda *_: None))

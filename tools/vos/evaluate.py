@@ -16,7 +16,7 @@ from .followers import Masks, View, make_follower, see
 from .metrics import Bools, Score, score
 from .occlusion import OcclusionCount, count
 from .sequences import Sequence, TrueFrame
-from .settings import Setting
+from .settings import ModelKey, Setting
 
 Watch = Callable[[int, TrueFrame, Masks], None]
 """Is shown each frame's number, the frame, and the masks that the first setting gave."""
@@ -92,23 +92,23 @@ class _Run:
 
 
 def evaluate(
-    sequence: Sequence, settings: list[Setting], models: Mapping[str, TrackerModel], watch: Watch
+    sequence: Sequence, settings: list[Setting], models: Mapping[ModelKey, TrackerModel], watch: Watch
 ) -> list[SequenceResult]:
-    """Follow the objects of a sequence under all settings; `models` has one for each dtype that they name.
+    """Follow the objects of a sequence under all settings; `models` has one for each key of theirs.
 
     Raises CameraError for a frame that cannot be read, ModelError for weights that cannot do what a setting asks.
     """
-    runs = [_Run(setting, models[setting.dtype], sequence) for setting in settings]
+    runs = [_Run(setting, models[setting.model], sequence) for setting in settings]
     for index, frame in enumerate(sequence.frames()):
-        views = {dtype: _timed_view(model, frame) for dtype, model in models.items()}
-        masks = [run.step(*views[run.setting.dtype]) for run in runs]
+        views = {key: _timed_view(model, frame) for key, model in models.items()}
+        masks = [run.step(*views[run.setting.model]) for run in runs]
         watch(index, frame, masks[0])
         for run, found in zip(runs, masks, strict=True):
             run.judge(frame, found)
         for object_id in _entering(sequence, frame, runs[0].objects):
             truth = Mask.from_full(frame.masks[object_id])
             for run in runs:
-                run.enter(views[run.setting.dtype][0], object_id, truth)
+                run.enter(views[run.setting.model][0], object_id, truth)
     return [run.result() for run in runs]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sam3_node.errors import SettingsError
 from sam3_node.settings import TrackerSettings
@@ -24,6 +24,13 @@ DTYPES = {
 COMPARED = "default,copy-first,bank-off,first-only,bank=3,bank=15+select=confident,prompt=box,prompt=point"
 
 
+class ModelKey(NamedTuple):
+    """Settings of one model: the same for all that share it."""
+
+    dtype: str
+    image_size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How objects are followed.
@@ -39,6 +46,12 @@ class Setting:
     dtype: str = "auto"
     bank_size: int = TrackerSettings().bank_size
     selection: str = TrackerSettings().selection
+    image_size: int = 0
+
+    @property
+    def model(self) -> ModelKey:
+        """What its model is to be loaded with."""
+        return ModelKey(self.dtype, self.image_size)
 
     @property
     def uses_model(self) -> bool:
@@ -48,8 +61,8 @@ class Setting:
 def parse_settings(text: str, base: Setting) -> list[Setting]:
     """Settings with commas between, each `base` with changes joined by +, such as bank=15+select=confident.
 
-    Changes are a method, bank=N, select=RULE, dtype=TYPE or prompt=KIND. SettingsError for what is none of these, and
-    for a setting that is there twice.
+    Changes are a method, bank=N, select=RULE, dtype=TYPE, size=PIXELS or prompt=KIND. SettingsError for what is none of
+    these, and for a setting that is there twice.
     """
     settings = [_parse(name.strip(), base) for name in text.split(",")]
     names = [setting.name for setting in settings]
@@ -74,10 +87,13 @@ def _parse(name: str, base: Setting) -> Setting:
     return replace(base, **changes)
 
 
-def _bank_size(value: str) -> int:
-    if not value.isdigit() or int(value) < 2:
-        raise SettingsError(f"bank={value}: expected a whole number of 2 or more")
-    return int(value)
+def _number(key: str, least: int) -> Callable[[str], int]:
+    def read(value: str) -> int:
+        if not value.isdigit() or int(value) < least:
+            raise SettingsError(f"{key}={value}: expected a whole number of {least} or more")
+        return int(value)
+
+    return read
 
 
 def _one_of(key: str, known: dict[str, str]) -> Callable[[str], str]:
@@ -90,8 +106,9 @@ def _one_of(key: str, known: dict[str, str]) -> Callable[[str], str]:
 
 
 _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "bank": ("bank_size", _bank_size),
+    "bank": ("bank_size", _number("bank", 2)),
     "select": ("selection", _one_of("select", {name: name for name in RULES})),
+    "size": ("image_size", _number("size", 0)),
     "dtype": ("dtype", _one_of("dtype", DTYPES)),
     "prompt": ("prompt", _one_of("prompt", {name: name for name in PROMPTS})),
 }
