@@ -72,7 +72,11 @@ def _start_node(group: Group, settings: Settings, frames_at: str) -> tuple[str, 
     """The node on free ports of this machine; its endpoints of masks and control."""
     transport = TransportSettings(frames=(frames_at,), masks=ANY_PORT, control=ANY_PORT)
     environment = _environment(
-        transport=transport, model=settings.model, tracker=settings.tracker, detector=settings.detector
+        transport=transport,
+        model=settings.model,
+        engine=settings.engine,
+        tracker=settings.tracker,
+        detector=settings.detector,
     )
     group.start(Process("node", _command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)

@@ -119,7 +119,7 @@ class TrackerSettings(Section):
 
 
 class DetectorSettings(Section):
-    kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "none"
+    kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "yolo-world"
     """What finds things by name; none: objects come by click, box or mask alone."""
     name: str = "nano"
     """Its weights: nano (bundled, yolo-world), a folder, or for the other two a hub name."""

@@ -78,6 +78,7 @@ class Rig:
             "SAM3_MODEL__NAME": str(folder / "tiny"),
             "SAM3_MODEL__DEVICE": "cpu",
             "SAM3_MODEL__THREADS": "1",
+            "SAM3_DETECTOR__KIND": "none",
             "SAM3_CAMERA__FPS": "15",
         }
 

@@ -63,6 +63,11 @@ def test_too_little_overlap_is_another_object() -> None:
     assert found.fresh == [0, 1]
 
 
+def test_a_speck_that_makes_the_box_large_does_not_part_them() -> None:
+    assert of(comparison([[0.4]], box_iou=[[0.1]])).seen == {0: 0}
+    assert of(comparison([[0.2]], box_iou=[[0.5]])).seen == {0: 0}
+
+
 def test_a_detection_on_an_object_that_has_a_better_one_is_nothing_new() -> None:
     found = of(comparison([[0.9, 0.6]]))
     assert (found.seen, found.fresh) == ({0: 0}, [])

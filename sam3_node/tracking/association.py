@@ -36,7 +36,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """same: mean IoU of masks and boxes from which on a detection is the object that is tracked there.
+    """same: IoU of masks, or the mean of it and that of boxes, from which on a detection is what is tracked there.
     label: what is added where both go by the same name, so that of two that fit, that one wins.
     covered: IoU with an object's mask from which on a detection is nothing new, though it be nobody's.
     alike: likeness from which on it is a hidden object that comes back.
@@ -94,7 +94,8 @@ def associate(
     away [T]: which objects may come back anywhere, since they are out of sight or were not detected for some time.
     """
     single = _single(comparison.repeats, rules.twin)
-    overlap = (comparison.mask_iou + comparison.box_iou) / 2
+    # a speck far from the object makes the box of its mask large, and says little
+    overlap = np.maximum(comparison.mask_iou, (comparison.mask_iou + comparison.box_iou) / 2)
     same_name = np.array([[label == name for name in names] for label in labels], bool).reshape(overlap.shape)
     seen = assign(np.where((overlap >= rules.same) & single, overlap + rules.label * same_name, 0))
     free = single & _uncovered(comparison, set(seen.values()), rules.covered)
