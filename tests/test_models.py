@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Sam3VideoConfig, Sam3VideoModel
+from transformers import Sam3VideoConfig, Sam3VideoModel, Sam3ViTModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models import checkpoints, load_tracker
 from sam3_node.models.digest import digest_path, write_digest
-from sam3_node.models.encoder import ReferenceViT
 from sam3_node.models.vit import WindowedViT
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.tiny import noise_clip, random_source, sam3_config, stages_of, tiny_model
@@ -176,17 +175,23 @@ def test_a_device_that_is_not_there_is_a_clear_error() -> None:
         load_tracker("nano", dtype="float7")
 
 
-def test_the_window_ordered_vit_equals_the_reference() -> None:
-    backbone = random_source("sam3").vision_encoder.backbone
-    pixels = noise_clip(112, 1)[0]
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [(112, 4), (126, 4), (70, 4), (42, 4), (126, 3), (112, 5)],  # 8, 9, 5, 3, 9 and 8 tokens a side
+)
+def test_the_window_ordered_vit_equals_the_reference(size: int, window: int) -> None:
+    config = sam3_config(size=size).vision_config.backbone_config
+    config.window_size = window
+    torch.manual_seed(0)
+    source = Sam3ViTModel(config).eval()
+    with torch.no_grad():
+        for value in source.parameters():
+            value.normal_(0, 0.2)
+    pixels = torch.cat(noise_clip(size, 2))
     with torch.inference_mode():
-        assert (WindowedViT(backbone)(pixels) - ReferenceViT(backbone)(pixels)).abs().max() < 1e-4
-
-
-def test_windows_that_do_not_divide_the_grid(tmp_path: Path) -> None:
-    model = tiny_model(size=126)  # 9 tokens a side, windows of 4
-    assert isinstance(model.encode_stage.backbone, ReferenceViT)
-    assert logits(model, 2).shape[0] == 2
+        expected = source(pixels).last_hidden_state
+        found = WindowedViT(source)(pixels).flatten(2).transpose(1, 2)
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_sizes_given_for_both_axes() -> None:

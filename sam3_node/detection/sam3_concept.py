@@ -18,11 +18,10 @@ from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 from ..errors import RequestError
 from ..models.boxes import CANDIDATES, Selection, select
 from ..models.devices import pick_device, pick_dtype
-from ..models.encoder import build_trunk
 from ..models.pixels import normalised
 from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
 from ..models.sam import TrackerModel
-from ..models.vit import side
+from ..models.vit import WindowedViT, side
 from ..types import Detection
 from .output import corners, telling_failures, to_detections, unit_square
 from .phrases import shown
@@ -51,7 +50,7 @@ class ConceptNetwork(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
-        self.trunk = build_trunk(vision)
+        self.trunk = WindowedViT(vision.backbone)
         self.level, self.position = vision.neck.fpn_layers[-2], vision.neck.position_encoding
         self.text_encoder, self.text_projection = source.text_encoder, source.text_projection
         self.encoder = source.detr_encoder

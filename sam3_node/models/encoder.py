@@ -12,7 +12,7 @@ from transformers import Sam3TrackerVideoModel
 from ..errors import ModelError
 from .algebra import fold_convolution, fold_transposed, patch_linear
 from .hiera import POOL, Hiera, z_order
-from .vit import WindowedViT, side, token_grid
+from .vit import WindowedViT
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -34,7 +34,7 @@ class Sam3Encoder(nn.Module):
         super().__init__()
         vision = source.vision_encoder
         self.shares_trunk = False
-        self.backbone = build_trunk(vision)
+        self.backbone = WindowedViT(vision.backbone)
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
         first, activation, second = fine.scale_layers
@@ -59,26 +59,6 @@ class Sam3Encoder(nn.Module):
         image = self.backbone(pixels)
         levels = self.fine(image), self.middle(image), self.top(image)
         return (*levels, image) if self.shares_trunk else levels
-
-
-class ReferenceViT(nn.Module):
-    """SAM 3's ViT as transformers runs it, for grids that the windows do not divide (they are padded there)."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__()
-        self.source, self.patch = source, side(source.config.patch_size)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """pixels [1, 3, S, S] -> feature map [1, C, h, w]."""
-        tokens = self.source(pixels).last_hidden_state.transpose(1, 2)
-        return tokens.unflatten(2, (pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch))
-
-
-def build_trunk(vision: Any) -> nn.Module:
-    """The ViT of SAM 3's vision encoder: pixels [B, 3, S, S] to a feature map [B, C, h, w]."""
-    config = vision.backbone.config
-    divided = token_grid(config) % config.window_size == 0
-    return WindowedViT(vision.backbone) if divided else ReferenceViT(vision.backbone)
 
 
 class Sam2Encoder(nn.Module):
