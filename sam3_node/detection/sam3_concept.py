@@ -50,7 +50,7 @@ class ConceptNetwork(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
-        self.trunk = WindowedViT(vision.backbone)
+        self.trunk: nn.Module = WindowedViT(vision.backbone)
         self.level, self.position = vision.neck.fpn_layers[-2], vision.neck.position_encoding
         self.text_encoder, self.text_projection = source.text_encoder, source.text_projection
         self.encoder = source.detr_encoder

@@ -55,6 +55,7 @@ class _Layer(nn.Module):
     rotation: Tensor
     gather: Tensor | None
     scatter: Tensor | None
+    filling: Tensor
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor) -> None:
         super().__init__()
@@ -69,6 +70,8 @@ class _Layer(nn.Module):
         gather, scatter = _places(windows, order) if overhangs else (None, None)
         self.register_buffer("gather", gather, persistent=False)
         self.register_buffer("scatter", scatter, persistent=False)
+        filling = self.qkv.bias.detach()[None, None].clone()  # of a place without a token: the map of zeros
+        self.register_buffer("filling", filling, persistent=False)
         cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value twice
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
         if not windowed:
@@ -81,8 +84,8 @@ class _Layer(nn.Module):
 
     def _attend(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
-        if self.gather is not None:  # a place without a token holds zeros, of which the bias is left
-            qkv = torch.cat([qkv, self.qkv.bias.expand(len(x), 1, -1)], dim=1)[:, self.gather]
+        if self.gather is not None:
+            qkv = torch.cat([qkv, self.filling.expand(len(x), -1, -1)], dim=1)[:, self.gather]
         qkv = qkv.view(-1, self.span, 3 * self.heads, x.shape[-1] // self.heads)
         query, key = rotate(qkv[:, :, : 2 * self.heads], self.rotation).transpose(1, 2).chunk(2, dim=1)
         value = qkv[:, :, 2 * self.heads :].transpose(1, 2)
