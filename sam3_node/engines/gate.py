@@ -27,7 +27,7 @@ from .proposals import confident_prompts, mask_iou
 from .report import Report, TrackFigures
 
 Image = npt.NDArray[np.uint8]
-Likeness = Callable[[str], nn.Module]
+Likeness = Callable[[str], nn.Module | None]
 
 
 def compare(
@@ -44,8 +44,8 @@ def compare(
     """Judge `stages` by the reference, a model in float32 whose stages are its own modules.
 
     frames: a clip, BGR uint8 [h, w, 3] each. dtype: the arithmetic of the ports of `stages`. prompts: of the first
-    frame; left out, what the reference itself segments there with confidence. likeness: gives the torch module that
-    stands for a refused stage, by name, when its layers are compared; a stage that is a module stands for itself.
+    frame; left out, what the reference itself segments there with confidence. likeness: gives the torch module
+    that stands for a stage of this name when layers are compared, or None; a stage that is a module stands for itself.
     Raises EngineError where there is nothing to compare, ModelError for weights that cannot track.
     """
     clip = [reference.preprocess(frame) for frame in frames]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -45,7 +45,8 @@ class TrackFigures:
 class Report:
     """What the gate found. Without `tracks` the engines were not fit to track at all: `faults` says why.
 
-    `layers`: of a refused stage the layers that differ most, as (stage.layer, cosine).
+    `layers`: of a refused stage the layers that differ most, as (stage.layer, cosine). `plans`: SHA-256 of the plan of
+    each stage that was judged, where they are plans.
     """
 
     least_cosine: float
@@ -55,6 +56,7 @@ class Report:
     tracks: TrackFigures | None
     faults: tuple[str, ...] = ()
     layers: tuple[tuple[str, float], ...] = ()
+    plans: Mapping[str, str] = field(default_factory=dict)
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
