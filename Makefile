@@ -5,21 +5,26 @@ PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ENGINES_READY := $(VENV)/.ready-engines
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-engines lint bench clean
 
 help:
-	@echo 'make demo    play the bundled recording through camera, node and subscriber; results in out/demo'
-	@echo 'make test    lint, then every test'
-	@echo 'make lint    ruff and mypy'
-	@echo 'make bench   short forms of the benchmarks'
-	@echo 'make clean   remove the environment, caches and results'
+	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
+	@echo 'make test          lint, then every test'
+	@echo 'make test-engines  install TensorRT-RTX, then the tests that build engines; they need no GPU'
+	@echo 'make lint          ruff and mypy'
+	@echo 'make bench         short forms of the benchmarks'
+	@echo 'make clean         remove the environment, caches and results'
 
 demo: $(READY)
 	$(BIN)/sam3-node demo --out out/demo
 
 test: lint
 	$(BIN)/pytest
+
+test-engines: $(ENGINES_READY)
+	$(BIN)/pytest tests/test_engines_*.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -55,4 +60,9 @@ $(READY): pyproject.toml
 	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev]'
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(call apt,libgl1 libglib2.0-0,OpenCV lacks system libraries)
 	@$(BIN)/python -c 'import cv2'
+	@touch $@
+
+$(ENGINES_READY): $(READY)
+	@echo 'installing what builds engines into $(VENV): some minutes, once'
+	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev,tensorrt-rtx,quantize]'
 	@touch $@

@@ -1,0 +1,115 @@
+"""The verbs of `sam3-node engine`. Heavy imports happen inside the verb that needs them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import require
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .engines.store import Built
+
+
+HEAD = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
+AddVerb = Callable[..., ArgumentParser]
+"""Adds a verb: (subparsers, name, what it runs, its help)."""
+
+
+def add_engine_verbs(parsers: Any, add: AddVerb) -> None:
+    """Add `engine build|list|check` to the command line's subparsers."""
+    text = "TensorRT engines of the model"
+    engine = parsers.add_parser("engine", help=text, description=text).add_subparsers(
+        metavar="VERB", required=True
+    )
+    build = add(engine, "build", engine_build, "export the model's stages, build their engines, keep them")
+    build.add_argument(
+        "--gpu",
+        default="this",
+        metavar="GENERATION",
+        help="such as sm89: build for it, with tensorrt_rtx, wherever this is; else for the GPU of this machine",
+    )
+    build.add_argument("--scales", type=Path, metavar="FILE.json", help="for fp8: what `calibrate fp8` wrote")
+    build.add_argument(
+        "--recipe", type=Path, metavar="FILE.toml", help="for fp8: which layers stay as they are"
+    )
+    add(engine, "list", engine_list, "the engines that are there, as a table")
+    check = add(
+        engine, "check", engine_check, "compare the engines with torch in float32, and say if they may serve"
+    )
+    check.add_argument(
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="a recording (.mcap), a video or a folder of images; the bundled recording if left out",
+    )
+
+
+def engine_build(args: Namespace, settings: Settings) -> None:
+    """Build the engines of the settings' model, and print where they are."""
+    _require()
+    from .engines.build import build_engines, read_quantisation
+
+    built = build_engines(settings, args.gpu, read_quantisation(args.scales, args.recipe))
+    print(built.folder)
+
+
+def engine_list(args: Namespace, settings: Settings) -> None:
+    """Print a table of the engines in engine.folder, the newest first."""
+    _require()
+    from .engines.store import EngineStore
+
+    store = EngineStore(settings.engine.folder)
+    rows = [_row(built, settings) for built in store.all()]
+    if not rows:
+        print(f"no engines in {store.folder}")
+        return
+    rows.insert(0, HEAD)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def engine_check(args: Namespace, settings: Settings) -> int:
+    """Print what the gate finds out about the settings' engines; 0 when they may serve, else 1."""
+    _require()
+    from .engines.serve import check
+
+    report = check(settings, args.source)
+    print(*report.lines(), sep="\n")
+    return 0 if report.passed else 1
+
+
+def _require() -> None:
+    for module in ("torch", "transformers"):
+        require(module, "node")
+
+
+def _row(built: Built, settings: Settings) -> tuple[str, ...]:
+    manifest, identity = built.manifest, built.manifest.identity
+    return (
+        built.folder.name,
+        identity.model,
+        identity.precision,
+        str(identity.image_size),
+        str(identity.most_objects),
+        identity.gpu_name or identity.gpu,
+        f"{identity.library} {identity.version}",
+        f"{built.plan_bytes / 1e6:.1f}",
+        datetime.fromtimestamp(manifest.built_s).strftime("%Y-%m-%d %H:%M"),
+        _verdict(built, settings),
+    )
+
+
+def _verdict(built: Built, settings: Settings) -> str:
+    """Of the gate, by the thresholds of the settings."""
+    from .engines.serve import by_thresholds, read_report
+
+    report = read_report(built)
+    if report is None:
+        return "not yet"
+    return "passed" if by_thresholds(report, settings.engine).passed else "refused"

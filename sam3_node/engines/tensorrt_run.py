@@ -1,0 +1,139 @@
+"""A TensorRT plan as a stage: device tensors of torch in and out, on torch's own stream, without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import EngineError
+from .ports import OBJECTS, Port, Stage
+from .tensorrt_library import Library, find_library, log_of, told
+
+ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
+AGAIN = "build it again here: sam3-node engine build"
+
+
+class TensorRTRun:
+    """Runs a plan in the place of a stage's module, for 1 to `most_objects` objects where the stage varies.
+
+    Outputs are the caller's to keep: each call takes them from torch's allocator, which costs microseconds, so that
+    features kept for later frames are never written over. Within a CUDA graph's capture they, and with them all
+    addresses, are fixed. One call at a time.
+    """
+
+    def __init__(self, plan: bytes, stage: Stage, device: torch.device | str = "cuda") -> None:
+        """Load a plan onto a CUDA device. Raises EngineError where it cannot run here, MissingExtraError."""
+        library = find_library()
+        if not torch.cuda.is_available():
+            raise EngineError(
+                f"{stage.name}: expected a GPU to run a TensorRT plan on, torch finds none; use --engine.kind torch"
+            )
+        self._stage, self._objects = stage, 0
+        self._device = torch.empty(0, device=device).device
+        with torch.cuda.device(self._device):
+            # a context keeps neither engine nor runtime alive
+            self._runtime, self._engine, self._context = _load(library, plan, stage)
+        self.most_objects = _most_objects(self._engine, stage)
+
+    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run on torch's current stream: the ports' tensors in, the ports' tensors out, on the device.
+
+        Raises EngineError for tensors of other shapes or dtypes, or on another device.
+        """
+        objects = objects_of(self._stage, inputs, self.most_objects, self._device)
+        with torch.cuda.device(self._device):
+            held = [placed(tensor) for tensor in inputs]
+            outputs = tuple(self._empty(port, objects) for port in self._stage.outputs)
+            if objects != self._objects:
+                self._set_shapes(objects)
+            for port, tensor in zip(self._stage.inputs + self._stage.outputs, (*held, *outputs), strict=True):
+                self._context.set_tensor_address(port.name, tensor.data_ptr())
+            if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+                raise EngineError(
+                    f"{self._stage.name}: TensorRT did not run for {objects} objects; see its log"
+                )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _empty(self, port: Port, objects: int) -> Tensor:
+        return torch.empty(port.sized(objects), dtype=port.dtype, device=self._device)
+
+    def _set_shapes(self, objects: int) -> None:
+        for port in self._stage.inputs:
+            self._context.set_input_shape(port.name, port.sized(objects))
+        self._objects = objects
+
+
+def objects_of(stage: Stage, inputs: Sequence[Tensor], most_objects: int, device: torch.device) -> int:
+    """How many objects `inputs` are of, 1 where the stage does not vary. Raises EngineError unless they fit its ports.
+
+    Nothing is converted: a dtype or device that is not the port's is an error.
+    """
+    if len(inputs) != len(stage.inputs):
+        raise EngineError(f"{stage.name}: expected {len(stage.inputs)} inputs, found {len(inputs)}")
+    objects = 1
+    for port, tensor in zip(stage.inputs, inputs, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise EngineError(f"{stage.name}: {port.name}: expected a tensor, found {type(tensor).__name__}")
+        if OBJECTS in port.shape and tensor.ndim == len(port.shape):
+            objects = tensor.shape[port.shape.index(OBJECTS)]
+            break
+    if not 1 <= objects <= most_objects:
+        raise EngineError(
+            f"{stage.name}: built for 1 to {most_objects} objects, found {objects}; build for more: "
+            "sam3-node engine build --tracker.max_objects N"
+        )
+    for port, tensor in zip(stage.inputs, inputs, strict=True):
+        _check(stage, port, tensor, objects, device)
+    return objects
+
+
+def placed(tensor: Tensor) -> Tensor:
+    """The tensor where TensorRT can read it: itself if it is contiguous and aligned, else a copy."""
+    whole = tensor.contiguous()
+    return whole if whole.data_ptr() % ALIGNMENT == 0 else whole.clone()
+
+
+def _check(stage: Stage, port: Port, tensor: Tensor, objects: int, device: torch.device) -> None:
+    if not isinstance(tensor, Tensor):
+        raise EngineError(f"{stage.name}: {port.name}: expected a tensor, found {type(tensor).__name__}")
+    shape = port.sized(objects)
+    if tensor.shape != shape or tensor.dtype != port.dtype or tensor.device != device:
+        raise EngineError(
+            f"{stage.name}: {port.name}: expected {list(shape)} {port.dtype} on {device}, "
+            f"found {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+        )
+
+
+def _load(library: Library, plan: bytes, stage: Stage) -> tuple[Any, Any, Any]:
+    """Runtime, engine and execution context of a plan on the current device."""
+    log = log_of(library.api)
+    log.errors.clear()
+    runtime = library.api.Runtime(log)
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise EngineError(
+            f"{stage.name}: {library.name} {library.version} cannot load the plan: {told(log)}; {AGAIN}"
+        )
+    names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+    expected = {port.name for port in stage.inputs + stage.outputs}
+    if names != expected:
+        raise EngineError(
+            f"{stage.name}: expected a plan of {sorted(expected)}, found {sorted(names)}; {AGAIN}"
+        )
+    context = engine.create_execution_context()
+    if context is None:
+        raise EngineError(
+            f"{stage.name}: no room to run the plan: {told(log)}; where memory ran out, end other processes on the "
+            "GPU or lower --tracker.max_objects or --model.image_size"
+        )
+    return runtime, engine, context
+
+
+def _most_objects(engine: Any, stage: Stage) -> int:
+    for port in stage.inputs:
+        if OBJECTS in port.shape:
+            return int(engine.get_tensor_profile_shape(port.name, 0)[2][port.shape.index(OBJECTS)])
+    return 1
