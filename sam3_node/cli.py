@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import verbs
+from . import calibrate_verbs, engine_verbs, verbs
 from .errors import Sam3NodeError
 from .settings import Settings, load_settings, options
 
@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_node_verbs(parsers, common)
     _add_vocabulary_verbs(parsers, common)
     _add_weights_verbs(parsers, common)
+    engine_verbs.add_engine_verbs(parsers, lambda to, *what: _verb(to, common, *what))
+    calibrate_verbs.add_calibrate_verbs(parsers, lambda to, *what: _verb(to, common, *what))
     return parser
 
 

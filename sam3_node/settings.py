@@ -257,6 +257,9 @@ def _anchor(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
     for name in ("vocabulary", "text_encoder"):
         if isinstance(detector, dict) and isinstance(detector.get(name), str):
             detector[name] = str(folder / detector[name])
+    engine = tree.get("engine")
+    if isinstance(engine, dict) and isinstance(engine.get("folder"), str):
+        engine["folder"] = str(folder / Path(engine["folder"]).expanduser())
     return tree
 
 

@@ -35,6 +35,7 @@ VERBS = (
     "reset",
     "vocabulary",
     "weights",
+    "engine",
 )
 
 

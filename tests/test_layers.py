@@ -35,7 +35,7 @@ LAYERS = (
     {"node"},
     {"group", "demo_results", "doctor"},
     {"demo"},
-    {"verbs"},
+    {"verbs", "engine_verbs", "calibrate_verbs"},
     {"cli"},
     {"__main__"},
 )
