@@ -6,17 +6,22 @@ import torch
 
 from .detection.base import Detector
 from .detection.load import load_detector
+from .engines.serve import serve
 from .models import TrackerModel, load_tracker
 from .pipeline import Pipeline
 from .prompts import FramePrompt
-from .settings import DetectorSettings, ModelSettings, TrackerSettings
+from .settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from .types import Frame
 
 
-def load_model(settings: ModelSettings, tracker: TrackerSettings) -> TrackerModel:
-    """Load the weights that `settings` name, and warm them up where the first frames would be slow.
+def load_model(
+    settings: ModelSettings, tracker: TrackerSettings, engine: EngineSettings | None = None
+) -> TrackerModel:
+    """Load the weights that `settings` name, run by what `engine` says, and warm them up where the first frames would
+    be slow.
 
-    Raises ModelError when they cannot serve.
+    Raises ModelError when they cannot serve, and without `engine.fallback` EngineError or MissingExtraError when
+    engines cannot.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -27,6 +32,7 @@ def load_model(settings: ModelSettings, tracker: TrackerSettings) -> TrackerMode
         compile=settings.compile,
         image_size=settings.image_size,
     )
+    serve(model, Settings(model=settings, tracker=tracker, engine=engine or EngineSettings()))
     if model.can_track and (settings.compile or model.device.type == "cuda"):
         _warm_up(model, tracker)
     return model

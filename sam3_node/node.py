@@ -39,7 +39,7 @@ LINGER_MS = 300  # at the end, a reader that hangs is not waited for
 class Node:
     """One model serving the frames of up to `tracker.max_cameras` cameras. A context manager.
 
-    Raises TransportError or ModelError when it cannot start; afterwards no frame and no request ends it.
+    Raises TransportError, ModelError or EngineError when it cannot start; afterwards no frame and no request ends it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -73,7 +73,7 @@ class Node:
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open.callback(self._masks.close, LINGER_MS)
         self._control = self._open.enter_context(ControlServer(transport.control))
-        self._model: TrackerModel = load_model(self._settings.model, tracker)
+        self._model: TrackerModel = load_model(self._settings.model, tracker, self._settings.engine)
         self._detector = load_finder(self._settings.detector, self._settings.model, self._model)
         if self._settings.detector.prompts:
             self.look_for(self._settings.detector.prompts)

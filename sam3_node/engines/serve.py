@@ -1,0 +1,168 @@
+"""Engines in the place of a model's stages: found in the store, and judged by the gate before they serve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..bags.recording import TABLETOP
+from ..errors import EngineError, OutputError, Sam3NodeError
+from ..models import TrackerModel, load_tracker
+from ..models.stages import Stages
+from ..settings import EngineSettings, Settings
+from .build import FP8, Quantisation
+from .frames import frames_of
+from .gate import compare, fit
+from .identity import identity_of
+from .ports import STAGES, Stage, stages_of
+from .quantize import quantised
+from .report import Report
+from .store import Built, EngineStore
+from .tensorrt_run import TensorRTRun
+
+REPORT = "gate.json"
+CLIP_FRAMES, CLIP_STEP = 16, 2
+LONGEST_REASON = 100
+CHECK = "see `sam3-node engine check`"
+_log = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """Engines on the device, not yet judged; `ports` are theirs."""
+
+    built: Built
+    runs: Stages
+    ports: Mapping[str, Stage]
+
+
+def serve(model: TrackerModel, settings: Settings) -> None:
+    """Put the engines that `settings` ask for into `model.stages`, once the gate has passed them.
+
+    Prompts are still answered by torch. Where engines cannot serve and `engine.fallback` allows it, the model is left
+    as it is, and its name says why. Otherwise raises EngineError, MissingExtraError, or what a damaged recording
+    raises where the gate has to run first.
+    """
+    if settings.engine.kind == "torch":
+        return
+    try:
+        opened = _open(model, settings)
+        require_passed(opened, settings)
+    except Sam3NodeError as error:
+        if not settings.engine.fallback:
+            raise
+        _log.warning("engines cannot serve, torch does: %s", error)
+        model.name = f"{model.name} (torch: {brief(error)})"
+        return
+    model.stages = fit(opened.runs, opened.ports, stages_of(model))
+    model.static_shapes = True  # engines read the whole bank
+
+
+def check(settings: Settings, source: str | Path | None = None) -> Report:
+    """Judge the engines that `settings` ask for by the gate; the report is kept beside them.
+
+    source: a recording, a video or a folder of images, the bundled recording if left out. Raises EngineError where
+    there are no such engines or they do not run here, MissingExtraError, and CameraError or BagError for the source.
+    """
+    wanted = settings.model
+    model = load_tracker(wanted.name, device=wanted.device, dtype=wanted.dtype, image_size=wanted.image_size)
+    return judge(_open(model, settings), settings, source or TABLETOP)
+
+
+def arithmetic(precision: str) -> torch.dtype:
+    """The dtype of the ports of engines of this precision."""
+    found = getattr(torch, "float16" if precision == FP8 else precision)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _open(model: TrackerModel, settings: Settings) -> Opened:
+    """Load the engines onto the model's device."""
+    if model.device.type != "cuda":
+        raise EngineError(
+            f"no GPU for engines: expected --model.device on CUDA, found {model.device}; use --engine.kind torch"
+        )
+    built = EngineStore(settings.engine.folder).find(identity_of(model, settings))
+    ports = stages_of(model, dtype=arithmetic(settings.engine.precision))
+    runs = Stages(*(TensorRTRun(built.plan(name), ports[name], model.device) for name in STAGES))
+    return Opened(built, runs, ports)
+
+
+def require_passed(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> None:
+    """Raise EngineError unless the gate has passed these very plans by these thresholds, or does so now."""
+    report = read_report(opened.built)
+    if report is None:
+        _log.info("engines %s have not been judged yet: the gate runs", opened.built.folder.name)
+        report = judge(opened, settings, source)
+    refusal = by_thresholds(report, settings.engine).refusal()
+    if refusal is not None:
+        raise EngineError(f"engines refused by the gate: {refusal}; {CHECK}")
+
+
+def by_thresholds(report: Report, engine: EngineSettings) -> Report:
+    """The same figures, judged by the thresholds of `engine`."""
+    return replace(report, least_cosine=engine.least_cosine, least_iou=engine.least_iou)
+
+
+def read_report(built: Built) -> Report | None:
+    """The gate's report that is kept beside engines; None where it is absent, damaged, or of other plans."""
+    path = built.folder / REPORT
+    try:
+        report = Report.from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return None
+    except (OSError, EngineError) as error:
+        _log.warning("%s is passed over: %s", path, error)
+        return None
+    return report if report.plans == built.manifest.plans else None
+
+
+def judge(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> Report:
+    """Compare engines with the model in float32 on a clip of a source, and keep the report beside them."""
+    wanted, engine = settings.model, settings.engine
+    frames = list(frames_of(source, CLIP_FRAMES, CLIP_STEP))
+    try:
+        reference = load_tracker(
+            wanted.name, device=wanted.device, dtype=torch.float32, image_size=wanted.image_size
+        )
+        dtype, thresholds = arithmetic(engine.precision), (engine.least_cosine, engine.least_iou)
+        likeness = partial(_likeness, opened, settings)
+        report = compare(reference, opened.runs, frames, *thresholds, dtype=dtype, likeness=likeness)
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            "no room on the GPU to compare engines with the model in float32; end other processes there and run "
+            "`sam3-node engine check`, or lower --model.image_size"
+        ) from error
+    report = replace(report, plans=opened.built.manifest.plans)
+    _write(opened.built.folder / REPORT, report)
+    return report
+
+
+def _likeness(opened: Opened, settings: Settings, name: str) -> nn.Module | None:
+    """Torch in the arithmetic of the engine of this stage; None where it is not known how its encoder became FP8."""
+    engine, wanted = settings.engine, settings.model
+    dtype = arithmetic(engine.precision)
+    model = load_tracker(wanted.name, device=wanted.device, dtype=dtype, image_size=wanted.image_size)
+    if engine.precision == FP8 and name == "encode":
+        kept = Quantisation.kept(opened.built)
+        return quantised(model, kept.scales, kept.recipe) if kept else None
+    return stages_of(model)[name].module
+
+
+def _write(path: Path, report: Report) -> None:
+    try:
+        path.write_text(report.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def brief(error: Exception) -> str:
+    """The first part of what an error says, short enough for every message to carry it."""
+    said = str(error).split(";")[0]
+    return said if len(said) <= LONGEST_REASON else said[: LONGEST_REASON - 1].rsplit(" ", 1)[0] + " …"
