@@ -36,6 +36,7 @@ VERBS = (
     "vocabulary",
     "weights",
     "engine",
+    "calibrate",
 )
 
 

@@ -54,6 +54,8 @@ calibration = "wrist.toml"
 source = "video:../a.mp4"
 [model]
 name = "./weights"
+[engine]
+folder = "engines"
 [[group.cameras]]
 calibration = "/etc/left.toml"
 source = "webcam:0"
@@ -67,6 +69,7 @@ source = "bag:table.mcap"
     assert settings.camera.calibration == tmp_path / "wrist.toml"
     assert settings.camera.source == f"video:{tmp_path}/../a.mp4"
     assert settings.model.name == str(tmp_path / "weights")
+    assert settings.engine.folder == tmp_path / "engines"
     assert settings.group.cameras[0].calibration == Path("/etc/left.toml")
     assert settings.group.cameras[0].source == "webcam:0"
     assert settings.group.cameras[1].source == f"bag:{tmp_path}/table.mcap"
@@ -77,7 +80,15 @@ source = "bag:table.mcap"
 
 def test_hub_names_and_wrong_types_in_a_profile_stay_what_they_are(tmp_path: Path) -> None:
     assert load_settings(write(tmp_path, "[model]\nname = 'facebook/sam3'")).model.name == "facebook/sam3"
-    for text in ("camera = 3", "[group]\ncameras = 3", "[camera]\ncalibration = 3", "[model]\nname = 3"):
+    home = load_settings(write(tmp_path, "[engine]\nfolder = '~/engines'")).engine.folder
+    assert home == Path.home() / "engines"
+    for text in (
+        "camera = 3",
+        "[engine]\nfolder = 3",
+        "[group]\ncameras = 3",
+        "[camera]\ncalibration = 3",
+        "[model]\nname = 3",
+    ):
         refusal(write(tmp_path, text))
 
 
