@@ -1,6 +1,6 @@
 """CUDA graphs: what every frame runs is recorded once for each number of objects, and replayed.
 
-A GPU then need not wait for Python to launch one kernel after another. Stages of torch and of TensorRT alike.
+A GPU then need not wait for Python to launch one kernel after another.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import EngineError
 from ..models import TrackerModel
@@ -66,12 +66,18 @@ class Replayed:
 def replayed(stages: Stages, device: torch.device) -> Stages:
     """The stages in CUDA graphs; on a CPU as they are.
 
-    Their recordings share one pool of memory: only one of them is replayed at a time, and nothing is left in it.
+    Their recordings share one pool of memory: only one of them is replayed at a time, and nothing is left in it. An
+    engine that runs for several numbers of objects stays as it is: its execution context is set to each number in turn,
+    which a recording of another would not survive.
     """
     if device.type != "cuda":
         return stages
     record = partial(record_cuda, pool=torch.cuda.graph_pool_handle())
-    return Stages(*(Replayed(run, record) for run in stages))
+    encode, *others = stages
+    return Stages(
+        Replayed(encode, record),
+        *(Replayed(run, record) if isinstance(run, nn.Module) else run for run in others),
+    )
 
 
 def use_graphs(model: TrackerModel) -> None:
