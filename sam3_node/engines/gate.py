@@ -7,7 +7,8 @@ tracker, by the masks that they give on that clip.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +76,18 @@ def fit(stages: Stages, inside: Mapping[str, Stage], outside: Mapping[str, Stage
     return Stages(*(Fitted(run, inside[name], outside[name]) for name, run in runs))
 
 
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Convolutions of the reference in float32 proper, which cuDNN would shorten to 10 bits of mantissa."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@_without_tf32()
 @torch.inference_mode()
 def _track(
     reference: TrackerModel,
