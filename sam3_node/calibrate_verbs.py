@@ -39,8 +39,8 @@ def add_calibrate_verbs(parsers: Any, add: AddVerb) -> None:
 
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     """Run frames of the sources through the model that the settings name; write the scales, tell of them."""
-    for module, extra in (("torch", "node"), ("transformers", "node"), ("modelopt", "quantize")):
-        require(module, extra)
+    for module in ("torch", "transformers"):
+        require(module, "node")
     from .engines.quantize import calibrate
     from .engines.recipes import load_recipe
     from .models import load_tracker

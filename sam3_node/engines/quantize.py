@@ -161,11 +161,11 @@ def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None,
 
 def _watch(stage: nn.Module, names: list[str], look: Callable[[nn.Module], None]) -> None:
     """Let modelopt take the maximum of the inputs of the layers of these names while `look` runs the stage."""
-    quantization = require("modelopt.torch.quantization", EXTRA)
     off = [{"quantizer_name": "*", "enable": False}]
     watched = [{"quantizer_name": f"{name}.input_quantizer", "cfg": {"num_bits": (4, 3)}} for name in names]
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        quantization = require("modelopt.torch.quantization", EXTRA)
         quantization.quantize(stage, {"quant_cfg": off + watched, "algorithm": "max"}, look)
 
 

@@ -27,12 +27,18 @@ class Exclusion(Section):
     """Why."""
 
 
+PATCHES = Exclusion(
+    layers="*patch*",
+    reason="it reads pixels, and is a thousandth of the work: nothing to win, detail to lose",
+)
+
+
 class Recipe(Section):
     """What is quantised; without arguments as calibration/fp8/default.toml has it."""
 
     kinds: tuple[Literal["linear", "convolution"], ...] = Field(("linear",), min_length=1)
     """Kinds of layers."""
-    exclude: tuple[Exclusion, ...] = ()
+    exclude: tuple[Exclusion, ...] = (PATCHES,)
     """Layers of these kinds that are left out."""
 
     def chosen(self, stage: nn.Module) -> Layers:
