@@ -6,6 +6,8 @@ import torch
 
 from .detection.base import Detector
 from .detection.load import load_detector
+from .engines.compiled import keep_compiled
+from .engines.graphs import use_graphs
 from .engines.serve import serve
 from .models import TrackerModel, load_tracker
 from .pipeline import Pipeline
@@ -32,7 +34,12 @@ def load_model(
         compile=settings.compile,
         image_size=settings.image_size,
     )
-    serve(model, Settings(model=settings, tracker=tracker, engine=engine or EngineSettings()))
+    chosen = engine or EngineSettings()
+    serve(model, Settings(model=settings, tracker=tracker, engine=chosen))
+    if settings.compile:
+        keep_compiled(chosen.folder)
+    if chosen.graphs:
+        use_graphs(model)
     if model.can_track and (settings.compile or model.device.type == "cuda"):
         _warm_up(model, tracker)
     return model

@@ -115,7 +115,8 @@ def clip(source: Any, frames: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(1, 3, size, size, generator=generator)
     return [
-        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device) for _ in range(frames)
+        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device, source.dtype)
+        for _ in range(frames)
     ]
 
 

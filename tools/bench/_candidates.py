@@ -1,0 +1,82 @@
+"""A tracker's stages in the arithmetics that engines have, each to be held against the torch stages in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import step
+import torch
+
+from sam3_node.engines.export import export
+from sam3_node.engines.onnx_run import OnnxRun
+from sam3_node.engines.ports import STAGES, stages_of
+from sam3_node.engines.quantize import calibrate, quantised
+from sam3_node.errors import EngineError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.stages import Stages
+
+Images = Sequence[npt.NDArray[np.uint8]]
+
+
+class Candidate(NamedTuple):
+    """Stages whose inputs and outputs are of `dtype` where the model's are."""
+
+    name: str
+    stages: Stages
+    dtype: torch.dtype
+
+
+class Weights:
+    """A tracker's weights: `small` and `full` are step.py's, random; anything else is as model.name of the node."""
+
+    def __init__(self, name: str, device: str) -> None:
+        self.name, self.device = name, device
+        self.random = name in step.CONFIGS and name != "nano"
+        self._source = step.random_source(name, device) if self.random else None
+
+    def model(self, dtype: torch.dtype) -> TrackerModel:
+        """A model of its own, on the device."""
+        if self._source is None:
+            return load_tracker(self.name, device=self.device, dtype=dtype)
+        return step.stages(self._source, dtype)
+
+
+class Bench(NamedTuple):
+    """What a candidate is made of: the weights, the model in float32, images to calibrate with, an empty folder."""
+
+    weights: Weights
+    reference: TrackerModel
+    images: Images
+    folder: Path
+
+
+def _torch(dtype: torch.dtype) -> Callable[[Bench], Candidate]:
+    def make(bench: Bench) -> Candidate:
+        return Candidate(str(dtype).removeprefix("torch."), bench.weights.model(dtype).stages, dtype)
+
+    return make
+
+
+def _onnx(bench: Bench) -> Candidate:
+    if bench.reference.device.type != "cpu":
+        raise EngineError("onnxruntime is a check on the CPU: expected --device cpu")
+    ports = stages_of(bench.reference)
+    runs = (OnnxRun(export(ports[name], bench.folder / f"{name}.onnx"), ports[name]) for name in STAGES)
+    return Candidate("onnx", Stages(*runs), torch.float32)
+
+
+def _fp8(bench: Bench) -> Candidate:
+    encode = quantised(bench.reference, calibrate(bench.reference, bench.images))
+    return Candidate("fp8", bench.reference.stages._replace(encode=encode), torch.float32)
+
+
+PRECISIONS: dict[str, Callable[[Bench], Candidate]] = {
+    "bfloat16": _torch(torch.bfloat16),
+    "float16": _torch(torch.float16),
+    "onnx": _onnx,
+    "fp8": _fp8,
+}
