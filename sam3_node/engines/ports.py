@@ -8,7 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import EngineError
 from ..models import TrackerModel
+from ..models.yolo_config import STRIDES
+from ..models.yolo_world import YoloWorld
 from ..tracking.memory import MemoryBank
 from ..tracking.selection import rule
 
@@ -88,6 +91,34 @@ def stages_of(
         Stage("remember", _module(modules.remember), (image, logits, presence), (remembered,)),
     )
     return {stage.name: stage for stage in found}
+
+
+def detector_stage(net: YoloWorld, phrases: int, size: tuple[int, int]) -> Stage:
+    """YOLO-World for frames of `size` (H, W) and so many phrases, whose vectors go in with each frame.
+
+    To ask for fewer phrases, repeat one. Choosing among overlapping boxes is not part of it. Raises EngineError for
+    no phrase, or sides that are not multiples of the network's coarsest stride.
+    """
+    height, width = size
+    if phrases < 1 or any(side < 1 or side % STRIDES[-1] for side in size):
+        raise EngineError(
+            f"detect: expected at least one phrase and sides that are multiples of {STRIDES[-1]}; "
+            f"found {phrases} and {height} x {width}"
+        )
+    anchors = sum((height // stride) * (width // stride) for stride in STRIDES)
+    number = net.backbone.stem.conv.weight.dtype
+    return Stage(
+        "detect",
+        net,
+        (
+            Port("pixels", (1, 3, height, width), torch.float32),
+            Port("text", (phrases, net.config.text_channels), number),
+        ),
+        (
+            Port("boxes", (1, anchors, 4), torch.float32),
+            Port("scores", (1, anchors, phrases), torch.float32),
+        ),
+    )
 
 
 def _module(run: object) -> nn.Module:
