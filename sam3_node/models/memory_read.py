@@ -80,13 +80,9 @@ class MemoryRead(nn.Module):
         """
         count, slots, area, channels = memory.shape
         spatial = slots * area
-        values = top.new_empty(count, spatial + pointers.shape[1] * self.pointer_tokens, channels)
-        values[:, :spatial].unflatten(1, (slots, area)).copy_(memory)
-        values[:, spatial:] = pointers.reshape(count, -1, channels)
-        keys = torch.empty_like(values)
-        keys[:, :spatial].unflatten(1, (slots, area)).copy_(self.memory_position[offset])
-        keys[:, spatial:] = self._pointer_place(pointer_age)
-        keys += values
+        values = torch.cat([memory.to(top.dtype).flatten(1, 2), pointers.reshape(count, -1, channels)], dim=1)
+        place = self.memory_position[offset].flatten(1, 2)
+        keys = torch.cat([place, self._pointer_place(pointer_age)], dim=1) + values
         mask = self._mask(valid, slots, area)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
