@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def _transposed_convolution(
     return moved if bias is None else op.Add(moved, op.Reshape(bias, [1, out, 1, 1]))
 
 
-TRANSLATIONS = {
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
     torch.ops.aten.convolution.default: _transposed_convolution,  # others stay conv2d
 }
