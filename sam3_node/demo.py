@@ -1,8 +1,8 @@
 """The demonstration: camera process -> ZeroMQ -> node process -> ZeroMQ -> this process, on a recorded scene.
 
-Objects are asked for by the names that they have in the recording; or, for a tracker without a detector, are added live
-by boxes from the recording's own truth, on the frame that the latest message is about: at the start those that are in
-view, the others when they have come.
+Objects are asked for by the names that they have in the recording. Those that are not found so after some seconds, or
+all for a node without a detector, are added live by boxes from the recording's own truth, on the frame that the latest
+message is about: those that are in view, the others when they have come.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ANY_PORT = "tcp://127.0.0.1:*"
 READY_S, SILENCE_S = 180.0, 20.0
 FEWEST_PIXELS, FEWEST_PART = 150, 0.25
 OVERTIME = 3.0
+PATIENCE_S = 3.0  # for names, before what was not found is shown by a box
 
 
 def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> Results:
@@ -147,29 +148,12 @@ class Director(ABC):
         say(f"frame {seq}: {what}")
 
 
-class Names(Director):
-    """Names all objects at the start, one of each; what is found under a name is taken for the object of that name."""
-
-    def direct(self, masks: MaskFrame) -> None:
-        """Ask on the first frame; take note of ids that are new."""
-        names = self.recording.labels
-        if not self.asked:
-            self._client.set_prompts(list(names.values()), most=dict.fromkeys(names.values(), 1))
-            self.asked = dict.fromkeys(names, masks.seq)
-            self._tell(masks.seq, f"looking for {', '.join(names.values())}")
-        truths = {name: truth for truth, name in names.items()}
-        for instance in masks.instances:
-            if instance.id not in self.truth_of and instance.label in truths:
-                self.truth_of[instance.id] = truths[instance.label]
-                self._tell(masks.seq, f"found {instance.id}, {instance.label}")
-
-
 class Boxes(Director):
     """Shows each object once, by its true box, when it is in view."""
 
     def __init__(self, recording: Recording, client: PerceptionClient) -> None:
         super().__init__(recording, client)
-        self._waiting = recording.labels
+        self._waiting = dict(recording.labels)
         self._enough = {
             truth: max(FEWEST_PIXELS, FEWEST_PART * recording.areas(truth).max()) for truth in self._waiting
         }
@@ -187,8 +171,47 @@ class Boxes(Director):
             except UnknownFrameError:
                 return  # the node has gone on; the next message is fresher
             del self._waiting[truth]
-            self.truth_of[added.id], self.asked[truth] = truth, masks.seq
+            self.truth_of[added.id] = truth
+            self.asked.setdefault(truth, masks.seq)
             self._tell(masks.seq, f"added {added.id}, {label}, by a box")
+
+
+class Names(Boxes):
+    """Names all objects at the start, one of each; what is found under a name is taken for the object of that name.
+
+    After a while the names of what was not found are withdrawn, and those objects are shown by boxes.
+    """
+
+    _gave_up = False
+
+    def direct(self, masks: MaskFrame) -> None:
+        """Ask on the first frame, take note of ids that are new, show the rest."""
+        if not self.asked:
+            self._ask(masks.seq)
+        truths = {name: truth for truth, name in self.recording.labels.items()}
+        for instance in masks.instances:
+            if instance.id not in self.truth_of and instance.label in truths:
+                self.truth_of[instance.id] = truth = truths[instance.label]
+                self._waiting.pop(truth, None)
+                self._tell(masks.seq, f"found {instance.id}, {instance.label}")
+        if masks.seq - min(self.asked.values()) >= PATIENCE_S * self.recording.fps:
+            self._give_up(masks.seq)
+            super().direct(masks)
+
+    def _ask(self, seq: int) -> None:
+        names = self.recording.labels
+        self._client.set_prompts(list(names.values()), most=dict.fromkeys(names.values(), 1))
+        self.asked = dict.fromkeys(names, seq)
+        self._tell(seq, f"looking for {', '.join(names.values())}")
+
+    def _give_up(self, seq: int) -> None:
+        """Once: look no more for what has not been found."""
+        if self._gave_up or not self._waiting:
+            return
+        self._gave_up = True
+        found = [name for truth, name in self.recording.labels.items() if truth not in self._waiting]
+        self._client.set_prompts(found, most=dict.fromkeys(found, 1))
+        self._tell(seq, f"not found by name: {', '.join(self._waiting.values())}")
 
 
 @dataclass(slots=True)

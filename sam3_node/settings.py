@@ -93,7 +93,7 @@ class EngineSettings(Section):
     """Arithmetic of the engines; fp8 is the encoder's, the rest is float16 then."""
     folder: Path = Path("~/.cache/sam3_node/engines")
     """Where engines are kept, each with the gate's report."""
-    graphs: bool = True
+    graphs: bool = False
     """On a GPU, capture what every frame runs in CUDA graphs."""
     fallback: bool = True
     """Where engines cannot serve, run torch and say so in each message's model; off: refuse to start."""
@@ -131,7 +131,7 @@ class DetectorSettings(Section):
     """Folder of a CLIP text encoder for yolo-world's other phrases."""
     every: int = Field(5, ge=1, le=1000)
     """Detect on every so many frames; also when prompts change, and when an object is no longer sure."""
-    score: float = Field(0.3, gt=0.0, lt=1.0)
+    score: float = Field(0.2, gt=0.0, lt=1.0)
     """Score from which on a detection begins an object; half of it is enough to confirm one."""
     doubt: float = Field(0.5, ge=0.0, le=1.0)
     """Score below which a tracked object is no longer sure."""
