@@ -16,7 +16,10 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CACHE)
 
 
-def test_torch_keeps_it_where_it_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_torch_keeps_it_where_it_is_told(tmp_path: Path, asked: bool) -> None:
+    if asked:
+        cache_dir()  # sets the environment
     keep_compiled(tmp_path / "engines")
     assert cache_dir() == str(tmp_path / "engines" / "compiled")
 

@@ -6,6 +6,8 @@ import logging
 import os
 from pathlib import Path
 
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _log = logging.getLogger(__name__)
 
@@ -16,7 +18,9 @@ def keep_compiled(folder: Path) -> None:
     Where the environment already names a place, that one stays; where the folder cannot be written, torch's own, which
     a reboot empties, with a warning.
     """
-    if CACHE in os.environ:
+    if (
+        os.environ.get(CACHE, default_cache_dir()) != default_cache_dir()
+    ):  # torch sets its own when it is imported
         return
     kept = folder.expanduser().absolute() / "compiled"
     try:
