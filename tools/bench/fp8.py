@@ -114,7 +114,7 @@ def show_j(found: dict[str, list[SequenceResult]]) -> None:
     means = [[mean_score([result]) for result in results] for results in found.values()]
     whole = [mean_score(results) for results in zip(*found.values(), strict=True)]
     for name, scores in zip([*found, "mean of objects"], [*means, whole], strict=True):
-        print(f"{name:24s}", *(f"{score.j if score else float('nan'):12.4f} " for score in scores))
+        print(f"{name:22s}", *(f"{score.j if score else float('nan'):13.4f}" for score in scores))
 
 
 def tell(what: str, done: int, count: int = 0) -> None:
