@@ -99,6 +99,17 @@ def test_it_plays_through_real_processes_and_leaves_its_results(
     assert not psutil.Process().children()
 
 
+def test_what_is_not_found_by_name_is_shown_by_a_box(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = run_demo(tmp_path, 5.0, load_settings(None, {"model.threads": "1", "detector.score": "0.98"}))
+    printed = capsys.readouterr().out
+    assert "looking for red mug" in printed
+    assert "not found by name: red mug" in printed
+    assert len(set(results.truth_of.values())) >= 3, "those in view"
+    assert {what.rsplit(", ")[-1] for _, what in results.events[2:]} == {"by a box"}
+
+
 def test_a_node_that_cannot_start_is_told_with_what_it_said(tmp_path: Path) -> None:
     settings = load_settings(None, {"model.name": str(tmp_path / "no-such-weights")})
     with pytest.raises(
