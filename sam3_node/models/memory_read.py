@@ -80,9 +80,9 @@ class MemoryRead(nn.Module):
         """
         count, slots, area, channels = memory.shape
         spatial = slots * area
-        values = torch.cat([memory.to(top.dtype).flatten(1, 2), pointers.reshape(count, -1, channels)], dim=1)
+        values = torch.cat([memory.flatten(1, 2), pointers.reshape(count, -1, channels)], dim=1).to(top.dtype)
         place = self.memory_position[offset].flatten(1, 2)
-        keys = torch.cat([place, self._pointer_place(pointer_age)], dim=1) + values
+        keys = torch.cat([place, self._pointer_place(pointer_age)], dim=1).add_(values)
         mask = self._mask(valid, slots, area)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
