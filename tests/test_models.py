@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Sam3VideoConfig, Sam3VideoModel, Sam3ViTModel
+from transformers import Sam3ViTModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models import checkpoints, load_tracker
 from sam3_node.models.digest import digest_path, write_digest
 from sam3_node.models.vit import WindowedViT
 from sam3_node.tracking import ObjectPrompt, Tracker
-from tests.tiny import noise_clip, random_source, sam3_config, stages_of, tiny_model
+from tests.tiny import noise_clip, random_composite, random_source, sam3_config, stages_of, tiny_model
 
 PROMPT = ObjectPrompt(1, points=[[30.0, 40.0]])
 
@@ -39,19 +39,7 @@ def test_a_local_folder_loads(tmp_path: Path, family: str) -> None:
 
 def test_the_tracker_of_a_composite_checkpoint_loads(tmp_path: Path) -> None:
     """facebook/sam3's layout: the detector owns the ViT, the tracker has a neck of its own."""
-    tracker = sam3_config(hidden=64)
-    small = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
-    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    detector = {
-        "vision_config": tracker.vision_config.to_dict(),
-        "text_config": {**text, "projection_dim": 32},
-        "geometry_encoder_config": {**small, "num_layers": 1},
-        "detr_encoder_config": {**small, "num_layers": 1},
-        "detr_decoder_config": {**small, "num_layers": 1, "num_queries": 5},
-        "mask_decoder_config": {"hidden_size": 64, "num_attention_heads": 2},
-    }
-    torch.manual_seed(0)
-    composite = Sam3VideoModel(Sam3VideoConfig(tracker_config=tracker.to_dict(), detector_config=detector))
+    composite = random_composite()
     composite.save_pretrained(tmp_path)
     model = load_tracker(tmp_path)
     assert model.can_track

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, Sam2VideoConfig, Sam3TrackerVideoConfig, Sam3VideoConfig, Sam3VideoModel
+from transformers import AutoConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
 
 from sam3_node.errors import ModelError
 from sam3_node.loading import load_model
@@ -16,7 +16,7 @@ from sam3_node.models.image_size import at_image_size, ladder, step
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.test_tracking_parity import TOLERANCE, oracle_prompt
-from tests.tiny import CLASSES, CONFIGS, Oracle, noise_clip, random_source, sam3_config
+from tests.tiny import CLASSES, CONFIGS, Oracle, noise_clip, random_composite, random_source
 
 OWN = {"sam3": 112, "sam2": 128}
 
@@ -71,19 +71,7 @@ def test_the_weights_own_size_changes_nothing(tmp_path: Path, family: str) -> No
 
 
 def test_the_tracker_of_a_composite_checkpoint_takes_another_size(tmp_path: Path) -> None:
-    tracker = sam3_config(hidden=64)
-    small = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
-    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    detector = {
-        "vision_config": tracker.vision_config.to_dict(),
-        "text_config": {**text, "projection_dim": 32},
-        "geometry_encoder_config": {**small, "num_layers": 1},
-        "detr_encoder_config": {**small, "num_layers": 1},
-        "detr_decoder_config": {**small, "num_layers": 1, "num_queries": 5},
-        "mask_decoder_config": {"hidden_size": 64, "num_attention_heads": 2},
-    }
-    config = Sam3VideoConfig(tracker_config=tracker.to_dict(), detector_config=detector)
-    Sam3VideoModel(config).save_pretrained(tmp_path)
+    random_composite().save_pretrained(tmp_path)
     model = load_tracker(tmp_path, image_size=168)
     assert (model.image_size, model.grid, model.can_track) == (168, (12, 12), True)
     own = load_tracker(tmp_path)

@@ -13,6 +13,8 @@ from transformers import (
     Sam3TrackerVideoConfig,
     Sam3TrackerVideoInferenceSession,
     Sam3TrackerVideoModel,
+    Sam3VideoConfig,
+    Sam3VideoModel,
 )
 
 from sam3_node.models.sam import TrackerModel
@@ -188,3 +190,20 @@ class Oracle:
         size = self.source.prompt_encoder.input_image_size
         kind = SESSIONS[type(self.source)]
         return kind(video=None, video_height=size, video_width=size, dtype=torch.float32)
+
+
+def random_composite() -> Sam3VideoModel:
+    """A detector and a tracker in one, as facebook/sam3 has them: the ViT is the detector's."""
+    tracker = sam3_config(hidden=64)
+    small = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    detector = {
+        "vision_config": tracker.vision_config.to_dict(),
+        "text_config": {**text, "projection_dim": 32},
+        "geometry_encoder_config": {**small, "num_layers": 1},
+        "detr_encoder_config": {**small, "num_layers": 1},
+        "detr_decoder_config": {**small, "num_layers": 1, "num_queries": 5},
+        "mask_decoder_config": {"hidden_size": 64, "num_attention_heads": 2},
+    }
+    torch.manual_seed(0)
+    return Sam3VideoModel(Sam3VideoConfig(tracker_config=tracker.to_dict(), detector_config=detector))
