@@ -23,8 +23,11 @@ demo: $(READY)
 test: lint
 	$(BIN)/pytest
 
+# those that `make test` has run in full
+NEED_NO_ENGINES := $(patsubst %,tests/test_engines_%.py,compiled frames graphs)
+
 test-engines: $(ENGINES_READY)
-	$(BIN)/pytest tests/test_engines_*.py
+	$(BIN)/pytest $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/test_engines_*.py))
 
 lint: $(READY)
 	$(BIN)/ruff check .
