@@ -97,7 +97,7 @@ def decode_depth(depth: Depth) -> DepthImage:
         import cv2
 
         _check_compressed(depth.data, "png", depth.width, depth.height, what)
-        if bytes(depth.data[24:26]) != _PNG_GREY16:
+        if not is_depth_png(depth.data):
             raise WireError(f"{what}: expected a PNG of 16-bit grey, found another kind")
         return _decompressed(depth.data, cv2.IMREAD_UNCHANGED, shape, "uint16", what)
     size = depth.width * depth.height * 2
@@ -114,6 +114,16 @@ def check_depth(depth: Depth) -> None:
             f"depth: expected {depth.width} x {depth.height} {depth.encoding} ({expected} bytes raw), "
             f"found {found} bytes"
         )
+
+
+def compressed_size(data: Buffer, encoding: str) -> tuple[int, int] | None:
+    """Width and height that a complete `jpeg` or `png` declares, None where it is not one."""
+    return _png_size(data) if encoding == "png" else _jpeg_size(data)
+
+
+def is_depth_png(data: Buffer) -> bool:
+    """Whether these bytes begin as a PNG of 16-bit grey does."""
+    return bytes(data[: len(_PNG_START)]) == _PNG_START and bytes(data[24:26]) == _PNG_GREY16
 
 
 def _check_sides(width: int, height: int, what: str) -> None:
@@ -155,7 +165,7 @@ def _decompressed(
 
 def _check_compressed(data: Buffer, kind: str, width: int, height: int, what: str) -> None:
     # before the decoder sees it: it allocates what the image declares, and fills what is missing with grey
-    found = _png_size(data) if kind == "png" else _jpeg_size(data)
+    found = compressed_size(data, kind)
     if found is None:
         raise WireError(f"{what}: expected a complete {kind}, found bytes that are not")
     if found != (width, height):
