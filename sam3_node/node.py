@@ -6,24 +6,19 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from .detection.base import Detector
-from .detection.phrases import clean_prompts
-from .detection.wanted import Wanted, want
-from .errors import RequestError, Sam3NodeError
+from .errors import Sam3NodeError
 from .health import CameraHealth, rss_bytes
-from .loading import load_finder, load_model
-from .models import TrackerModel
-from .operations import answer
-from .pipeline import Pipeline, require_tracking
+from .operations import answer, changed
+from .perception import Perception
 from .settings import Settings
 from .transport import ControlServer, FrameSubscriber, MaskPublisher, Received, poll
-from .types import MaskEncoding, MaskFrame
+from .types import MaskFrame
+from .wire import DROPPED, FAILED, SERVED, Event, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +38,8 @@ class Node:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.paused = False
         self._settings = settings
-        self._pipelines: dict[str, Pipeline] = {}
-        self._detector: Detector | None = None
-        self._wanted: Wanted | None = None
+        self._events = 0
         self._health: dict[str, CameraHealth] = {}
         self._refused = 0
         self._pack_us = 0
@@ -73,10 +65,8 @@ class Node:
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open.callback(self._masks.close, LINGER_MS)
         self._control = self._open.enter_context(ControlServer(transport.control))
-        self._model: TrackerModel = load_model(self._settings.model, tracker, self._settings.engine)
-        self._detector = load_finder(self._settings.detector, self._settings.model, self._model)
-        if self._settings.detector.prompts:
-            self.look_for(self._settings.detector.prompts)
+        self.perception = Perception.load(self._settings)
+        self.perception.describe()  # reads the weights once more, for their digests: better now than while it serves
         self._frames = self._open.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MOST_CAMERA_NAMES)
         )
@@ -91,7 +81,7 @@ class Node:
         while not stop.is_set():
             self._wait()
             self._answer_requests()
-            if not self.paused and not stop.is_set():
+            if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
             self._tell_health()
 
@@ -102,60 +92,24 @@ class Node:
         self._open.close()
         log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
 
-    @property
-    def pipelines(self) -> dict[str, Pipeline]:
-        """One for each camera that is served."""
-        return self._pipelines
-
-    @property
-    def mask_encoding(self) -> MaskEncoding:
-        """How masks in replies travel."""
-        return self._settings.tracker.mask_encoding
-
-    def look_for(
-        self,
-        phrases: Sequence[object],
-        scores: Mapping[str, float] | None = None,
-        most: Mapping[str, int] | None = None,
-    ) -> tuple[str, ...]:
-        """Look for these on all cameras from the next frame on; without phrases for nothing. -> them, as they are used.
-
-        `scores` and `most` are the threshold and the greatest number of some of them. Raises RequestError, and nothing
-        has changed then.
-        """
-        if self._detector is None:
-            raise RequestError(
-                "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
-                "or add objects by points, box or mask with add_object"
-            )
-        require_tracking(self._model)
-        cleaned = clean_prompts(phrases)
-        score = self._settings.detector.score
-        self._wanted = want(self._detector, cleaned, score, scores, most) if cleaned else None
-        for pipeline in self._pipelines.values():
-            pipeline.look_for(self._wanted)
-        return cleaned
-
     def status(self) -> dict[str, Any]:
         """The state of the node and of each camera, as `status` answers it."""
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
-            "paused": self.paused,
-            "model": self._model.name,
-            "can_track": self._model.can_track,
-            "detector": self._detector.name if self._detector else None,
-            "prompts": list(self._wanted.phrases) if self._wanted else [],
-            "device": str(self._model.device),
-            "dtype": str(self._model.dtype).removeprefix("torch."),
+            **self.perception.status(),
             "rss_bytes": rss_bytes(),
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,
-            "cameras": {camera: self._camera_status(camera) for camera in self._pipelines},
+            "cameras": {camera: self._camera_status(camera) for camera in self.perception.pipelines},
         }
 
+    def describe(self) -> dict[str, Any]:
+        """All that a recorder must know of the node, as `describe` answers it; `events` counts those so far."""
+        return {**self.perception.describe(), "events": self._events, "cameras": self.status()["cameras"]}
+
     def _camera_status(self, camera: str) -> dict[str, Any]:
-        pipeline = self._pipelines[camera]
+        pipeline = self.perception.pipelines[camera]
         return {
             **self._health[camera].describe(),
             "objects": len(pipeline.objects),
@@ -163,7 +117,7 @@ class Node:
         }
 
     def _say_ready(self) -> None:
-        model, frames = self._model, ", ".join(self._settings.transport.frames)
+        model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
         print(
             f"node ready: {model.name} on {model.device}, frames from {frames}, "
             f"masks on {self._masks.endpoint}, control on {self._control.endpoint}",
@@ -172,7 +126,7 @@ class Node:
         log.info("node started: %s on %s, %s", model.name, model.device, model.dtype)
 
     def _wait(self) -> None:
-        if not self.paused:
+        if not self.perception.paused:
             poll(self._frames, self._control, POLL_MS)
         else:
             self._answer_requests(POLL_MS)
@@ -184,10 +138,21 @@ class Node:
                 return
             peer, request = found
             try:
-                self._control.reply(peer, answer(self, request))
+                self._control.reply(peer, self._answer(request))
             except Sam3NodeError as error:
                 log.warning("control: %s could not be answered: %s", request.op, error)
             timeout_ms = 0
+
+    def _answer(self, request: Request) -> Reply:
+        """Carry a request out, and tell whoever records of one that has changed anything."""
+        reply = answer(self, request)
+        if changed(request, reply):
+            self._tell(request.op, request.args)
+        return reply
+
+    def _tell(self, op: str, args: dict[str, Any]) -> None:
+        self._masks.tell(Event(self._events, op, args))
+        self._events += 1
 
     def _step_next(self, stop: threading.Event) -> None:
         received = self._frames.take(timeout_ms=0)
@@ -200,11 +165,15 @@ class Node:
         except Exception as error:  # one bad frame must not end the node
             health.fail(error)
             self._log_failure(received, error)
+            self._tell(
+                FAILED,
+                {"camera": received.frame.camera, "seq": received.frame.seq, "error": str(error)[:200]},
+            )
         else:
             health.end(received.frame, received.received_ns)
 
     def _step(self, received: Received) -> MaskFrame:
-        pipeline = self._pipelines[received.frame.camera]
+        pipeline = self.perception.pipelines[received.frame.camera]
         masks = pipeline.step(received.frame, received.received_ns, received.skipped)
         # a message cannot hold the time of its own packing: `pack` is that of the message before
         return replace(masks, stages_us={**masks.stages_us, "pack": self._pack_us})
@@ -224,20 +193,17 @@ class Node:
 
     def _admit(self, camera: str) -> bool:
         """Whether the camera is served; a new one takes the place of one that has been silent."""
-        if camera in self._pipelines:
+        served = self.perception.pipelines
+        if camera in served:
             return True
-        if len(self._pipelines) >= self._settings.tracker.max_cameras and not self._drop_idle_camera():
+        if len(served) >= self._settings.tracker.max_cameras and not self._drop_idle_camera():
             self._refused += 1
             if self._refused == 1:
                 log.warning("camera %s is not served: tracker.max_cameras are already", camera)
             return False
         log.info("camera %s is served from now on", camera)
-        pipeline = Pipeline(
-            self._model, self._settings.tracker, camera, self._detector, self._settings.detector
-        )
-        if self._wanted is not None:
-            pipeline.look_for(self._wanted)
-        self._pipelines[camera] = pipeline
+        self.perception.serve(camera)
+        self._tell(SERVED, {"camera": camera})
         self._health[camera] = CameraHealth()
         return True
 
@@ -246,7 +212,9 @@ class Node:
         if health.idle_s < CAMERA_IDLE_S:
             return False
         log.warning("camera %s has been silent: another takes its place", camera)
-        del self._pipelines[camera], self._health[camera]
+        self.perception.drop(camera)
+        del self._health[camera]
+        self._tell(DROPPED, {"camera": camera})
         return True
 
     def _log_failure(self, received: Received, error: Exception) -> None:
@@ -263,6 +231,6 @@ class Node:
         if now_s < self._next_health_s:
             return
         self._next_health_s = now_s + HEALTH_EVERY_S
-        for camera in self._pipelines:
+        for camera in self.perception.pipelines:
             log.info("camera %s: %s", camera, self._camera_status(camera))
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..types import Delivery, MaskEncoding, MaskFrame
-from ..wire import masks_topic, pack_masks, unpack_masks
+from ..wire import Event, masks_topic, pack_event, pack_masks, unpack_masks
 from .publisher import Publisher
 from .receiver import Receiver
 from .sockets import MAX_MESSAGE_BYTES
@@ -36,6 +36,11 @@ class MaskPublisher(Publisher):
         """
         return self._send(lambda: pack_masks(_stamped(masks), self._encoding), timeout_ms)
 
+    def tell(self, event: Event) -> None:
+        """Publish an event beside the masks, in their order. `every` has one reader, which is not given any."""
+        if self._newest:
+            self._send(lambda: pack_event(event), 0)
+
 
 class MaskSubscriber(Receiver[MaskFrame]):
     """Connects to the node's masks endpoint; keeps the newest of each camera, or `every` one in order.
@@ -43,6 +48,8 @@ class MaskSubscriber(Receiver[MaskFrame]):
     Only masks of `cameras` are taken (none named: of all). A context manager.
     Raises TransportError for a malformed endpoint; nobody has to be there yet.
     """
+
+    root = b"masks/"
 
     def __init__(self, endpoint: str, delivery: Delivery = "newest", cameras: Sequence[str] = ()) -> None:
         topics = [masks_topic(camera) for camera in cameras]

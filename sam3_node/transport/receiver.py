@@ -42,9 +42,11 @@ class Receiver(Closing, Generic[M]):
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras; `every` keeps all in order and
     stops reading while EVERY_CAPACITY wait, which in the end blocks the publisher. A camera that was silent for
-    CAMERA_IDLE_S gives its place up to another.
+    CAMERA_IDLE_S gives its place up to another. Without `topics` all that begin with `root` are taken.
     Raises TransportError for a malformed endpoint.
     """
+
+    root = b""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Receiver(Closing, Generic[M]):
         if not self._newest:
             return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes, heartbeats=False)
         socket = open_socket(zmq.SUB, NEWEST_QUEUE, max_bytes)
-        for topic in self._topics or (b"",):
+        for topic in self._topics or (self.root,):
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         return socket
 

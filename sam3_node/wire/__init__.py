@@ -3,6 +3,7 @@
 from .arrays import pack_array, unpack_array
 from .codec import VERSION, Fields, Limits, pack, unpack
 from .control import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
+from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, unpack_event
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
@@ -10,7 +11,12 @@ from .messages import pack_masks, unpack_masks
 from .topics import frame_topic, masks_topic
 
 __all__ = [
+    "DROPPED",
+    "EVENTS_TOPIC",
+    "FAILED",
+    "SERVED",
     "VERSION",
+    "Event",
     "Failure",
     "Fields",
     "Limits",
@@ -26,12 +32,14 @@ __all__ = [
     "masks_topic",
     "pack",
     "pack_array",
+    "pack_event",
     "pack_frame",
     "pack_masks",
     "pack_reply",
     "pack_request",
     "unpack",
     "unpack_array",
+    "unpack_event",
     "unpack_frame",
     "unpack_masks",
     "unpack_reply",
