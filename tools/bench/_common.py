@@ -17,6 +17,7 @@ from sam3_node.types import MaskFrame
 
 PRESENT = 60.0  # presence bias: with random weights objects must stay in view
 SEED = 0
+RESULTS = Path(__file__).parent / "results"
 
 
 def save_tiny_checkpoint(folder: Path) -> Path:
@@ -124,6 +125,22 @@ class Processes:
             end(process)
 
 
+class Saved:
+    """Prints lines, and keeps them for a file."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str = "") -> None:
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def write(self, name: str) -> None:
+        path = RESULTS / f"{name}.txt"
+        path.write_text("\n".join(self.lines) + "\n")
+        print(f"wrote {path}", file=sys.stderr)
+
+
 def end(process: subprocess.Popen[str]) -> None:
     """SIGTERM, and wait."""
     process.send_signal(signal.SIGTERM)
@@ -156,6 +173,13 @@ def add_points(client: PerceptionClient, count: int) -> None:
         client.add_object(points=[(masks.width * (i + 1) / (count + 1), masks.height / 2)])
     while len(next_masks(client).instances) < count:
         pass
+
+
+def processor() -> str:
+    """The CPU's name, and how many of its cores there are for this process."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
 def percentile(values: Sequence[float], part: float) -> float:

@@ -31,7 +31,7 @@ import step
 import torch
 import transformers
 from _candidates import PRECISIONS, Bench, Candidate, Images, Weights
-from _common import percentile
+from _common import Saved, percentile
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,7 +47,6 @@ from sam3_node.models import TrackerModel
 from sam3_node.models.stages import Run
 from sam3_node.tracking import ObjectPrompt
 
-RESULTS = Path(__file__).parent / "results"
 MATRIX = 8192  # side of the matrices whose product is the device's rate
 PLAIN = "float32"
 ANY_COSINE, ANY_IOU = 1e-6, 1e-6  # the gate is asked for figures, not for a verdict
@@ -63,22 +62,6 @@ class Effort(NamedTuple):
 
 
 CPU, GPU = Effort(9, 4, 16, 4), Effort(50, 16, 300, 20)
-
-
-class Saved:
-    """Prints lines, and keeps them for a file."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def __call__(self, line: str = "") -> None:
-        print(line, flush=True)
-        self.lines.append(line)
-
-    def write(self, name: str) -> None:
-        path = RESULTS / f"{name}.txt"
-        path.write_text("\n".join(self.lines) + "\n")
-        print(f"wrote {path}", file=sys.stderr)
 
 
 def arguments() -> argparse.Namespace:
