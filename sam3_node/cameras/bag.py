@@ -1,4 +1,4 @@
-"""bag:FILE - a recording of this package, played at its own pace; scene:tabletop - the one that is bundled."""
+"""bag:FILE - a recording, played at its own pace; scene:tabletop - the one that is bundled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..bags import read_frames
+from ..bags.bag import open_bag
 from ..bags.recording import TABLETOP
 from ..errors import BagError
 from ..types import Frame
@@ -18,10 +18,12 @@ from .pacing import Pacer, StampPacer
 __all__ = ["TABLETOP", "BagSource"]
 
 _log = logging.getLogger(__name__)
+_CAMERA = "?camera="
 
 
 class BagSource:
-    """The frames of a recording, in order, captured anew; of several cameras those of the first.
+    """The frames of one camera of a recording, in order, captured anew: of FILE?camera=NAME that one, of FILE the
+    first.
 
     Colour and depth stay encoded as they were recorded, intrinsics and device times come along, and `times`
     carries `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording that loops
@@ -31,10 +33,15 @@ class BagSource:
 
     def __init__(self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> None:
         self.name = name
-        self._path = path
-        if not path.is_file():
-            raise BagError(f"{name}: expected a recording, found no file at {path}")
-        self._first = next(read_frames(path))
+        file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
+        try:
+            self._bag = open_bag(Path(file), (camera or open_bag(Path(file)).cameras[0],))
+            first = next(iter(self._bag), None)
+        except BagError as error:
+            raise BagError(f"{name}: {error}") from error
+        if first is None:
+            raise BagError(f"{name}: expected frames, found none that is whole ({self._bag.lost})")
+        self._start_ns = first.capture_ns
         self._loop = loop
         self._closed = False
         self._grid = Pacer(fps, stop) if fps else None
@@ -50,26 +57,19 @@ class BagSource:
 
     def _play(self) -> Iterator[CapturedImage]:
         """One pass; a damaged file ends where the damage begins."""
-        played = False
-        try:
-            for frame in read_frames(self._path):
-                if frame.camera != self._first.camera:
-                    continue
-                self._closed |= not self._wait(frame.capture_ns)
-                if self._closed:
-                    return
-                yield self._capture(frame)
-                played = True
-        except BagError as error:
-            if not played:
-                raise
-            _log.warning("%s: %s", self.name, error)
+        for frame in self._bag:
+            self._closed |= not self._wait(frame.capture_ns)
+            if self._closed:
+                return
+            yield self._capture(frame)
+        if self._bag.lost:
+            _log.warning("%s: %s", self.name, self._bag.lost)
 
     def _wait(self, stamp_ns: int) -> bool:
         return self._grid.wait() if self._grid is not None else self._pacer.wait(stamp_ns)
 
     def _capture(self, frame: Frame) -> CapturedImage:
-        times = {**frame.times, "media_ns": frame.capture_ns - self._first.capture_ns}
+        times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
         return CapturedImage(
             frame, time.time_ns(), depth=frame.depth, intrinsics=frame.intrinsics, times=times
         )

@@ -1,0 +1,265 @@
+"""Which cameras a recording holds: colour topics, each with the depth and the intrinsics that belong to it.
+
+Drivers name their topics by habit: NAMESPACE/STREAM/IMAGE/TRANSPORT, of which all but the first are made of known
+words (`color`, `aligned_depth_to_color`, `image_raw`, `compressed`). What shares a namespace is one device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+from ..errors import BagError
+from ..types import Depth
+from .samples import Kind, SampleReader, Topic
+
+LONGEST_NAME = 64
+TOPICS_TOLD = 30
+
+_TRANSPORTS = {"compressed", "compressedDepth"}
+_IMAGE = re.compile(r"image(_(raw|rect|rectified|mono|colou?r|rgb|bgr|depth|compressed))*", re.IGNORECASE)
+_STREAM = re.compile(
+    r"((image|raw|unrectified|rectified|rect|compressed|mono|gr[ae]y|colou?r|rgb|bgr|depth|aligned|registered|to|hw|"
+    r"sw|infrared|infra|ir|left|right|stereo|camera_info|calibration)\d?(_|$))+",
+    re.IGNORECASE,
+)
+_COLOUR = re.compile(r"colou?r|rgb|bgr", re.IGNORECASE)
+_INFRARED = re.compile(r"infra|(?<![a-z])ir\d?(?![a-z])", re.IGNORECASE)
+_ALIGNED = re.compile(r"aligned|registered|depth_to_(colou?r|rgb|left)", re.IGNORECASE)
+_INTO_DEPTH = re.compile(r"_to_depth", re.IGNORECASE)
+_NO_PICTURE = re.compile(r"confidence|disparity", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """One camera of a recording, by the topics that its frames are made of.
+
+    `aligned` says that depth is registered to colour, `rectified` that the images have no distortion left.
+    """
+
+    name: str
+    colour: str
+    depth: str | None = None
+    intrinsics: str | None = None
+    aligned: bool = False
+    rectified: bool = False
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All that it is made of."""
+        return tuple(topic for topic in (self.colour, self.depth, self.intrinsics) if topic is not None)
+
+
+def choose_cameras(path: Path, topics: Sequence[Topic], wanted: Collection[str] = ()) -> tuple[Camera, ...]:
+    """The cameras of `topics`; of these only the ones that `wanted` has by name or by colour topic, if any.
+
+    A wanted topic is preferred, too, where a camera has several (raw and compressed, aligned depth and its own).
+    Raises BagError where there is no camera, or not one that is wanted.
+    """
+    cameras = find_cameras(topics, wanted)
+    if not cameras:
+        found = _listed(f"{topic.name} ({topic.type})" for topic in topics)
+        raise BagError(
+            f"{path}: expected a topic with colour images (Image or CompressedImage of sensor_msgs, RawImage or "
+            f"CompressedImage of foxglove), found {found}"
+        )
+    if not wanted:
+        return cameras
+    images = {topic.name for topic in topics if topic.kind != "other"}
+    absent = [name for name in wanted if name not in images and all(name != one.name for one in cameras)]
+    chosen = tuple(camera for camera in cameras if camera.name in wanted or camera.colour in wanted)
+    if absent or not chosen:
+        found = _listed(f"{camera.name} ({camera.colour})" for camera in cameras)
+        what = ", ".join(absent) if absent else f"a colour image among {', '.join(wanted)}"
+        raise BagError(f"{path}: expected {what}, found the cameras {found}")
+    return chosen
+
+
+def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tuple[Camera, ...]:
+    """All cameras, in the order of their first topics; `preferred` topics win over others of the same sensor."""
+    colours = _one_of_each(topics, "colour", preferred)
+    depths = _pair(colours, _one_of_each(topics, "depth", preferred), preferred)
+    infos = [_Place(topic.name) for topic in topics if topic.kind == "intrinsics"]
+    cameras = []
+    for name, colour in zip(_names(colours), colours, strict=True):
+        depth = depths.get(colour.topic)
+        info = _intrinsics_of(colour, depth, infos, alone=len(colours) == 1)
+        cameras.append(
+            Camera(
+                name,
+                colour.topic,
+                depth=None if depth is None else depth.topic,
+                intrinsics=None if info is None else info.topic,
+                aligned=depth is not None and depth.is_aligned,
+                rectified="rect" in colour.image.split("_"),
+            )
+        )
+    return tuple(cameras)
+
+
+def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
+    """A reader's topics, their kinds corrected: where names do not tell colour from depth the first image does."""
+    return tuple(topic._replace(kind=_kind(reader, topic)) for topic in reader.topics)
+
+
+def _kind(reader: SampleReader, topic: Topic) -> Kind:
+    if topic.kind not in ("colour", "depth"):
+        return topic.kind
+    if _NO_PICTURE.search(topic.name):
+        return "other"
+    if not _INTO_DEPTH.search(topic.name) and (topic.kind == "depth" or _COLOUR.search(topic.name)):
+        return topic.kind
+    try:
+        first = next(iter(reader.samples({topic.name})), None)
+    except BagError:  # an encoding that is not known: told when the topic is read, if it is
+        return topic.kind
+    return topic.kind if first is None else "depth" if isinstance(first.payload, Depth) else "colour"
+
+
+class _Place:
+    """A topic's name taken apart: /robot/color/image_raw is image_raw of the stream color in the namespace robot."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        parts = [part for part in topic.split("/") if part]
+        self.transport = parts.pop() if len(parts) > 1 and parts[-1] in _TRANSPORTS else ""
+        self.parts = tuple(parts)
+
+    @cached_property
+    def namespace(self) -> tuple[str, ...]:
+        streams = sum(1 for _ in takewhile(_STREAM.fullmatch, reversed(self.parts)))
+        return self.parts[: len(self.parts) - streams]
+
+    @cached_property
+    def folder(self) -> tuple[str, ...]:
+        """Without the image's own name: one sensor's images lie in one folder."""
+        return self.parts[:-1] if self.parts and _IMAGE.fullmatch(self.parts[-1]) else self.parts
+
+    @property
+    def image(self) -> str:
+        return self.parts[-1].lower() if self.parts else ""
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return self.folder[len(self.namespace) :]
+
+    @property
+    def is_infrared(self) -> bool:
+        return any(map(_INFRARED.search, self.streams))
+
+    @property
+    def is_aligned(self) -> bool:
+        return _ALIGNED.search(self.topic) is not None
+
+    def shared_with(self, other: _Place) -> int:
+        """How many parts, from the front, both names have."""
+        return sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.parts, other.parts, strict=False))
+        )
+
+
+def _one_of_each(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[_Place]:
+    """Of each sensor's images one topic: a preferred one, or raw colour before rectified, grey and compressed."""
+    best: dict[tuple[str, ...], _Place] = {}
+    for place in (_Place(topic.name) for topic in topics if topic.kind == kind):
+        rival = best.get(place.folder)
+        if rival is None or _rank(place, preferred) < _rank(rival, preferred):
+            best[place.folder] = place
+    return list(best.values())
+
+
+def _rank(place: _Place, preferred: Collection[str]) -> tuple[bool, bool, int]:
+    image = place.image
+    quality = 3 if "mono" in image else 2 if "rect" in image else 0 if _COLOUR.search(image) else 1
+    return place.topic not in preferred, place.transport != "", quality
+
+
+def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str]) -> dict[str, _Place]:
+    """Depth by colour topic: of the same device, the nearest by name; each depth serves one camera."""
+    pairs = [
+        (_distance(colour, depth, preferred), colour, depth)
+        for colour in colours
+        for depth in depths
+        if len(colours) == 1 or colour.namespace == depth.namespace
+    ]
+    served: dict[str, _Place] = {}
+    devices: set[tuple[str, ...]] = set()  # of which some other camera than an infrared one has depth
+    for _, colour, depth in sorted(pairs, key=lambda pair: pair[0]):
+        taken = colour.topic in served or depth in served.values()
+        if not taken and not (colour.is_infrared and colour.namespace in devices):
+            served[colour.topic] = depth
+            devices.add(colour.namespace)
+    return served
+
+
+def _distance(colour: _Place, depth: _Place, preferred: Collection[str]) -> tuple[object, ...]:
+    streams = "/".join(colour.streams)
+    rank = 0 if _COLOUR.search(streams) else 1 if "left" in streams.lower() else 2
+    return (
+        colour.is_infrared,
+        depth.topic not in preferred,
+        colour.namespace != depth.namespace,
+        -colour.shared_with(depth),
+        rank,
+        not depth.is_aligned,
+    )
+
+
+def _intrinsics_of(colour: _Place, depth: _Place | None, infos: list[_Place], alone: bool) -> _Place | None:
+    """The topic beside the image, else above it in the same device, else beside its aligned depth."""
+    folders = [colour.folder]
+    if not colour.is_infrared:
+        ends = range(len(colour.folder) - 1, max(len(colour.namespace), 1) - 1, -1)
+        folders += [colour.folder[:end] for end in ends]
+    if depth is not None and depth.is_aligned:
+        folders.append(depth.parts[:-1])
+    for folder in folders:
+        for info in infos:
+            if info.parts[:-1] == folder:
+                return info
+    usable = [info for info in infos if "depth" not in info.topic or info.is_aligned]
+    return usable[0] if alone and len(usable) == 1 else None
+
+
+def _names(colours: list[_Place]) -> list[str]:
+    """The shortest name of each camera, from its device's alone to its whole topic, that no other has."""
+    levels = [[_clean(parts) for parts in _name_parts(colour)] for colour in colours]
+    chosen = [0] * len(levels)
+    for level in range(max(map(len, levels), default=0) - 1):
+        names = [own[at] for own, at in zip(levels, chosen, strict=True)]
+        for index, name in enumerate(names):
+            if names.count(name) > 1:
+                chosen[index] = level + 1
+    return _numbered([own[at] for own, at in zip(levels, chosen, strict=True)])
+
+
+def _name_parts(colour: _Place) -> list[tuple[str, ...]]:
+    namespace, streams = colour.namespace, colour.streams
+    device = namespace[-1:]
+    return [device or streams[:1], device + streams, namespace or streams, namespace + streams, colour.parts]
+
+
+def _clean(parts: tuple[str, ...]) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[-LONGEST_NAME:] or "camera"
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Names of which no two are the same; later ones get a number."""
+    unique: list[str] = []
+    for name in names:
+        candidate, number = name, 2
+        while candidate in unique:
+            suffix = f"_{number}"
+            candidate, number = name[: LONGEST_NAME - len(suffix)] + suffix, number + 1
+        unique.append(candidate)
+    return unique
+
+
+def _listed(items: Iterable[str]) -> str:
+    listed = list(items)
+    more = f" and {len(listed) - TOPICS_TOLD} more" if len(listed) > TOPICS_TOLD else ""
+    return ", ".join(listed[:TOPICS_TOLD]) + more if listed else "no topic at all"

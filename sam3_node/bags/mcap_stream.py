@@ -1,0 +1,178 @@
+"""MCAP files read from the front, chunk by chunk, as far as they are whole; nothing they declare is believed."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zstandard
+
+from ..errors import BagError, require
+from ..types import NANOSECONDS
+from .container import MAGIC
+
+_LARGEST_CHUNK = 1 << 30  # bytes, unpacked
+_COMPRESSIONS = ("", "lz4", "zstd")
+
+
+class Channel(NamedTuple):
+    """What the messages of a topic are: `schema` is their type's name, the encodings are MCAP's names for them."""
+
+    topic: str
+    encoding: str
+    schema: str
+    schema_encoding: str
+    schema_data: bytes
+
+
+class Row(NamedTuple):
+    """One message; `logged_ns` is Unix time."""
+
+    channel: Channel
+    logged_ns: int
+    data: bytes
+
+
+class McapStream:
+    """One MCAP file. Raises BagError for a file that cannot be opened or does not begin as MCAP does.
+
+    After `rows` has ended, `damage` says what could not be read, None where all was.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: str | None = None
+        self._start()
+        self._reader = require("mcap.reader", "bags")
+        self._records = require("mcap.records", "bags")
+        self._stream = require("mcap.stream_reader", "bags")
+        exceptions = require("mcap.exceptions", "bags")
+        self._end_of_file = exceptions.EndOfFile
+        self._damages = (
+            *(exceptions.McapError, zstandard.ZstdError, struct.error, ValueError, LookupError),
+            *(OverflowError, RuntimeError, MemoryError),  # RuntimeError is lz4's
+        )
+
+    def channels(self) -> list[Channel]:
+        """Those that have a message: by the file's summary, or where it has none by its whole content."""
+        with _Mapped(self.path) as content:
+            return self._summarised(content) or list(dict.fromkeys(row.channel for row in self.rows()))
+
+    def rows(self) -> Iterator[Row]:
+        """The messages in the file's order, up to the first damage."""
+        self._start()
+        with _Mapped(self.path) as content:
+            try:
+                yield from self._rows(content)
+            except self._damages as error:
+                self.damage = self._describe(content, error)
+
+    def _start(self) -> None:
+        self.damage = None
+        self._reached, self._logged_ns, self._is_over = 0, 0, False
+
+    def _summarised(self, content: _Mapped) -> list[Channel]:
+        try:
+            summary = self._reader.SeekingReader(content).get_summary()
+        except self._damages:
+            return []
+        if summary is None or summary.statistics is None:
+            return []
+        counts = summary.statistics.channel_message_counts
+        return [
+            _channel(record, summary.schemas)
+            for record in summary.channels.values()
+            if counts.get(record.id) and (not record.schema_id or record.schema_id in summary.schemas)
+        ]
+
+    def _rows(self, content: _Mapped) -> Iterator[Row]:
+        schemas: dict[int, Any] = {}
+        channels: dict[int, Channel] = {}
+        reader = self._stream.StreamReader(content, emit_chunks=True, validate_crcs=True)
+        for record in reader.records:
+            for inner in self._unpack(record):
+                if isinstance(inner, self._records.Schema):
+                    schemas[inner.id] = inner
+                elif isinstance(inner, self._records.Channel):
+                    channels[inner.id] = _channel(inner, schemas)
+                elif isinstance(inner, self._records.Message):
+                    self._logged_ns = inner.log_time
+                    yield Row(channels[inner.channel_id], inner.log_time, inner.data)
+            self._is_over |= isinstance(record, self._records.DataEnd)
+            self._reached = content.tell()
+
+    def _unpack(self, record: Any) -> list[Any]:
+        if not isinstance(record, self._records.Chunk):
+            return [record]
+        if record.compression not in _COMPRESSIONS:
+            raise BagError(
+                f"{self.path}: expected chunks compressed with lz4, zstd or not at all, found {record.compression!r}"
+            )
+        size = record.uncompressed_size
+        if record.compression == "zstd":
+            declared = zstandard.frame_content_size(record.data)
+            size = max(size, declared)
+        if size > _LARGEST_CHUNK:
+            raise ValueError(f"a chunk of {size} bytes")
+        return self._stream.breakup_chunk(record, validate_crc=True)
+
+    def _describe(self, content: _Mapped, error: Exception) -> str | None:
+        size = content.size()
+        after = f" after {_utc(self._logged_ns)}" if self._logged_ns else ""
+        if self._is_over:  # only the index behind the messages is broken
+            return None
+        if isinstance(getattr(error, "record", None), self._records.DataEnd):
+            return f"{self.path} does not have its checksum: some of it is damaged"
+        if isinstance(error, self._end_of_file) and self._reached == size:
+            return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
+        cut = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({type(error).__name__})"
+        return f"{self.path} {cut}: what follows byte {self._reached} of {size}{after} cannot be read"
+
+
+class _Mapped:
+    """A file in mapped memory that gives the bytes that are asked for or raises EndOfFile, and never some of them.
+
+    BagError for what cannot be opened or is no MCAP file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._end_of_file = require("mcap.exceptions", "bags").EndOfFile
+        try:
+            with path.open("rb") as file:
+                found = file.read(len(MAGIC))
+                if found != MAGIC:
+                    what = "one that begins otherwise" if found else "an empty one"
+                    raise BagError(f"expected an MCAP file at {path}, found {what}")
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise BagError(f"cannot read {path}: {error.strerror}") from error
+        self.seek, self.tell, self.size = self._content.seek, self._content.tell, self._content.__len__
+
+    def __enter__(self) -> _Mapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._content.close()
+
+    def read(self, length: int) -> bytes:
+        if not 0 <= length <= self.size() - self.tell():
+            raise self._end_of_file
+        return self._content.read(length)
+
+
+def _channel(record: Any, schemas: dict[int, Any]) -> Channel:
+    if not record.schema_id:
+        return Channel(record.topic, record.message_encoding, "", "", b"")
+    schema = schemas[record.schema_id]
+    return Channel(record.topic, record.message_encoding, schema.name, schema.encoding, schema.data)
+
+
+def _utc(time_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_ns / NANOSECONDS, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ns} ns"

@@ -1,0 +1,136 @@
+"""Samples of cameras, in the order of a recording, made into Frames: colour with the depth of its moment."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..types import Depth, Frame, Intrinsics
+from .discovery import Camera
+from .samples import Colour, Sample
+
+TOLERANCE_NS = 20_000_000
+"""How far apart the stamps of a colour image and its depth may be: a little over half a frame at 30 Hz."""
+
+PATIENCE_NS = 500_000_000
+"""How much of the recording, by its log times, a colour image waits for what belongs to it."""
+
+MOST_WAITING = 16
+"""Colour images per camera that wait at the same time, and depth images that are kept."""
+
+
+@dataclass(slots=True)
+class _CameraState:
+    camera: Camera
+    seq: int = 0
+    intrinsics: Intrinsics | None = None
+    depths: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A colour image that is not yet passed on: its own depth or an earlier image's is still to come."""
+
+    state: _CameraState
+    seq: int
+    stamp_ns: int
+    logged_ns: int
+    colour: Colour
+    depth: Depth | None = None
+    settled: bool = False
+
+
+class Pairing:
+    """Makes Frames of the samples of some cameras; `seq` counts from 0 for each.
+
+    A colour image takes the depth image whose stamp is nearest and within TOLERANCE_NS, be it recorded before or
+    after, and the latest intrinsics. It waits for them in bounded memory; what never comes it goes without. Frames
+    come in the order in which their colour images were recorded.
+    """
+
+    def __init__(self, cameras: Sequence[Camera]) -> None:
+        self._states = [_CameraState(camera) for camera in cameras]
+        self._queue: deque[_Waiting] = deque()
+
+    def add(self, sample: Sample) -> list[Frame]:
+        """Take one sample; the frames that are complete by now."""
+        for state in self._states:
+            self._take(state, sample)
+        for waiting in self._queue:
+            if not waiting.settled and _is_ready(waiting):
+                _settle(waiting)
+        for waiting in list(self._overdue(sample.logged_ns)):
+            _settle(waiting)
+        return self._settled()
+
+    def flush(self) -> list[Frame]:
+        """The frames that still wait, with what has come for them."""
+        for waiting in self._queue:
+            _settle(waiting)
+        return self._settled()
+
+    def _overdue(self, now_ns: int) -> Iterator[_Waiting]:
+        spare = MOST_WAITING * len(self._states) - len(self._queue)
+        for index, waiting in enumerate(self._queue):
+            if now_ns - waiting.logged_ns > PATIENCE_NS or index + spare < 0:
+                yield waiting
+
+    def _take(self, state: _CameraState, sample: Sample) -> None:
+        topic, stamp_ns, logged_ns, payload = sample
+        if isinstance(payload, Colour) and topic == state.camera.colour:
+            self._queue.append(_Waiting(state, state.seq, stamp_ns, logged_ns, payload))
+            state.seq += 1
+        elif isinstance(payload, Depth) and topic == state.camera.depth:
+            state.depths.append(sample)
+        elif isinstance(payload, Intrinsics) and topic == state.camera.intrinsics:
+            state.intrinsics = payload
+
+    def _settled(self) -> list[Frame]:
+        frames = []
+        while self._queue and self._queue[0].settled:
+            frames.append(_frame(self._queue.popleft()))
+        return frames
+
+
+def _is_ready(waiting: _Waiting) -> bool:
+    """Whether nothing that is still to come could belong to it rather."""
+    state = waiting.state
+    if state.camera.intrinsics is not None and state.intrinsics is None:
+        return False
+    newest_ns = state.depths[-1].stamp_ns if state.depths else 0
+    return state.camera.depth is None or newest_ns >= waiting.stamp_ns
+
+
+def _settle(waiting: _Waiting) -> None:
+    """Give it the nearest depth that there is, and wait no more."""
+    if waiting.settled:
+        return
+    waiting.settled = True
+    depths = waiting.state.depths
+    nearest = min(depths, key=lambda depth: abs(depth.stamp_ns - waiting.stamp_ns), default=None)
+    if nearest is not None and abs(nearest.stamp_ns - waiting.stamp_ns) <= TOLERANCE_NS:
+        assert isinstance(nearest.payload, Depth)
+        waiting.depth = nearest.payload
+
+
+def _frame(waiting: _Waiting) -> Frame:
+    camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
+    if depth is not None:
+        same_size = (depth.width, depth.height) == (colour.width, colour.height)
+        depth = replace(depth, aligned=same_size and (camera.aligned or depth.aligned))
+    return Frame(
+        camera=camera.name,
+        seq=waiting.seq,
+        capture_ns=waiting.stamp_ns,
+        width=colour.width,
+        height=colour.height,
+        encoding=colour.encoding,
+        colour=colour.data,
+        depth=depth,
+        intrinsics=_undistorted(waiting.state.intrinsics) if camera.rectified else waiting.state.intrinsics,
+    )
+
+
+def _undistorted(intrinsics: Intrinsics | None) -> Intrinsics | None:
+    return intrinsics and replace(intrinsics, model="none", coeffs=())
