@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
-import statistics
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,8 +11,8 @@ from pathlib import Path
 from .errors import SettingsError, WireError
 from .settings import Settings
 from .transport.frames import FrameSubscriber
-from .types import NANOSECONDS, Frame, MaskFrame
-from .visual import Image, VideoWriter, overlay
+from .types import Frame, MaskFrame
+from .visual import Film, Image, overlay
 from .wire import decode_image
 
 FRAMES_KEPT = 48
@@ -22,7 +20,6 @@ BYTES_KEPT = 256 << 20
 MESSAGES_KEPT = 16
 MOST_FILMS = 16
 LATE_S = 0.2
-HELD_FOR_RATE = 10
 
 
 class OverlayRecorder:
@@ -41,7 +38,7 @@ class OverlayRecorder:
         self._path = path
         self._unpaired = self._dropped = 0
         self._failure: Exception | None = None
-        self._films: dict[str, _Film] = {}
+        self._films: dict[str, Film] = {}
         self._waiting: queue.Queue[tuple[MaskFrame, Frame | None] | None] = queue.Queue(MESSAGES_KEPT)
         self._frames = _RecentFrames(settings.transport.frames)
         self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
@@ -100,10 +97,10 @@ class OverlayRecorder:
         else:
             self._film(masks.camera).add(overlay(image, masks), masks.capture_ns)
 
-    def _film(self, camera: str) -> _Film:
+    def _film(self, camera: str) -> Film:
         if camera not in self._films:
             path = self._path.with_stem(f"{self._path.stem}-{camera}") if self._films else self._path
-            self._films[camera] = _Film(path)
+            self._films[camera] = Film(path)
         return self._films[camera]
 
 
@@ -159,37 +156,3 @@ class _RecentFrames:
         if frame is not None:
             self._bytes -= memoryview(frame.colour).nbytes
         return frame
-
-
-class _Film:
-    """A video whose rate is that of its first frames, which are held back until it is known."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.frames = 0
-        self._held: list[tuple[Image, int]] = []
-        self._writer: VideoWriter | None = None
-
-    def add(self, image: Image, capture_ns: int) -> None:
-        self.frames += 1
-        if self._writer is not None:
-            self._writer.write(image)
-            return
-        self._held.append((image, capture_ns))
-        if len(self._held) == HELD_FOR_RATE:
-            self._open()
-
-    def _open(self) -> None:
-        times = [capture_ns for _, capture_ns in self._held]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
-        fps = NANOSECONDS / statistics.median(gaps) if gaps else 30.0
-        self._writer = VideoWriter(self.path, min(max(fps, 1.0), 240.0))
-        for image, _ in self._held:
-            self._writer.write(image)
-        self._held.clear()
-
-    def close(self) -> None:
-        if self._writer is None and self._held:
-            self._open()
-        if self._writer is not None:
-            self._writer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy.typing as npt
 
 from .closing import Closing
 from .errors import OutputError
-from .types import Box, Instance, Mask, MaskFrame
+from .types import NANOSECONDS, Box, Instance, Mask, MaskFrame
 
 Image = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -24,6 +26,7 @@ PALETTE = (
 )
 # fmt: on
 FILL = 0.45
+HELD_FOR_RATE = 10
 DARK, LIGHT = (24, 24, 24), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
@@ -200,6 +203,42 @@ class VideoWriter(Closing):
         if self._writer is not None:
             self._writer.release()
             self._writer = None
+
+
+class Film(Closing):
+    """An mp4 file whose rate is that of its first frames, which are held back until it is known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.frames = 0
+        self._held: list[tuple[Image, int]] = []
+        self._writer: VideoWriter | None = None
+
+    def add(self, image: Image, capture_ns: int) -> None:
+        """Add a frame, BGR uint8 [h, w, 3], taken at this time; raises OutputError as VideoWriter does."""
+        self.frames += 1
+        if self._writer is not None:
+            self._writer.write(image)
+            return
+        self._held.append((image, capture_ns))
+        if len(self._held) == HELD_FOR_RATE:
+            self._open()
+
+    def _open(self) -> None:
+        times = [capture_ns for _, capture_ns in self._held]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
+        fps = NANOSECONDS / statistics.median(gaps) if gaps else 30.0
+        self._writer = VideoWriter(self.path, min(max(fps, 1.0), 240.0))
+        for image, _ in self._held:
+            self._writer.write(image)
+        self._held.clear()
+
+    def close(self) -> None:
+        """Finish the file; a film that got no frame leaves none."""
+        if self._writer is None and self._held:
+            self._open()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def make_folder(path: Path) -> None:
