@@ -7,13 +7,18 @@ import torch
 from .detection.base import Detector
 from .detection.load import load_detector
 from .engines.compiled import keep_compiled
+from .engines.failures import FAILURES, engine_failure, telling_out_of_memory
 from .engines.graphs import use_graphs
-from .engines.serve import serve
+from .engines.serve import serve, use_torch
+from .errors import ModelError
 from .models import TrackerModel, load_tracker
+from .models.stages import Stages
 from .pipeline import Pipeline
 from .prompts import FramePrompt
 from .settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from .types import Frame
+
+LESS = "end other processes that use it, or lower --tracker.max_objects, --tracker.bank_size or --model.image_size"
 
 
 def load_model(
@@ -22,31 +27,52 @@ def load_model(
     """Load the weights that `settings` name, run by what `engine` says, and warm them up where the first frames would
     be slow.
 
-    Raises ModelError when they cannot serve, and without `engine.fallback` EngineError or MissingExtraError when
-    engines cannot.
+    Raises ModelError when they cannot serve, also for want of memory, and without `engine.fallback` EngineError or
+    MissingExtraError when engines cannot.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    model = load_tracker(
-        settings.name,
-        device=settings.device,
-        dtype=settings.dtype,
-        compile=settings.compile,
-        image_size=settings.image_size,
-    )
-    chosen = engine or EngineSettings()
-    serve(model, Settings(model=settings, tracker=tracker, engine=chosen))
-    if settings.compile:
-        keep_compiled(chosen.folder)
-    if chosen.graphs:
-        use_graphs(model)
-    if model.can_track and (settings.compile or model.device.type == "cuda"):
-        _warm_up(model, tracker)
+    wanted = Settings(model=settings, tracker=tracker, engine=engine or EngineSettings())
+    with telling_out_of_memory(ModelError, f"while {settings.name} was loaded", LESS):
+        model = load_tracker(
+            settings.name,
+            device=settings.device,
+            dtype=settings.dtype,
+            compile=settings.compile,
+            image_size=settings.image_size,
+        )
+        own = model.stages
+        serve(model, wanted)
+        if settings.compile:
+            keep_compiled(wanted.engine.folder)
+        if wanted.engine.graphs:
+            use_graphs(model)
+        if model.can_track and (settings.compile or model.device.type == "cuda"):
+            warm_up(model, wanted, own)
     return model
 
 
-def _warm_up(model: TrackerModel, settings: TrackerSettings) -> None:
-    """Track on blank frames: one object, and for compiled stages as many as each batch size needs."""
+def warm_up(model: TrackerModel, settings: Settings, own: Stages) -> None:
+    """Track on blank frames, so that all that is made at first use is there: kernels, contexts, CUDA graphs, memory.
+
+    own: the model's torch stages; they take the place of others that fail here, and the model's name says why. Raises
+    EngineError where `engine.fallback` is off, and whatever torch raises where its own stages fail.
+    """
+    try:
+        _track_blanks(model, settings.tracker)
+        return
+    except FAILURES as error:
+        if model.stages is own:
+            raise
+        reason = engine_failure(error, "on the first frames")
+        if not settings.engine.fallback:
+            raise reason from error
+    use_torch(model, own, settings, reason)  # only now is nothing held of what failed
+    _track_blanks(model, settings.tracker)
+
+
+def _track_blanks(model: TrackerModel, settings: TrackerSettings) -> None:
+    """One object, and for stages of fixed shapes as many as each batch size needs."""
     pipeline = Pipeline(model, settings, "warm-up")
     side = model.image_size
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
@@ -67,12 +93,13 @@ def load_finder(
     """
     if settings.kind == "none":
         return None
-    return load_detector(
-        settings.kind,
-        settings.name,
-        vocabulary=settings.vocabulary,
-        text_encoder=settings.text_encoder,
-        device=model.device,
-        dtype=model.dtype,
-        tracker=tracker,
-    )
+    with telling_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", LESS):
+        return load_detector(
+            settings.kind,
+            settings.name,
+            vocabulary=settings.vocabulary,
+            text_encoder=settings.text_encoder,
+            device=model.device,
+            dtype=model.dtype,
+            tracker=tracker,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,14 +14,18 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("tensorrt_rtx")
 
 from sam3_node.engines.export import export
+from sam3_node.engines.graphs import Replayed, record_cuda, use_graphs
 from sam3_node.engines.ports import STAGES, Stage, stages_of
 from sam3_node.engines.quantize import Scales, export_quantised, weights_digest
 from sam3_node.engines.recipes import Recipe
 from sam3_node.engines.tensorrt import build, fp8_layers
+from sam3_node.engines.tensorrt_library import find_library
 from sam3_node.engines.tensorrt_run import TensorRTRun
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.stages import Stages
 
+from .test_engines_graphs import tracked
 from .tiny import tiny_model
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -123,6 +128,19 @@ def test_what_cannot_be_built_is_refused(
         attempt(small_onnx, small)
 
 
+def test_the_library_has_what_contexts_are_made_by() -> None:
+    """By its documentation; making one needs a GPU."""
+    api = find_library().api
+    assert api.ExecutionContextAllocationStrategy.USER_MANAGED
+    assert api.DynamicShapesKernelSpecializationStrategy.EAGER
+    config = ("set_execution_context_allocation_strategy", "dynamic_shapes_kernel_specialization_strategy")
+    assert all(hasattr(api.IRuntimeConfig, name) for name in config)
+    engine = ("create_runtime_config", "create_execution_context", "device_memory_size_v2")
+    assert all(hasattr(api.ICudaEngine, name) for name in engine)
+    context = ("set_device_memory", "set_input_shape", "set_tensor_address", "execute_async_v3")
+    assert all(hasattr(api.IExecutionContext, name) for name in context)
+
+
 @NO_GPU
 def test_without_a_gpu_this_one_cannot_be_built_for(small: Stage, small_onnx: Path) -> None:
     with pytest.raises(EngineError, match=r"torch finds none; name the generation .*--gpu: one of .*sm89"):
@@ -152,19 +170,35 @@ def test_a_plan_gives_what_torch_gives(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_plan_is_captured_in_a_cuda_graph(tmp_path: Path) -> None:
-    stage = stages_of(tiny_model().cuda())["remember"]
-    run = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
-    inputs, others = stage.examples(seed=0), stage.examples(seed=1)
-    run(*inputs)  # shapes are settled before a capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = run(*inputs)
-    for held, other in zip(inputs, others, strict=True):
-        held.copy_(other)
-    graph.replay()
-    assert torch.equal(output, run(*others))
+@pytest.mark.parametrize("name", STAGES)
+def test_recordings_of_several_numbers_of_objects_survive_one_another(name: str, tmp_path: Path) -> None:
+    stage = stages_of(tiny_model().cuda())[name]
+    plan = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
+    run = Replayed(plan, partial(record_cuda, pool=torch.cuda.graph_pool_handle()))
+    counts = (1, 2, 4) if stage.varies else (1,)
+    expected = {}
+    for objects in counts:
+        expected[objects] = _tuple(plan(*stage.examples(objects, seed=objects)))
+        run(*stage.examples(objects))
+    for objects in (*counts, *counts):
+        found = _tuple(run(*stage.examples(objects, seed=objects)))
+        assert all(torch.equal(have, want) for have, want in zip(found, expected[objects], strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_tracker_of_engines_in_graphs_gives_what_the_engines_give(tmp_path: Path) -> None:
+    model = tiny_model().cuda()
+    ports = stages_of(model)
+    runs = (
+        TensorRTRun(build(export(ports[name], tmp_path / f"{name}.onnx"), ports[name]), ports[name])
+        for name in STAGES
+    )
+    model.stages, model.static_shapes = Stages(*runs), True
+    plain = tracked(model, 3)
+    use_graphs(model)
+    assert all(isinstance(stage, Replayed) for stage in model.stages)
+    assert (tracked(model, 3) - plain).abs().max() < 1e-4
 
 
 def _tuple(found: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

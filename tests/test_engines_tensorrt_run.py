@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import torch
 from sam3_node import cli
 from sam3_node.engines.phases import Phases, ProgressLine
 from sam3_node.engines.ports import Port, Stage
-from sam3_node.engines.tensorrt_library import PACKAGES, find_library
+from sam3_node.engines.tensorrt_contexts import Contexts
+from sam3_node.engines.tensorrt_library import PACKAGES, Library, find_library, log_of
 from sam3_node.engines.tensorrt_run import ALIGNMENT, objects_of, placed
 from sam3_node.errors import EngineError, MissingExtraError
 
@@ -69,6 +71,96 @@ def test_tensors_are_copied_only_where_they_must_be() -> None:
         )  # torch aligns what is new on a GPU, not what it is a part of
         assert copy.is_contiguous()
         assert torch.equal(copy, tensor)
+
+
+class LibraryContext:
+    """What of TensorRT's own execution context is used."""
+
+    def __init__(self, how: object, refused: str = "") -> None:
+        self.how, self.refused = how, refused
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.memory = (0, 0)
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        self.memory = (address, size)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shapes[name] = shape
+        return name != self.refused
+
+
+class LibraryEngine:
+    """What of TensorRT's own engine is used; there is room for `room` contexts."""
+
+    device_memory_size_v2 = 4096
+
+    def __init__(self, api: ModuleType, room: int = 9, refused: str = "") -> None:
+        self.api, self.room, self.refused = api, room, refused
+
+    def create_runtime_config(self) -> SimpleNamespace:
+        config = SimpleNamespace()
+        config.set_execution_context_allocation_strategy = lambda how: setattr(config, "allocation", how)
+        return config
+
+    def create_execution_context(self, how: object) -> LibraryContext | None:
+        self.room -= 1
+        if self.room < 0:
+            log_of(self.api).errors.append("CUDA error 2: out of memory")
+            return None
+        return LibraryContext(how, self.refused)
+
+
+@pytest.fixture
+def api() -> ModuleType:
+    class ILogger:
+        INTERNAL_ERROR, ERROR, VERBOSE = range(3)
+
+    api = ModuleType("tensorrt")
+    api.ILogger = ILogger  # type: ignore[attr-defined]
+    api.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="given")  # type: ignore[attr-defined]
+    api.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")  # type: ignore[attr-defined]
+    return api
+
+
+def contexts_of(engine: LibraryEngine, name: str = "tensorrt") -> Contexts:
+    return Contexts(Library(name, "10.8", engine.api), engine, STAGE, CPU)
+
+
+def test_each_number_of_objects_has_a_context_of_its_own(api: ModuleType) -> None:
+    contexts = contexts_of(LibraryEngine(api))
+    made = {objects: contexts.of(objects) for objects in (1, 2, 8)}
+    assert len(set(map(id, made.values()))) == 3
+    for objects, context in made.items():
+        assert contexts.of(objects) is context
+        assert context.shapes == {"image": (1, 4), "factor": (objects, 3)}
+        assert context.how == "given"
+    assert len({context.memory for context in made.values()}) == 1, "one block of memory for all"
+    address, size = made[1].memory
+    assert size == LibraryEngine.device_memory_size_v2
+    assert address
+
+
+def test_what_compiles_as_it_runs_compiles_at_once(api: ModuleType) -> None:
+    how = contexts_of(LibraryEngine(api), "tensorrt_rtx").of(2).how
+    assert how.allocation == "given"
+    assert how.dynamic_shapes_kernel_specialization_strategy == "eager"
+
+
+def test_a_context_that_finds_no_room_says_what_to_lower(api: ModuleType) -> None:
+    contexts = contexts_of(LibraryEngine(api, room=1))
+    first = contexts.of(1)
+    with pytest.raises(
+        EngineError, match=r"no room .* for 4 objects: CUDA error 2: out of memory; .*--tracker\.max_objects"
+    ):
+        contexts.of(4)
+    assert contexts.of(1) is first
+
+
+def test_a_plan_that_does_not_take_the_shapes_is_refused(api: ModuleType) -> None:
+    contexts = contexts_of(LibraryEngine(api, refused="factor"))
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"scale: factor: the plan does not take \[4, 3\]"):
+            contexts.of(4)
 
 
 def test_phases_within_phases_count_as_part_of_a_step() -> None:

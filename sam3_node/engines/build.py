@@ -13,6 +13,7 @@ from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..settings import Settings
 from .export import export
+from .failures import telling_out_of_memory
 from .identity import identity_of
 from .phases import ProgressLine
 from .ports import stages_of
@@ -73,10 +74,11 @@ def build_engines(settings: Settings, gpu: str = LOCAL, quantisation: Quantisati
     if (engine.precision == FP8) != (quantisation is not None):
         raise EngineError(_scales_advice(engine.precision))
     find_library()  # its absence is told before anything takes time
-    model = _load(settings)
-    identity = identity_of(model, settings, gpu)
     store = EngineStore(engine.folder)
-    made = _build_all(model, identity, store, quantisation)
+    with telling_out_of_memory(EngineError, "while engines were built"):
+        model = _load(settings)
+        identity = identity_of(model, settings, gpu)
+        made = _build_all(model, identity, store, quantisation)
     built = store.save(
         identity,
         made.plans,

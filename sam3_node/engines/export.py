@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, require
+from .failures import ROOM, first_line, out_of_memory, root_of
 from .ports import OBJECTS, Port, Stage
 
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
@@ -145,11 +146,9 @@ def _telling_failures(stage: Stage, verb: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # torch.onnx.OnnxExporterError, OSError, onnx.checker.ValidationError and more
-        root: BaseException = error
-        while root.__cause__ is not None:
-            root = root.__cause__
-        told = str(root).strip().split("\n")[0][:300]
-        raise EngineError(f"{stage.name}: cannot be {verb}: {type(root).__name__}: {told}") from error
+        advice = f"; {ROOM}" if out_of_memory(error) else ""
+        told = first_line(root_of(error))
+        raise EngineError(f"{stage.name}: cannot be {verb}: {told}{advice}") from error
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.stages import Run, Stages
+from .failures import engine_failure, first_line, out_of_memory
 
 WARM_UP = 3  # calls before a recording: libraries choose their kernels, compiled stages compile
 
@@ -66,18 +67,12 @@ class Replayed:
 def replayed(stages: Stages, device: torch.device) -> Stages:
     """The stages in CUDA graphs; on a CPU as they are.
 
-    Their recordings share one pool of memory: only one of them is replayed at a time, and nothing is left in it. An
-    engine that runs for several numbers of objects stays as it is: its execution context is set to each number in turn,
-    which a recording of another would not survive.
+    Their recordings share one pool of memory: only one of them is replayed at a time, and nothing is left in it.
     """
     if device.type != "cuda":
         return stages
     record = partial(record_cuda, pool=torch.cuda.graph_pool_handle())
-    encode, *others = stages
-    return Stages(
-        Replayed(encode, record),
-        *(Replayed(run, record) if isinstance(run, nn.Module) else run for run in others),
-    )
+    return Stages(*(Replayed(run, record) for run in stages))
 
 
 def use_graphs(model: TrackerModel) -> None:
@@ -87,7 +82,7 @@ def use_graphs(model: TrackerModel) -> None:
 
 
 def record_cuda(run: Run, inputs: Inputs, pool: Any) -> Recording:
-    """Record a call on the current device; raises EngineError where that fails."""
+    """Record a call on the current device; raises EngineError where that fails, be it for want of memory."""
     held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
     graph = torch.cuda.CUDAGraph()
     try:
@@ -97,9 +92,10 @@ def record_cuda(run: Run, inputs: Inputs, pool: Any) -> Recording:
         ):  # others may use the device
             outputs = run(*held)
     except RuntimeError as error:
-        told = str(error).strip().split("\n")[0][:300]
+        if out_of_memory(error):
+            raise engine_failure(error, "while a stage was captured in a CUDA graph") from error
         raise EngineError(
-            f"a stage cannot be captured in a CUDA graph: {told}; set engine.graphs = false"
+            f"a stage cannot be captured in a CUDA graph: {first_line(error)}; set engine.graphs = false"
         ) from error
     return Recording(held, outputs, graph.replay)
 

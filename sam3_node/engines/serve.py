@@ -18,6 +18,7 @@ from ..models import TrackerModel, load_tracker
 from ..models.stages import Stages
 from ..settings import EngineSettings, Settings
 from .build import FP8, Quantisation
+from .failures import FAILURES, engine_failure, telling_out_of_memory
 from .frames import frames_of
 from .gate import compare, fit
 from .identity import identity_of
@@ -30,6 +31,7 @@ from .tensorrt_run import TensorRTRun
 REPORT = "gate.json"
 CLIP_FRAMES, CLIP_STEP = 16, 2
 LONGEST_REASON = 100
+LOADING = "while they were loaded and compared"
 CHECK = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
 
@@ -51,17 +53,26 @@ def serve(model: TrackerModel, settings: Settings) -> None:
     """
     if settings.engine.kind == "torch":
         return
+    stages = model.stages
     try:
-        opened = _open(model, settings)
-        require_passed(opened, settings)
-    except Sam3NodeError as error:
-        if not settings.engine.fallback:
-            raise
-        _log.warning("engines cannot serve, torch does: %s", error)
-        model.name = f"{model.name} (torch: {brief(error)})"
+        _put_in_place(model, settings)
         return
-    model.stages = fit(opened.runs, opened.ports, stages_of(model))
-    model.static_shapes = True  # engines read the whole bank
+    except FAILURES as error:
+        if not settings.engine.fallback:
+            if isinstance(error, Sam3NodeError):
+                raise
+            raise engine_failure(error, LOADING) from error
+        reason = engine_failure(error, LOADING)
+    use_torch(model, stages, settings, reason)  # only now is nothing held of what failed
+
+
+def use_torch(model: TrackerModel, stages: Stages, settings: Settings, reason: EngineError) -> None:
+    """Let the model's own torch stages serve, in the place of what cannot; its name says why."""
+    _log.warning("engines cannot serve, torch does: %s", reason)
+    model.stages, model.static_shapes = stages, settings.model.compile
+    model.name = f"{model.name} (torch: {brief(reason)})"
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def check(settings: Settings, source: str | Path | None = None) -> Report:
@@ -71,7 +82,10 @@ def check(settings: Settings, source: str | Path | None = None) -> Report:
     there are no such engines or they do not run here, MissingExtraError, and CameraError or BagError for the source.
     """
     wanted = settings.model
-    model = load_tracker(wanted.name, device=wanted.device, dtype=wanted.dtype, image_size=wanted.image_size)
+    with telling_out_of_memory(EngineError, f"while {wanted.name} was loaded"):
+        model = load_tracker(
+            wanted.name, device=wanted.device, dtype=wanted.dtype, image_size=wanted.image_size
+        )
     return judge(_open(model, settings), settings, source or TABLETOP)
 
 
@@ -82,6 +96,13 @@ def arithmetic(precision: str) -> torch.dtype:
     return found
 
 
+def _put_in_place(model: TrackerModel, settings: Settings) -> None:
+    opened = _open(model, settings)
+    require_passed(opened, settings)
+    model.stages = fit(opened.runs, opened.ports, stages_of(model))
+    model.static_shapes = True  # engines read the whole bank
+
+
 def _open(model: TrackerModel, settings: Settings) -> Opened:
     """Load the engines onto the model's device."""
     if model.device.type != "cuda":
@@ -90,7 +111,8 @@ def _open(model: TrackerModel, settings: Settings) -> Opened:
         )
     built = EngineStore(settings.engine.folder).find(identity_of(model, settings))
     ports = stages_of(model, dtype=arithmetic(settings.engine.precision))
-    runs = Stages(*(TensorRTRun(built.plan(name), ports[name], model.device) for name in STAGES))
+    with telling_out_of_memory(EngineError, "while engines were loaded"):
+        runs = Stages(*(TensorRTRun(built.plan(name), ports[name], model.device) for name in STAGES))
     return Opened(built, runs, ports)
 
 
@@ -127,18 +149,13 @@ def judge(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> 
     """Compare engines with the model in float32 on a clip of a source, and keep the report beside them."""
     wanted, engine = settings.model, settings.engine
     frames = list(frames_of(source, CLIP_FRAMES, CLIP_STEP))
-    try:
+    with telling_out_of_memory(EngineError, "while engines were compared with torch in float32"):
         reference = load_tracker(
             wanted.name, device=wanted.device, dtype=torch.float32, image_size=wanted.image_size
         )
         dtype, thresholds = arithmetic(engine.precision), (engine.least_cosine, engine.least_iou)
         likeness = partial(_likeness, opened, settings)
         report = compare(reference, opened.runs, frames, *thresholds, dtype=dtype, likeness=likeness)
-    except torch.OutOfMemoryError as error:
-        raise EngineError(
-            "no room on the GPU to compare engines with the model in float32; end other processes there and run "
-            "`sam3-node engine check`, or lower --model.image_size"
-        ) from error
     report = replace(report, plans=opened.built.manifest.plans)
     _write(opened.built.folder / REPORT, report)
     return report

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import EngineError
+from .failures import ROOM
 from .phases import Phases
 from .ports import OBJECTS, Port, Stage
 from .tensorrt_library import LOCAL, Library, find_library, log_of, target, told
@@ -53,7 +54,7 @@ def build(
     if plan is None:
         raise EngineError(
             f"{stage.name}: {library.name} {library.version} cannot build {onnx}: {told(log)}; where memory ran out, "
-            "end other processes on the GPU or lower --tracker.max_objects or --model.image_size"
+            f"{ROOM}"
         )
     return bytes(plan)
 
@@ -132,6 +133,10 @@ def _configured(
     if library.cross_builds:
         config.num_compute_capabilities = 1
         config.set_compute_capability(library.api.ComputeCapability.__members__[generation.upper()], 0)
+    # tensorrt_rtx from 1.2 on; without it a plan may take memory as it runs, which no CUDA graph can hold
+    given_memory = getattr(library.api.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
+    if given_memory is not None:
+        config.set_flag(given_memory)
     if stage.varies:
         profile = builder.create_optimization_profile()
         for port in stage.inputs:

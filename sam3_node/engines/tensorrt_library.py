@@ -31,6 +31,11 @@ class Library(NamedTuple):
         """Whether it builds for GPUs that are not here."""
         return self.name == "tensorrt_rtx"
 
+    @property
+    def compiles_at_run_time(self) -> bool:
+        """Whether plans hold no kernels yet: those for a number of objects are made when it first runs."""
+        return self.name == "tensorrt_rtx"
+
 
 class Gpu(NamedTuple):
     """A generation such as "sm89" and, of a particular GPU, its name."""

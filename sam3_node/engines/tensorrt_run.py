@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import EngineError
+from .failures import ROOM
 from .ports import OBJECTS, Port, Stage
+from .tensorrt_contexts import Contexts
 from .tensorrt_library import Library, find_library, log_of, told
 
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
@@ -21,21 +23,23 @@ class TensorRTRun:
 
     Outputs are the caller's to keep: each call takes them from torch's allocator, which costs microseconds, so that
     features kept for later frames are never written over. Within a CUDA graph's capture they, and with them all
-    addresses, are fixed. One call at a time.
+    addresses, are fixed; a number of objects must have run before it is captured. One call at a time.
     """
 
     def __init__(self, plan: bytes, stage: Stage, device: torch.device | str = "cuda") -> None:
-        """Load a plan onto a CUDA device. Raises EngineError where it cannot run here, MissingExtraError."""
+        """Load a plan onto a CUDA device. Raises EngineError where it cannot run here, MissingExtraError, and torch's
+        OutOfMemoryError."""
         library = find_library()
         if not torch.cuda.is_available():
             raise EngineError(
                 f"{stage.name}: expected a GPU to run a TensorRT plan on, torch finds none; use --engine.kind torch"
             )
-        self._stage, self._objects = stage, 0
+        self._stage = stage
         self._device = torch.empty(0, device=device).device
         with torch.cuda.device(self._device):
             # a context keeps neither engine nor runtime alive
-            self._runtime, self._engine, self._context = _load(library, plan, stage)
+            self._runtime, self._engine = _load(library, plan, stage)
+            self._contexts = Contexts(library, self._engine, stage, self._device)
         self.most_objects = _most_objects(self._engine, stage)
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -47,11 +51,10 @@ class TensorRTRun:
         with torch.cuda.device(self._device):
             held = [placed(tensor) for tensor in inputs]
             outputs = tuple(self._empty(port, objects) for port in self._stage.outputs)
-            if objects != self._objects:
-                self._set_shapes(objects)
+            context = self._contexts.of(objects)
             for port, tensor in zip(self._stage.inputs + self._stage.outputs, (*held, *outputs), strict=True):
-                self._context.set_tensor_address(port.name, tensor.data_ptr())
-            if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+                context.set_tensor_address(port.name, tensor.data_ptr())
+            if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
                 raise EngineError(
                     f"{self._stage.name}: TensorRT did not run for {objects} objects; see its log"
                 )
@@ -59,11 +62,6 @@ class TensorRTRun:
 
     def _empty(self, port: Port, objects: int) -> Tensor:
         return torch.empty(port.sized(objects), dtype=port.dtype, device=self._device)
-
-    def _set_shapes(self, objects: int) -> None:
-        for port in self._stage.inputs:
-            self._context.set_input_shape(port.name, port.sized(objects))
-        self._objects = objects
 
 
 def objects_of(stage: Stage, inputs: Sequence[Tensor], most_objects: int, device: torch.device) -> int:
@@ -107,15 +105,16 @@ def _check(stage: Stage, port: Port, tensor: Tensor, objects: int, device: torch
         )
 
 
-def _load(library: Library, plan: bytes, stage: Stage) -> tuple[Any, Any, Any]:
-    """Runtime, engine and execution context of a plan on the current device."""
+def _load(library: Library, plan: bytes, stage: Stage) -> tuple[Any, Any]:
+    """Runtime and engine of a plan on the current device."""
     log = log_of(library.api)
     log.errors.clear()
     runtime = library.api.Runtime(log)
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise EngineError(
-            f"{stage.name}: {library.name} {library.version} cannot load the plan: {told(log)}; {AGAIN}"
+            f"{stage.name}: {library.name} {library.version} cannot load the plan: {told(log)}; where memory ran "
+            f"out, {ROOM}; else {AGAIN}"
         )
     names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     expected = {port.name for port in stage.inputs + stage.outputs}
@@ -123,13 +122,7 @@ def _load(library: Library, plan: bytes, stage: Stage) -> tuple[Any, Any, Any]:
         raise EngineError(
             f"{stage.name}: expected a plan of {sorted(expected)}, found {sorted(names)}; {AGAIN}"
         )
-    context = engine.create_execution_context()
-    if context is None:
-        raise EngineError(
-            f"{stage.name}: no room to run the plan: {told(log)}; where memory ran out, end other processes on the "
-            "GPU or lower --tracker.max_objects or --model.image_size"
-        )
-    return runtime, engine, context
+    return runtime, engine
 
 
 def _most_objects(engine: Any, stage: Stage) -> int:
