@@ -35,6 +35,8 @@ class Rosbag2Sqlite(Closing):
             raise BagError(
                 f"expected a ROS 2 bag at {path}, found one without its topics: {error}"
             ) from error
+        (page,) = self._database.execute("PRAGMA page_size").fetchone()
+        self._is_torn = path.stat().st_size % page != 0
         self._names = {number: name for number, name, _, form in rows if form == "cdr"}
         self.types = {name: type_name for _, name, type_name, form in rows if form == "cdr"}
         if not self.types:
@@ -51,15 +53,19 @@ class Rosbag2Sqlite(Closing):
         """The whole messages on these topics in the order in which they were recorded."""
         self._lost = None
         count = 0
+        rows: Iterator[tuple[int, int, object]] = self._rows(
+            [n for n, name in self._names.items() if name in topics]
+        )
         try:
-            for number, logged_ns, data in self._rows(
-                [n for n, name in self._names.items() if name in topics]
-            ):
+            for number, logged_ns, data in _all_but_last(rows) if self._is_torn else rows:
                 yield RawMessage(self._names[number], logged_ns, _unpacked(data))
                 count += 1
+            reason = "it ends within a page" if self._is_torn else None
         except (sqlite3.Error, zstandard.ZstdError, BagError) as error:
+            reason = str(error)
+        if reason is not None:
             self._lost = (
-                f"{self.path.name} is damaged or cut off: what follows {count} messages is lost ({error})"
+                f"{self.path.name} is damaged or cut off: what follows {count} messages is lost ({reason})"
             )
 
     def _rows(self, numbers: list[int]) -> sqlite3.Cursor:
@@ -96,6 +102,15 @@ def _open(path: Path) -> sqlite3.Connection:
             if options == "mode=ro":
                 database.close()
     return database
+
+
+def _all_but_last(rows: Iterator[tuple[int, int, object]]) -> Iterator[tuple[int, int, object]]:
+    """Of a file that ends within a page: SQLite takes what is missing there for zeros, in the last row it reads."""
+    held = next(rows, None)
+    for row in rows:
+        assert held is not None
+        yield held
+        held = row
 
 
 def _unpacked(data: object) -> bytes:

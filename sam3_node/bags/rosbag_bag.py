@@ -77,16 +77,18 @@ class RosBag(Closing):
     def _open(self) -> list[SampleReader]:
         if not self.path.is_dir():
             return [_open_file(self.path)]
+        parts = _parts(self.path)
+        if not parts:
+            raise BagError(f"expected a ROS 2 bag in {self.path}, found no file of {' or '.join(_SUFFIXES)}")
         self._tell_absent(self.path / METADATA)
         files: list[SampleReader] = []
-        for part in _parts(self.path):
+        for part in parts:
             try:
                 files.append(_open_file(self._unpack(part)))
             except (BagError, OSError, zstandard.ZstdError) as error:
                 self._losses.add(str(error))
         if not files:
-            reason = self._losses.text() or f"no file that ends in {' or '.join(_SUFFIXES)}"
-            raise BagError(f"expected a ROS 2 bag in {self.path}, found {reason}")
+            raise BagError(f"expected a ROS 2 bag in {self.path}, found {self._losses.text()}")
         return files
 
     def _tell_absent(self, metadata: Path) -> None:
