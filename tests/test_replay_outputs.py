@@ -87,6 +87,17 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
         assert np.array_equal(paint(found), paint(expected))
 
 
+def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
+    make_reader = pytest.importorskip("mcap.reader").make_reader
+    factory = pytest.importorskip("mcap_protobuf.decoder").DecoderFactory()
+    write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
+    with (tmp_path / "masks.mcap").open("rb") as file:
+        reader = make_reader(file, decoder_factories=[factory])
+        rows = list(reader.iter_decoded_messages(topics=["/right/annotations"]))
+    assert [row.message.log_time for row in rows] == [seq * STEP_NS for seq in range(1, 12, 2)]
+    assert [len(row.decoded_message.points) for row in rows] == [2] * 6
+
+
 def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
     coco_of = pytest.importorskip("pycocotools.coco").COCO
     write_outputs(tmp_path, ["coco"], all_masks, all_frames, told)

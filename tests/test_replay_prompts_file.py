@@ -13,9 +13,12 @@ import pytest
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
 from sam3_node.prompts import FramePrompt
+from sam3_node.replay.actions import Notes, Step
+from sam3_node.replay.every import with_objects
 from sam3_node.replay.job import ObjectOnFrame
-from sam3_node.replay.palette import encode_labels
-from sam3_node.replay.prompts_file import edit_of, read_prompts
+from sam3_node.replay.palette import encode_labels, read_mask
+from sam3_node.replay.prompts_file import read_prompts
+from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
 
 BOX = [10, 8, 30, 24]
@@ -70,20 +73,23 @@ def test_toml_says_the_same_as_json(tmp_path: Path) -> None:
 
 
 def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
-    boxed, pointed, masked = prompts_of(
+    found = prompts_of(
         tmp_path,
         {"camera": "left", "frame": 12, "label": "mug", "box": BOX},
         {"points": [[20, 16]], "labels": [1]},
         {"mask": str(annotation(tmp_path / "mug.png"))},
     )
-    assert edit_of(boxed) == ("add_object", {"camera": "left", "label": "mug", "box": (10, 8, 30, 24)})
-    assert edit_of(pointed) == ("add_object", {"label": "object", "points": ((20, 16),), "labels": (1,)})
-    whole = decode_mask(edit_of(masked).args["mask"])
-    assert np.array_equal(whole.full(), labels() > 0)
-    scaling = Scaling((48, 64), 32)
-    for edit in map(edit_of, (boxed, pointed)):
+    frames = (Frame("left", seq, 0, 64, 48, "bgr8", b"") for seq in (11, 12))
+    first, second = with_objects((Step(frame, 0) for frame in frames), found, Notes(lenient=False))
+    assert isinstance(first, Step)
+    assert isinstance(second, Step)
+    edits = (*second.edits, *first.edits)
+    assert [edit.args["seq"] for edit in edits] == [12, 11, 11]
+    for edit in edits:
+        assert edit.op == "add_object"
         shape = {name: edit.args.get(name) for name in ("points", "labels", "box")}
-        assert FramePrompt(**shape).to_model(1, scaling).object_id == 1
+        mask = decode_mask(edit.args["mask"]) if "mask" in edit.args else None
+        assert FramePrompt(**shape, mask=mask).to_model(1, Scaling((48, 64), 32)).object_id == 1
 
 
 @pytest.mark.parametrize("at", ["", "bear", "bear/00000.png"])
@@ -94,13 +100,13 @@ def test_an_annotation_gives_an_object_for_each_index(tmp_path: Path, at: str) -
     camera = None if at else "bear"
     assert found == tuple(ObjectOnFrame(camera, mask=str(first), value=value) for value in (1, 7))
     for shown in found:
-        assert np.array_equal(decode_mask(edit_of(shown).args["mask"]).full(), labels() == shown.value)
+        assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() == shown.value)
 
 
 def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "00000.png"), np.where(labels() > 0, 255, 0).astype(np.uint8))
     (shown,) = read_prompts(tmp_path)
-    assert np.array_equal(decode_mask(edit_of(shown).args["mask"]).full(), labels() > 0)
+    assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() > 0)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..bags import MaskBagWriter
+from ..bags.record_writer import RecordWriter
 from ..errors import OutputError, ReplayError
+from ..wire import pack_masks
 from .coco import write_coco
 from .overlay import write_overlays
 from .palette import write_palette
@@ -23,9 +24,10 @@ class _Sources(NamedTuple):
 
 
 def _write_bag(folder: Path, sources: _Sources, progress: Progress) -> None:
-    with MaskBagWriter(folder / "masks.mcap") as bag:
+    with RecordWriter(folder / "masks.mcap") as bag:
         for count, found in enumerate(sources.masks(), start=1):
-            bag.write(found)
+            _, body = pack_masks(found, "rle")
+            bag.write_masks(body, found, found.age_origin_ns)
             progress(count)
 
 
@@ -49,7 +51,7 @@ _WRITERS: dict[str, Callable[[Path, _Sources, Progress], None]] = {
     "overlay": _write_overlay,
 }
 KINDS = tuple(_WRITERS)
-"""masks.mcap; masks.json, as COCO has it; png/<camera>/, as DAVIS has it; overlay-<camera>.mp4."""
+"""masks.mcap, a recording of masks alone; masks.json in COCO's form; png/<camera>/ in DAVIS'; overlay-<camera>.mp4."""
 
 
 def write_outputs(

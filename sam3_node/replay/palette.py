@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import WireError
+from ..errors import ReplayError, WireError
 from ..types import Buffer, Mask, MaskFrame
 from .sources import Masks, Progress
 
@@ -62,6 +62,27 @@ def decode_labels(data: Buffer) -> Labels:
     order = np.argsort(table, kind="stable")
     place = np.searchsorted(table[order], _packed(pixels[..., 2::-1]))
     return order[np.minimum(place, len(order) - 1)].astype(np.uint8)
+
+
+def read_mask(path: Path, value: int | None = None) -> Mask:
+    """What a label image has as `value`, without one all that is not 0. ReplayError where that is nothing."""
+    labels = read_labels(path)
+    mask = Mask.from_full(labels == value if value is not None else labels != 0)
+    if not mask.area:
+        raise ReplayError(
+            f"mask {path}: expected a pixel of {'an object' if value is None else value}, found none"
+        )
+    return mask
+
+
+def read_labels(path: Path) -> Labels:
+    """`decode_labels` of a file; ReplayError names it."""
+    try:
+        return decode_labels(path.read_bytes())
+    except OSError as error:
+        raise ReplayError(f"mask {path}: expected a PNG, found none to read ({error.strerror})") from error
+    except WireError as error:
+        raise ReplayError(f"mask {path}: {error}") from error
 
 
 def index_of(object_id: int) -> int:

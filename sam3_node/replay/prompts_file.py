@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
 from ..prompts import MAX_POINTS
-from ..types import Mask
-from ..wire import Fields, encode_mask
-from .actions import Edit
+from ..wire import Fields
 from .job import ObjectOnFrame
-from .palette import decode_labels
+from .palette import read_labels, read_mask
 
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
 
@@ -43,28 +40,6 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
     )
 
 
-def edit_of(shown: ObjectOnFrame) -> Edit:
-    """The operation that adds an object; which frame it is shown on is left to be said.
-
-    Raises ReplayError where its mask's file cannot be read, or has no pixel of it.
-    """
-    names = ("camera", "points", "labels", "box")
-    args: dict[str, Any] = {name: getattr(shown, name) for name in names if getattr(shown, name) is not None}
-    if shown.mask is not None:
-        args["mask"] = encode_mask(_mask(Path(shown.mask), shown.value), "rle")
-    return Edit("add_object", {**args, "label": shown.label})
-
-
-def _mask(path: Path, value: int | None) -> Mask:
-    labels = _labels(path)
-    mask = Mask.from_full(labels == value if value is not None else labels != 0)
-    if not mask.area:
-        raise ReplayError(
-            f"mask {path}: expected a pixel of {'an object' if value is None else value}, found none"
-        )
-    return mask
-
-
 def _of_folder(folder: Path) -> Iterator[ObjectOnFrame]:
     if first := _first_png(folder):
         yield from _of_annotation(first, None)
@@ -82,20 +57,11 @@ def _first_png(folder: Path) -> Path | None:
 
 
 def _of_annotation(path: Path, camera: str | None) -> Iterator[ObjectOnFrame]:
-    indices = np.unique(_labels(path))
+    indices = np.unique(read_labels(path))
     if not indices.any():
         raise ReplayError(f"{path}: expected at least one object, found only background")
     for index in indices[indices > 0]:
         yield ObjectOnFrame(camera=camera, mask=str(path), value=int(index))
-
-
-def _labels(path: Path) -> npt.NDArray[np.uint8]:
-    try:
-        return decode_labels(path.read_bytes())
-    except OSError as error:
-        raise ReplayError(f"mask {path}: expected a PNG, found none to read ({error.strerror})") from error
-    except WireError as error:
-        raise ReplayError(f"mask {path}: {error}") from error
 
 
 def _entries(path: Path) -> list[Any]:
@@ -122,7 +88,8 @@ def _object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
     except WireError as error:
         raise ReplayError(str(error)) from error
     try:
-        edit_of(shown)
+        if shown.mask is not None:
+            read_mask(Path(shown.mask), shown.value)
     except ReplayError as error:
         raise ReplayError(f"{what}: {error}") from error
     return shown
