@@ -169,7 +169,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _below(root: Path, levels: int) -> Iterator[Path]:
-    for folder in sorted(filter(Path.is_dir, root.iterdir()), key=natural_order):
+    for folder in sorted(filter(Path.is_dir, _entries(root)), key=natural_order):
         if folder.name.lower() in _NO_PICTURES:
             continue
         if _pictures(folder):
@@ -180,8 +180,15 @@ def _below(root: Path, levels: int) -> Iterator[Path]:
 
 def _pictures(folder: Path) -> list[Path]:
     """The files of a folder that are named as images, in their natural order."""
-    files = (path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+    files = (path for path in _entries(folder) if path.suffix.lower() in _SUFFIXES)
     return sorted(files, key=natural_order)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise BagError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _sequence(folder: Path, name: str) -> _Sequence:

@@ -160,7 +160,10 @@ def _open_file(path: Path) -> SampleReader:
 
 def _parts(folder: Path) -> list[Path]:
     """The files of a ROS 2 bag in the order in which they were written."""
-    return sorted((path for path in folder.iterdir() if _ending(path) in _SUFFIXES), key=natural_order)
+    try:
+        return sorted((path for path in folder.iterdir() if _ending(path) in _SUFFIXES), key=natural_order)
+    except OSError as error:
+        raise BagError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _ending(path: Path) -> str:
