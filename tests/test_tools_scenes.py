@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
+from sam3_node.replay.palette import colours
 from tools.scenes import robosuite
 from tools.scenes.__main__ import main
-from tools.scenes.clips import Clip, list_clips, palette, read_clip, write_clip
+from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
 from tools.scenes.identity import SPLITS, Split, draw_identity, split_of
 from tools.scenes.motion import frames, minimum_jerk, quaternions
@@ -58,8 +59,8 @@ def test_annotations_are_palette_images_in_davis_colours(tmp_path: Path) -> None
     write_clip(tmp_path, "a", Clip("a", [np.zeros((16, 16, 3), np.uint8)], [labels]))
     bgr = cv2.imread(str(tmp_path / "Annotations/a/00000.png"))
     assert bgr is not None
-    assert np.array_equal(bgr[..., ::-1].reshape(-1, 3), palette())
-    assert palette()[[1, 2, 3, 4]].tolist() == [[128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
+    assert np.array_equal(bgr[..., ::-1].reshape(-1, 3), colours())
+    assert colours()[[1, 2, 3, 4]].tolist() == [[128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
 
 
 def test_a_clip_without_its_json_is_unfinished(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,15 +23,14 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from sam3_node.errors import CameraError, OutputError
+from sam3_node.errors import CameraError, OutputError, WireError
+from sam3_node.replay.palette import decode_labels, encode_labels
 
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]
 Depth = npt.NDArray[np.uint16]  # [h, w]
 
 RESOLUTION = "480p"  # the DAVIS benchmark's own level of folders
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-PALETTE_TYPE = 3
 
 
 @dataclass(frozen=True)
@@ -119,17 +116,6 @@ def write_clip(root: Path, name: str, clip: Clip, quality: int = 92) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def palette() -> npt.NDArray[np.uint8]:
-    """DAVIS' and Pascal VOC's colours, RGB [256, 3]: the bits of the index, dealt to the channels from the top."""
-    index = np.arange(256)
-    colours = np.zeros((256, 3), np.uint8)
-    for shift in range(8):
-        for channel in range(3):
-            colours[:, channel] |= (((index >> channel) & 1) << (7 - shift)).astype(np.uint8)
-        index = index >> 3
-    return colours
-
-
 def _level(root: Path, kind: str) -> Path:
     nested = root / kind / RESOLUTION
     return nested if nested.is_dir() else root / kind
@@ -164,52 +150,17 @@ def _write_frames(folder: Path, clip: Clip, quality: int) -> None:
         jpeg = cv2.imencode(".jpg", clip.image(index), [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
         (folder / "JPEGImages" / f"{name}.jpg").write_bytes(jpeg.tobytes())
         if index < len(clip.annotations) and clip.annotations[index] is not None:
-            (folder / "Annotations" / f"{name}.png").write_bytes(_encode_labels(clip.labels(index)))
+            (folder / "Annotations" / f"{name}.png").write_bytes(encode_labels(clip.labels(index)))
         depth = clip.depth(index)
         if depth is not None:
             (folder / "Depth" / f"{name}.png").write_bytes(cv2.imencode(".png", depth)[1].tobytes())
 
 
-def _encode_labels(labels: Labels) -> bytes:
-    """An 8-bit palette PNG, which OpenCV does not write."""
-    height, width = labels.shape
-    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter: none
-    rows[:, 1:] = labels
-    header = struct.pack(">IIBBBBB", width, height, 8, PALETTE_TYPE, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"PLTE", palette().tobytes()), (b"IDAT", zlib.compress(rows.tobytes(), 6)))
-    return PNG_SIGNATURE + b"".join(_chunk(kind, body) for kind, body in (*chunks, (b"IEND", b"")))
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
 def _read_labels(path: Path) -> Labels:
-    """Indices of a palette PNG, or values of a grey one, where 255 alone means one object: 1."""
-    pixels = _read(path, cv2.IMREAD_UNCHANGED)
-    if pixels.ndim == 2:
-        return (
-            np.where(pixels == 255, 1, pixels).astype(np.uint8)
-            if set(np.unique(pixels)) <= {0, 255}
-            else pixels
-        )
-    colours = _packed(_palette_of(path))
-    order = np.argsort(colours, kind="stable")
-    place = np.searchsorted(colours[order], _packed(pixels[..., 2::-1]))
-    return order[np.minimum(place, len(order) - 1)].astype(np.uint8)
-
-
-def _palette_of(path: Path) -> npt.NDArray[np.uint8]:
-    data = path.read_bytes()
-    start = data.find(b"PLTE")
-    if start < 0:
-        raise CameraError(f"expected a palette or grey PNG, found another kind: {path}")
-    (length,) = struct.unpack(">I", data[start - 4 : start])
-    return np.frombuffer(data[start + 4 : start + 4 + length], np.uint8).reshape(-1, 3)
-
-
-def _packed(rgb: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
+    try:
+        return decode_labels(path.read_bytes())
+    except (OSError, WireError) as error:
+        raise CameraError(f"{path}: {error}") from error
 
 
 def _read(path: Path, flags: int) -> Any:
