@@ -29,15 +29,15 @@ LAYERS = (
         "models",
     },
     {"transport", "tracking", "detection", "bags"},
-    {"prompts", "client", "cameras", "recorder", "search", "engines"},
-    {"pipeline", "watch"},
+    {"prompts", "client", "cameras", "recorder", "search", "recent", "checkpoint", "engines"},
+    {"pipeline", "watch", "record"},
     {"loading"},
     {"perception"},
     {"operations"},
-    {"node"},
+    {"node", "replay"},
     {"group", "demo_results", "doctor"},
     {"demo"},
-    {"verbs", "engine_verbs", "calibrate_verbs"},
+    {"verbs", "engine_verbs", "calibrate_verbs", "replay_verbs"},
     {"cli"},
     {"__main__"},
 )
@@ -47,6 +47,8 @@ ENGINES = (
     "tracking",
     "detection",
     "search",
+    "recent",
+    "checkpoint",
     "pipeline",
     "loading",
     "perception",
@@ -64,6 +66,8 @@ TORCH = (
     "tracking",
     "detection",
     "search",
+    "recent",
+    "checkpoint",
     "pipeline",
     "loading",
     "perception",
@@ -203,7 +207,7 @@ def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
 
 def test_a_camera_host_needs_no_torch() -> None:
     for module in modules():
-        if room(module) in ("cameras", "watch", "recorder", "visual", "bags", "cli", "verbs"):
+        if room(module) in ("cameras", "watch", "recorder", "record", "visual", "bags", "cli", "verbs"):
             assert not needed(module) & {"torch", "transformers"}, module
 
 
