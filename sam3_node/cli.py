@@ -72,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
         "--overlay", type=Path, metavar="OUT.mp4", help="write frames with masks drawn on them"
     )
     watch.add_argument("--frames", type=int, default=0, metavar="N", help="stop after N frames; 0 never")
+    record = _verb(parsers, common, "record", verbs.record, "write frames, masks and events into MCAP files")
+    record.add_argument(
+        "record.out",
+        metavar="OUT",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="a file NAME.mcap, or a folder",
+    )
     _add_object_verbs(parsers, common)
     segment = _verb(parsers, common, "segment", verbs.segment, "a mask on a recent frame, without tracking")
     _add_prompt(segment)

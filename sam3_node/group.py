@@ -19,15 +19,17 @@ from .supervisor import Group, Process, describe_exit
 CAMERA_READY = r"^camera \S+ publishing on (\S+)"
 NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
 WATCH_READY = r"^watch masks from"
+RECORD_READY = r"^record frames from"
+VERBS = {"node": ("run", NODE_READY), "watch": ("watch", WATCH_READY), "record": ("record", RECORD_READY)}
 
 
 def processes_of(settings: Settings, profile: Path) -> list[Process]:
     """The processes that `settings.group` names, each a verb of the command line on the same profile.
 
-    Raises SettingsError when there are more cameras than frame endpoints, two of one name, or a watcher that
-    would take masks away from their reader.
+    Raises SettingsError when there are more cameras than frame endpoints, two of one name, or a watcher or
+    recorder that would take messages away from their reader.
     """
-    _check_watch(settings)
+    _check_readers(settings)
     cameras = settings.group.cameras or (settings.camera,)
     _check_cameras(cameras, settings.transport.frames)
     found: list[Process] = []
@@ -35,16 +37,16 @@ def processes_of(settings: Settings, profile: Path) -> list[Process]:
         if verb == "camera":
             found += [_camera(settings, profile, index, camera) for index, camera in enumerate(cameras)]
         else:
-            ready = NODE_READY if verb == "node" else WATCH_READY
-            found.append(_verb(settings, profile, verb, "run" if verb == "node" else verb, ready, {}))
+            found.append(_verb(settings, profile, verb, *VERBS[verb], {}))
     return found
 
 
-def _check_watch(settings: Settings) -> None:
-    if settings.transport.delivery == "every" and "watch" in settings.group.processes:
+def _check_readers(settings: Settings) -> None:
+    readers = [verb for verb in settings.group.processes if verb in ("watch", "record")]
+    if settings.transport.delivery == "every" and readers:
         raise SettingsError(
-            "group.processes: expected no watch where transport.delivery is 'every', found it: each masks message "
-            "goes to one reader, and the watcher would take them away from the policy; leave it out"
+            f"group.processes: expected no {readers[0]} where transport.delivery is 'every', found it: each message "
+            "goes to one reader, and it would take them away from node and policy; leave it out"
         )
 
 

@@ -141,8 +141,23 @@ class DetectorSettings(Section):
     """Correct, take back and merge tracked objects by detections; off: detections only begin objects."""
 
 
+class RecordSettings(Section):
+    out: Path = Path("recordings")
+    """A file NAME.mcap; or a folder, in which a recording is named by the time of its start (UTC)."""
+    cameras: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], ...], *CommaSeparated
+    ] = ()
+    """Cameras whose frames and masks are recorded, with commas between; empty records all."""
+    split_mb: float = Field(0.0, ge=0.0, le=1e9)
+    """Length, MB, from which on a recording goes on in another file, NAME_0001.mcap; 0 never."""
+    split_s: float = Field(0.0, ge=0.0, le=1e9)
+    """The same by time, seconds."""
+    queue_mb: float = Field(256.0, gt=0.0, le=1e6)
+    """What may wait for a slow disk, MB; what comes beyond is dropped and counted."""
+
+
 class GroupSettings(Section):
-    processes: Annotated[tuple[Literal["camera", "node", "watch"], ...], *CommaSeparated] = (
+    processes: Annotated[tuple[Literal["camera", "node", "watch", "record"], ...], *CommaSeparated] = (
         "camera",
         "node",
         "watch",
@@ -173,6 +188,7 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     tracker: TrackerSettings = TrackerSettings()
     detector: DetectorSettings = DetectorSettings()
+    record: RecordSettings = RecordSettings()
     group: GroupSettings = GroupSettings()
 
     @classmethod
@@ -257,6 +273,9 @@ def _anchor(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
     for name in ("vocabulary", "text_encoder"):
         if isinstance(detector, dict) and isinstance(detector.get(name), str):
             detector[name] = str(folder / detector[name])
+    record = tree.get("record")
+    if isinstance(record, dict) and isinstance(record.get("out"), str):
+        record["out"] = str(folder / record["out"])
     engine = tree.get("engine")
     if isinstance(engine, dict) and isinstance(engine.get("folder"), str):
         engine["folder"] = str(folder / Path(engine["folder"]).expanduser())

@@ -49,6 +49,13 @@ def watch(args: Namespace, settings: Settings) -> None:
     run_watch(settings, args.overlay, args.frames, stop_on_signals())
 
 
+def record(args: Namespace, settings: Settings) -> None:
+    """Write down what cameras and node send until a signal."""
+    from .record import run_record
+
+    run_record(settings, stop_on_signals())
+
+
 def demo(args: Namespace, settings: Settings) -> None:
     """Play the demonstration."""
     from .demo import run_demo

@@ -5,13 +5,13 @@ Timestamps are the frame's time of capture, on its clock: an image, its depth an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
 from ..errors import require
-from ..types import NANOSECONDS, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
+from ..types import NANOSECONDS, Buffer, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
 from ..visual import colour_of
 from ..wire.images import CHANNELS
 
@@ -22,41 +22,44 @@ FILL_ALPHA = 0.35
 _COUNTS = {"plumb_bob": 5, "rational_polynomial": 8, "kannala_brandt": 4}
 
 
-def image_message(frame: Frame) -> Any:
+class Encoded(NamedTuple):
+    """A message: its protobuf class and its bytes."""
+
+    kind: Any
+    data: bytes
+
+
+def encode_image(frame: Frame) -> Encoded:
     """foxglove.CompressedImage of jpeg and png, foxglove.RawImage of what is not compressed; the bytes as they are."""
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
     if frame.encoding not in CHANNELS:
-        return _kind("CompressedImage")(**stamped, format=frame.encoding, data=bytes(frame.colour))
-    return _kind("RawImage")(
+        return _with_data(_kind("CompressedImage")(**stamped, format=frame.encoding), frame.colour)
+    image = _kind("RawImage")(
         **stamped,
         width=frame.width,
         height=frame.height,
         encoding=frame.encoding,
         step=frame.width * CHANNELS[frame.encoding],
-        data=bytes(frame.colour),
     )
+    return _with_data(image, frame.colour)
 
 
-def depth_message(frame: Frame, depth: Depth) -> Any:
+def encode_depth(frame: Frame, depth: Depth) -> Encoded:
     """foxglove.RawImage, 16UC1, of a z16 depth; foxglove.CompressedImage of a png16 one. In units of its scale."""
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
     if depth.encoding == "png16":
-        return _kind("CompressedImage")(**stamped, format="png", data=bytes(depth.data))
-    return _kind("RawImage")(
-        **stamped,
-        width=depth.width,
-        height=depth.height,
-        encoding="16UC1",
-        step=depth.width * 2,
-        data=bytes(depth.data),
+        return _with_data(_kind("CompressedImage")(**stamped, format="png"), depth.data)
+    image = _kind("RawImage")(
+        **stamped, width=depth.width, height=depth.height, encoding="16UC1", step=depth.width * 2
     )
+    return _with_data(image, depth.data)
 
 
-def calibration_message(frame: Frame, intrinsics: Intrinsics) -> Any:
+def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
     """foxglove.CameraCalibration of a camera whose images are the frame's size."""
     model, distortion = _distortion(intrinsics)
     fx, fy, cx, cy = intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy
-    return _kind("CameraCalibration")(
+    calibration = _kind("CameraCalibration")(
         timestamp=_time(frame.capture_ns),
         frame_id=frame.camera,
         width=frame.width,
@@ -67,16 +70,35 @@ def calibration_message(frame: Frame, intrinsics: Intrinsics) -> Any:
         R=[1, 0, 0, 0, 1, 0, 0, 0, 1],
         P=[fx, 0, cx, 0, 0, fy, cy, 0, 0, 0, 1, 0],
     )
+    return _encode(calibration)
 
 
-def annotations_message(masks: MaskFrame) -> Any:
+def encode_annotations(masks: MaskFrame) -> Encoded:
     """foxglove.ImageAnnotations: each mask's contours, and above it id, label and score."""
     shown = [instance for instance in masks.instances if instance.area]
-    return _kind("ImageAnnotations")(
+    annotations = _kind("ImageAnnotations")(
         timestamp=_time(masks.capture_ns),
         points=[loop for instance in shown for loop in _outline(instance)],
         texts=[_tag(instance) for instance in shown],
     )
+    return _encode(annotations)
+
+
+def _encode(message: Any) -> Encoded:
+    return Encoded(type(message), message.SerializeToString())
+
+
+def _with_data(message: Any, data: Buffer) -> Encoded:
+    """The message with `data`, which is copied just once: fields of protobuf may be joined as bytes."""
+    tag = _varint(message.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
+    head = message.SerializeToString() + tag + _varint(memoryview(data).nbytes)
+    return Encoded(type(message), b"".join((head, data)))
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the highest bit of a byte says that more follow."""
+    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
 def _kind(name: str) -> Any:

@@ -26,6 +26,7 @@ from ..types import Buffer, Depth, Frame, Intrinsics, MaskFrame
 from ..wire import decode_depth, encode_depth, masks_topic, pack_frame
 from . import foxglove_out
 from .container import MAGIC, NO_SCHEMA
+from .foxglove_out import Encoded
 
 CHUNK_BYTES = 1 << 20
 MOST_DEPTH_PIXELS = 1 << 25
@@ -62,6 +63,11 @@ class RecordWriter(Closing):
         self._try(lambda: self._writer.start(library="sam3-node"))
         self.write_metadata(LAYOUT, {"version": LAYOUT_VERSION})
 
+    @property
+    def closed(self) -> bool:
+        """Nothing more can be written."""
+        return self._file.closed
+
     def write_frame(self, frame: Frame, logged_ns: int) -> None:
         """Append a frame that arrived at `logged_ns`; a depth of z16+zstd becomes z16.
 
@@ -71,9 +77,9 @@ class RecordWriter(Closing):
         _, header, *_ = pack_frame(frame)
         times = frame.seq, logged_ns, frame.sent_ns or logged_ns
         self._calibrate(frame, times)
-        self._add_protobuf(f"/{frame.camera}/image", foxglove_out.image_message(frame), *times)
+        self._add_protobuf(f"/{frame.camera}/image", foxglove_out.encode_image(frame), *times)
         if frame.depth is not None:
-            message = foxglove_out.depth_message(frame, frame.depth)
+            message = foxglove_out.encode_depth(frame, frame.depth)
             self._add_protobuf(f"/{frame.camera}/depth", message, *times)
         self._add(f"/{frame.camera}/header", bytes(header), *times)
 
@@ -81,7 +87,7 @@ class RecordWriter(Closing):
         """Append masks that arrived at `logged_ns`: the body of their message, and what it holds."""
         times = masks.seq, logged_ns, masks.published_ns or logged_ns
         self._add(masks_topic(masks.camera).decode(), bytes(body), *times)
-        message = foxglove_out.annotations_message(masks)
+        message = foxglove_out.encode_annotations(masks)
         self._add_protobuf(f"/{masks.camera}/annotations", message, *times)
 
     def write_event(self, body: Buffer, n: int, logged_ns: int) -> None:
@@ -123,21 +129,20 @@ class RecordWriter(Closing):
         known = (frame.intrinsics, frame.width, frame.height)
         if frame.intrinsics is None or self._calibrations.get(frame.camera) == known:
             return
-        message = foxglove_out.calibration_message(frame, frame.intrinsics)
+        message = foxglove_out.encode_calibration(frame, frame.intrinsics)
         self._add_protobuf(f"/{frame.camera}/calibration", message, *times)
         self._calibrations[frame.camera] = (frame.intrinsics, frame.width, frame.height)
 
-    def _add_protobuf(self, topic: str, message: Any, seq: int, logged_ns: int, sent_ns: int) -> None:
+    def _add_protobuf(self, topic: str, message: Encoded, seq: int, logged_ns: int, sent_ns: int) -> None:
         # a topic may carry two kinds, where a camera changes its encoding: a channel for each
-        kind = type(message)
-        channel = f"{topic} {kind.DESCRIPTOR.name}"
+        name = message.kind.DESCRIPTOR.full_name
+        if name not in self._schemas:
+            register = require("mcap_protobuf.schema", "bags").register_schema
+            self._schemas[name] = register(self._writer, message.kind)
+        channel = f"{topic} {name}"
         if channel not in self._channels:
-            name = kind.DESCRIPTOR.full_name
-            if name not in self._schemas:
-                register = require("mcap_protobuf.schema", "bags").register_schema
-                self._schemas[name] = register(self._writer, kind)
             self._channels[channel] = self._writer.register_channel(topic, "protobuf", self._schemas[name])
-        self._append(self._channels[channel], message.SerializeToString(), seq, logged_ns, sent_ns)
+        self._append(self._channels[channel], message.data, seq, logged_ns, sent_ns)
 
     def _add(self, topic: str, data: bytes, seq: int, logged_ns: int, sent_ns: int) -> None:
         if topic not in self._channels:
@@ -203,13 +208,13 @@ class _WholeFile:
 
 
 def _create(path: Path) -> _WholeFile:
+    if path.exists():
+        raise OutputError(
+            f"expected a new file for the recording, found {path}, which is never overwritten; choose another name"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _WholeFile(path)
-    except FileExistsError as error:
-        raise OutputError(
-            f"expected a new file for the recording, found {path}, which is never overwritten; choose another name"
-        ) from error
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 

@@ -4,8 +4,10 @@ from .control import ControlClient, ControlServer, Peer
 from .frames import FramePublisher, FrameSubscriber, Received
 from .masks import MaskPublisher, MaskSubscriber
 from .poll import poll
+from .tap import Arrived, Tap
 
 __all__ = [
+    "Arrived",
     "ControlClient",
     "ControlServer",
     "FramePublisher",
@@ -14,5 +16,6 @@ __all__ = [
     "MaskSubscriber",
     "Peer",
     "Received",
+    "Tap",
     "poll",
 ]

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import zmq
 
-from ..closing import Closing
 from ..errors import TransportError, WireError
 from ..types import Delivery
 from .inbox import Inbox
 from .link import Link
-from .sockets import open_socket, receive_parts
+from .listener import WATCH_MS, Listener, connect_all
+from .sockets import open_socket
 
 EVERY_CAPACITY = 4
 EVERY_QUEUE = 2
 NEWEST_QUEUE = 4
 DRAIN = 64
-WATCH_MS = 250
 CAMERA_IDLE_S = 10.0
 
 
@@ -37,7 +34,7 @@ M = TypeVar("M", bound=FromCamera)
 Unpack = Callable[[Sequence[memoryview]], M]
 
 
-class Receiver(Closing, Generic[M]):
+class Receiver(Listener, Generic[M]):
     """Owns SUB (`newest`) or PULL (`every`) sockets and the thread that empties them into an inbox.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras; `every` keeps all in order and
@@ -65,13 +62,9 @@ class Receiver(Closing, Generic[M]):
         self._numbers = itertools.count()
         self._rejected = 0
         self._last_error: str | None = None
-        self._failure: Exception | None = None
-        self._closing = False
-        self._links = self._connect(endpoints, max_bytes)
+        super().__init__(self._connect(endpoints, max_bytes), DRAIN if self._newest else 1)
         self._inbox: Inbox[tuple[M, int]] = Inbox(max_cameras if self._newest else EVERY_CAPACITY)
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._thread = threading.Thread(target=self._run, name=f"receive {endpoints[0]}", daemon=True)
-        self._thread.start()
+        self._listen()
 
     @property
     def rejected(self) -> int:
@@ -84,26 +77,15 @@ class Receiver(Closing, Generic[M]):
         return self._last_error
 
     @property
-    def connected(self) -> tuple[str, ...]:
-        """The endpoints that have a living peer now."""
-        return tuple(link.endpoint for link in self._links if link.alive)
-
-    @property
     def wakeup(self) -> int:
         """A file descriptor that is readable exactly while a message waits."""
         return self._inbox.fileno()
 
     def close(self) -> None:
         """Stop the thread and close its sockets; whoever waits in `take` gets None. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        os.write(self._stop_writer, b"\0")
-        self._inbox.close()
-        self._thread.join()
-        self._inbox.release()
-        os.close(self._stop_writer)
-        os.close(self._stop_reader)
+        if not self._closing:
+            super().close()
+            self._inbox.release()
 
     def _take(self, timeout_ms: int | None) -> tuple[M, int] | None:
         """The next message and its arrival (`time.time_ns`), or None when none came in time.
@@ -111,21 +93,14 @@ class Receiver(Closing, Generic[M]):
         Raises TransportError when the thread has failed.
         """
         taken = self._inbox.take(timeout_ms)
-        if taken is None and self._failure is not None:
-            raise TransportError(f"the receiver stopped: {self._failure}") from self._failure
+        if taken is None:
+            self._check()
         return taken
 
     def _connect(self, endpoints: Sequence[str], max_bytes: int) -> list[Link]:
         if not endpoints:
             raise TransportError("expected at least one endpoint to connect to, found none")
-        links: list[Link] = []
-        try:
-            links.extend(Link(self._open(max_bytes), endpoint) for endpoint in endpoints)
-        except TransportError:
-            for link in links:
-                link.close()
-            raise
-        return links
+        return connect_all((self._open(max_bytes), endpoint) for endpoint in endpoints)
 
     def _open(self, max_bytes: int) -> zmq.Socket:
         if not self._newest:
@@ -135,36 +110,8 @@ class Receiver(Closing, Generic[M]):
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         return socket
 
-    def _run(self) -> None:
-        try:
-            self._receive_until_closed()
-        except Exception as error:
-            self._failure = error
-            self._inbox.close()
-        finally:
-            for link in self._links:
-                link.close()
-
-    def _receive_until_closed(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._stop_reader, zmq.POLLIN)
-        for link in self._links:
-            poller.register(link.socket, zmq.POLLIN)
-            poller.register(link.monitor, zmq.POLLIN)
-        while not self._closing:
-            poller.poll(WATCH_MS)
-            for link in self._links:
-                self._drain(link.socket)
-            for link in self._links:
-                link.update()
-
-    def _drain(self, socket: zmq.Socket) -> None:
-        # bounded, so that a flood from one camera cannot starve the others
-        for _ in range(DRAIN if self._newest else 1):
-            parts = receive_parts(socket)
-            if parts is None or self._closing:
-                return
-            self._accept(parts, time.time_ns())
+    def _wake(self) -> None:
+        self._inbox.close()
 
     def _accept(self, parts: list[memoryview], received_ns: int) -> None:
         if self._topics and parts[0] not in self._topics:
@@ -178,8 +125,7 @@ class Receiver(Closing, Generic[M]):
             return
         key: Hashable = message.camera if self._newest else next(self._numbers)
         while not self._inbox.put(key, (message, received_ns), WATCH_MS) and not self._closing:
-            for link in self._links:
-                link.update()
+            self._update_links()
 
     def _admit(self, camera: str) -> None:
         now_s = time.monotonic()
