@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 import sqlite3
 import struct
 from pathlib import Path
@@ -61,6 +63,7 @@ def test_a_bag_of_ros_1_is_read_to_the_last_pixel(tmp_path: Path, compression: s
         ("SQLITE3", "FILE"),
         ("MCAP", None),
         ("MCAP", "STORAGE"),
+        ("MCAP", "MESSAGE"),
         ("MCAP", "FILE"),
     ],
 )
@@ -250,3 +253,56 @@ def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
     (tmp_path / "metadata.yaml").write_text("rosbag2_bagfile_information: {}")
     with pytest.raises(BagError, match=r"expected a ROS 2 bag in .*, found no file"):
         RosBag(tmp_path)
+
+
+def test_a_damaged_chunk_costs_only_itself(tmp_path: Path) -> None:
+    path = ros.write_ros1(tmp_path / "drive.bag", FRAMES, "LZ4")
+    content = bytearray(path.read_bytes())
+    starts = [match.end() for match in re.finditer(rb"compression=lz4", bytes(content))]
+    content[starts[2] + 20 : starts[2] + 60] = bytes(40)
+    path.write_bytes(content)
+    found, lost = read(path)
+    expected = list(ros.shots(FRAMES))
+    assert len(expected) - 12 <= len(found) < len(expected)
+    assert {shot[:3] for shot in found} < {shot[:3] for shot in expected}
+    assert found[-1].payload == expected[-1].payload
+    assert lost is not None
+    assert "1 of the chunks of drive.bag passed over" in lost
+
+
+def recoded(folder: Path, target: Path, number: int) -> Path:
+    """The database of a folder with another encoding in one of its messages."""
+    target.write_bytes(next(folder.glob("*.db3")).read_bytes())
+    database = sqlite3.connect(target)
+    (data,) = database.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone()
+    assert b"bgr8" in data
+    database.execute("UPDATE messages SET data = ? WHERE id = ?", (data.replace(b"bgr8", b"nv21"), number))
+    database.commit()
+    database.close()
+    return target
+
+
+def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
+    tmp_path: Path, folder: Path
+) -> None:
+    with pytest.raises(BagError, match="found 'nv21'"):
+        read(recoded(folder, tmp_path / "first.db3", 1))
+    found, lost = read(recoded(folder, tmp_path / "amid.db3", 4))
+    expected = list(ros.shots(FRAMES))
+    assert ros.same(found, [*expected[:3], *expected[4:]])
+    assert lost is not None
+    assert "found 'nv21'" in lost
+
+
+def test_no_damage_raises_anything_but_our_error(tmp_path: Path, bag_file: Path, folder: Path) -> None:
+    rng = random.Random(5)
+    for source in (bag_file, next(folder.glob("*.db3"))):
+        content, path = source.read_bytes(), tmp_path / source.name
+        for _ in range(40):
+            damaged = bytearray(content)
+            for _ in range(rng.choice((1, 30, 300))):
+                place = rng.randrange(16, len(damaged))
+                damaged[place : place + 4] = rng.randbytes(4)
+            path.write_bytes(damaged)
+            with contextlib.suppress(BagError):
+                read(path)

@@ -18,7 +18,7 @@ from typing import Any
 import zstandard
 
 from ..closing import Closing
-from ..errors import BagError
+from ..errors import BagError, require
 from ..types import Depth, Intrinsics
 from . import rosbag1, rosbag2_sqlite
 from .losses import Losses
@@ -32,6 +32,8 @@ from .samples import Colour, Sample, Topic
 _IMAGE = re.compile(
     r"(/device_\d+)(/sensor_\d+)(/([A-Za-z]+)_(\d+))/image/data(/compressed|/compressedDepth)?"
 )
+_IMAGE_TYPES = ("/Image", "/CompressedImage")
+_INFO_TYPES = ("/String", "/CameraInfo")  # in a .db3, in a .bag
 _NAMES = {"Color": "color", "Depth": "depth", "Infrared": "infra", "Fisheye": "fisheye"}
 _ENCODINGS = {"YUYV": "yuyv", "UYVY": "uyvy", "Y8": "mono8", "Y16": "mono16", "16UC1": "mono16"}
 _PACKED = re.compile(r"(\w+); zstd; (\d+)x(\d+) step=(\d+)")
@@ -72,9 +74,11 @@ class RealSenseBag(Closing):
     """
 
     def __init__(self, path: Path) -> None:
+        require("rosbags.typesys", "bags")
         self.path = path
         self._storage = _storage(path)
         self._losses = Losses()
+        self._known: set[str] = set()  # topics that gave something
         self._streams = _streams(self._storage)
         if not self._streams:
             self.close()
@@ -104,7 +108,7 @@ class RealSenseBag(Closing):
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
         """The messages on these topics in the order of the recording. Raises BagError for an unknown encoding."""
-        self._losses = Losses()
+        self._losses, self._known = Losses(), set()
         reading = _Reading(self._storage, self._streams, topics)
         for raw in self._storage.messages(reading.needed):
             yield from self._told(reading.take(raw), raw.topic)
@@ -113,8 +117,13 @@ class RealSenseBag(Closing):
 
     def _told(self, samples: Iterator[Sample], place: str) -> Iterator[Sample]:
         try:
-            yield from samples
-        except MessageError as error:
+            for sample in samples:
+                self._known.add(place)
+                yield sample
+        except BagError as error:
+            # an encoding that comes amid known ones is damage
+            if not isinstance(error, MessageError) and place not in self._known:
+                raise
             self._losses.skip(place, error)
 
     def close(self) -> None:
@@ -181,7 +190,7 @@ class _Reading:
 
     def _text(self, raw: RawMessage) -> str:
         # an option is text in a .db3, and a float in a .bag
-        return str(deserialise(raw.data, self._types[raw.topic], self._is_cdr).data)
+        return str(getattr(deserialise(raw.data, self._types[raw.topic], self._is_cdr), "data", ""))
 
 
 def _storage(path: Path) -> Rosbag1 | Rosbag2Sqlite:
@@ -191,16 +200,12 @@ def _storage(path: Path) -> Rosbag1 | Rosbag2Sqlite:
 def _streams(storage: Storage) -> tuple[_Stream, ...]:
     found = []
     for match in filter(None, map(_IMAGE.fullmatch, storage.types)):
+        if not storage.types[match[0]].endswith(_IMAGE_TYPES):
+            continue
         device, sensor, stream, kind, index, _ = match.groups()
         prefix = f"{device}{sensor}{stream}"
-        calibration = next(
-            (
-                name
-                for name in (f"{prefix}/camera_info", f"{prefix}/info/camera_info")
-                if name in storage.types
-            ),
-            "",
-        )
+        places = (f"{prefix}/camera_info", f"{prefix}/info/camera_info")
+        calibration = next((name for name in places if storage.types.get(name, "").endswith(_INFO_TYPES)), "")
         name = _NAMES.get(kind, kind.lower()) + (index if index != "0" else "")
         units = f"{device}{sensor}/option/Depth_Units/value"
         found.append(_Stream(match[0], f"{prefix}/image/metadata", calibration, units, f"{device}/{name}"))
@@ -222,7 +227,7 @@ def _with_units(raw: RawMessage, type_name: str, is_cdr: bool) -> tuple[Any, flo
             raise
     # the SDK's Image has one field more than ROS's
     message = deserialise(raw.data[: -_UNITS.size], type_name, is_cdr)
-    return message, float(_UNITS.unpack(raw.data[-_UNITS.size :])[0])
+    return message, round(float(_UNITS.unpack(raw.data[-_UNITS.size :])[0]), 9)
 
 
 def _payload(message: Any, type_name: str, stream: _Stream) -> Colour | Depth | Intrinsics:

@@ -8,10 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import zstandard
+
 from ..errors import BagError, require
 from ..types import Buffer
 from .ros_images import MessageError, kind_of, payload_of, stamp_of
 from .samples import Sample, Topic
+
+_ZSTD = b"\x28\xb5\x2f\xfd"  # never the begin of CDR, which is 00 00 or 00 01
+_MAX_MESSAGE = 1 << 30
 
 
 class RawMessage(NamedTuple):
@@ -62,11 +67,20 @@ def deserialise(data: Buffer, type_name: str, is_cdr: bool) -> Any:
     take = store.deserialize_cdr if is_cdr else store.deserialize_ros1
     errors = require("rosbags.serde", "bags").SerdeError
     try:
-        return take(memoryview(data), f"{package.split('/')[0]}/msg/{name}")
-    except (errors, struct.error, ValueError, IndexError, AssertionError) as error:
+        return take(memoryview(_unpacked(data) if is_cdr else data), f"{package.split('/')[0]}/msg/{name}")
+    except (errors, struct.error, ValueError, LookupError, AssertionError, zstandard.ZstdError) as error:
         raise MessageError(
             f"expected a {type_name}, found {len(data)} bytes that are none ({error})"
         ) from error
+
+
+def _unpacked(data: Buffer) -> Buffer:
+    """A message of ROS 2, which its recorder may have compressed."""
+    if bytes(data[: len(_ZSTD)]) != _ZSTD:
+        return data
+    if not 0 <= zstandard.frame_content_size(data) <= _MAX_MESSAGE:
+        raise ValueError("compressed, without its size")
+    return zstandard.ZstdDecompressor().decompress(data)
 
 
 def first_bytes(path: Path, count: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 from ..closing import Closing
 from ..errors import BagError, require
 from ..types import NANOSECONDS, Buffer
+from .losses import Losses
 from .ros_messages import RawMessage, first_bytes
 
 MAGIC = b"#ROSBAG V2.0\n"
@@ -44,7 +45,7 @@ class Rosbag1(Closing):
         self.path = path
         self._file = _open(path)
         self._size = path.stat().st_size
-        self._lost: str | None = None
+        self._losses = Losses()
         self._connections: dict[int, tuple[str, str]] = {}
         self._is_indexed = self._read_index()
         if not self._is_indexed:
@@ -54,14 +55,14 @@ class Rosbag1(Closing):
         if not self.types:
             self.close()
             raise BagError(
-                f"expected a recording with topics at {path}, found none: {self._lost or 'it is empty'}"
+                f"expected a recording with topics at {path}, found none: {self._losses.text() or 'it is empty'}"
             )
 
     @property
     def lost(self) -> str | None:
         """After `messages` has ended: what could not be read, None where all was."""
-        if self._lost is not None or self._is_indexed:
-            return self._lost
+        if self._is_indexed or self._losses.text() is not None:
+            return self._losses.text()
         return f"{self.path.name} has no index: it was never closed, or its end is cut off"
 
     def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
@@ -79,15 +80,19 @@ class Rosbag1(Closing):
 
     def _records(self) -> Iterator[_Record]:
         """The messages, those of chunks among them; connections that come are kept. Sets what was lost."""
-        self._lost = None
-        position = len(MAGIC)
+        self._losses, position = Losses(), len(MAGIC)
         try:
             while position < self._size:
                 record, end = self._read(position)
-                yield from self._flattened(record)
+                try:
+                    yield from self._flattened(record)
+                except _DamageError as error:
+                    self._losses.skip(f"the chunks of {self.path.name}", f"at byte {position} {error}")
                 position = end
         except (_DamageError, OSError, ValueError) as error:
-            self._lost = f"{self.path.name} can be read up to byte {position} of {self._size}: {error}"
+            self._losses.add(
+                f"{self.path.name} can be read up to byte {position} of {self._size}, where {error}"
+            )
 
     def _read(self, position: int) -> tuple[_Record, int]:
         """The record at `position`, without data that is not needed, and where it ends."""
@@ -110,7 +115,7 @@ class Rosbag1(Closing):
 
     def _take(self, size: int) -> bytes:
         if self._file.tell() + size > self._size:
-            raise _DamageError("the file is cut off there")
+            raise _DamageError("the file is cut off")
         return self._file.read(size)
 
     def _flattened(self, record: _Record) -> Iterator[_Record]:
@@ -168,7 +173,7 @@ def _part(view: memoryview, position: int) -> tuple[memoryview, int]:
     begin = position + _LENGTH.size
     end = begin + _number(view[position:begin])
     if begin > len(view) or end > len(view):
-        raise _DamageError("its last chunk is not whole")
+        raise _DamageError("a record is cut off")
     return view[begin:end], end
 
 
@@ -195,7 +200,7 @@ def _decompressed(chunk: _Record) -> Buffer:
         return chunk.data
     size = _number(chunk.fields.get(b"size", b""))
     if not 0 <= size <= _MAX_CHUNK:
-        raise _DamageError("a chunk does not tell its size")
+        raise _DamageError("the chunk does not tell its size")
     take: Callable[[Buffer, int], bytes]
     if compression == "bz2":
         take = bz2.BZ2Decompressor().decompress
@@ -206,7 +211,7 @@ def _decompressed(chunk: _Record) -> Buffer:
     try:
         return take(chunk.data, size)
     except (OSError, EOFError, RuntimeError) as error:
-        raise _DamageError(f"a chunk cannot be decompressed ({error})") from error
+        raise _DamageError(f"the chunk cannot be decompressed ({error})") from error
 
 
 def _number(value: Buffer) -> int:

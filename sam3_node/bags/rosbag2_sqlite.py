@@ -6,16 +6,12 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import zstandard
-
 from ..closing import Closing
 from ..errors import BagError
 from .ros_messages import RawMessage, first_bytes
 
 MAGIC = b"SQLite format 3\x00"
 
-_ZSTD = b"\x28\xb5\x2f\xfd"  # never the begin of CDR, which is 00 00 or 00 01
-_MAX_MESSAGE = 1 << 30
 _TOPICS = "SELECT id, name, type, serialization_format FROM topics ORDER BY id"
 
 
@@ -53,15 +49,16 @@ class Rosbag2Sqlite(Closing):
         """The whole messages on these topics in the order in which they were recorded."""
         self._lost = None
         count = 0
-        rows: Iterator[tuple[int, int, object]] = self._rows(
-            [n for n, name in self._names.items() if name in topics]
-        )
+        numbers = [number for number, name in self._names.items() if name in topics]
         try:
+            rows: Iterator[tuple[int, int, object]] = self._rows(numbers)
             for number, logged_ns, data in _all_but_last(rows) if self._is_torn else rows:
-                yield RawMessage(self._names[number], logged_ns, _unpacked(data))
+                if not isinstance(data, bytes):
+                    raise BagError(f"a message is {type(data).__name__}")
+                yield RawMessage(self._names[number], logged_ns, data)
                 count += 1
             reason = "it ends within a page" if self._is_torn else None
-        except (sqlite3.Error, zstandard.ZstdError, BagError) as error:
+        except (sqlite3.Error, BagError) as error:
             reason = str(error)
         if reason is not None:
             self._lost = (
@@ -111,14 +108,3 @@ def _all_but_last(rows: Iterator[tuple[int, int, object]]) -> Iterator[tuple[int
         assert held is not None
         yield held
         held = row
-
-
-def _unpacked(data: object) -> bytes:
-    """A message, which ROS 2 may have compressed by itself."""
-    if not isinstance(data, bytes):
-        raise BagError(f"expected messages of bytes, found {type(data).__name__}")
-    if not data.startswith(_ZSTD):
-        return data
-    if not 0 <= zstandard.frame_content_size(data) <= _MAX_MESSAGE:
-        raise BagError("expected compressed messages that declare their size")
-    return zstandard.ZstdDecompressor().decompress(data)

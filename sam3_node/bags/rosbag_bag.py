@@ -11,7 +11,7 @@ from pathlib import Path
 import zstandard
 
 from ..closing import Closing
-from ..errors import BagError
+from ..errors import BagError, require
 from . import rosbag1, rosbag2_sqlite
 from .losses import Losses
 from .mcap_bag import McapBag
@@ -122,6 +122,7 @@ class _RosFile(Closing):
     """One file of serialised ROS messages as samples."""
 
     def __init__(self, path: Path, storage: Storage) -> None:
+        require("rosbags.typesys", "bags")
         self.path = path
         self.topics: tuple[Topic, ...] = topics_of(storage.types)
         self._storage = storage
@@ -135,14 +136,18 @@ class _RosFile(Closing):
         return losses.text()
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        self._losses = Losses()
+        self._losses, known = Losses(), set[str]()
         chosen = {topic.name for topic in self.topics if topic.name in topics and topic.kind != "other"}
         for raw in self._storage.messages(chosen):
             try:
                 sample = sample_of(raw, self._storage.types[raw.topic], self._storage.is_cdr)
-            except MessageError as error:
+            except BagError as error:
+                # an encoding that comes amid known ones is damage
+                if not isinstance(error, MessageError) and raw.topic not in known:
+                    raise
                 self._losses.skip(raw.topic, error)
                 continue
+            known.add(raw.topic)
             if sample is not None:
                 yield sample
 
