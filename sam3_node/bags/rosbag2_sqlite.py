@@ -53,8 +53,8 @@ class Rosbag2Sqlite(Closing):
         try:
             rows: Iterator[tuple[int, int, object]] = self._rows(numbers)
             for number, logged_ns, data in _all_but_last(rows) if self._is_torn else rows:
-                if not isinstance(data, bytes):
-                    raise BagError(f"a message is {type(data).__name__}")
+                if not (isinstance(data, bytes) and isinstance(logged_ns, int)):
+                    raise BagError("a row is no message")
                 yield RawMessage(self._names[number], logged_ns, data)
                 count += 1
             reason = "it ends within a page" if self._is_torn else None

@@ -49,7 +49,7 @@ class VideoBag(Closing):
             raise BagError(
                 f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
             )
-        self.topics = (Topic(f"/{path.stem}/image", "video", "colour"),)
+        self.topics: tuple[Topic, ...] = (Topic(f"/{path.stem}/image", "video", "colour"),)
 
     @staticmethod
     def recognises(path: Path) -> bool:
