@@ -70,8 +70,8 @@ def test_images_are_captured_anew_with_what_was_recorded(tmp_path: Path) -> None
 def test_its_own_pace_is_kept_unless_settings_say_otherwise(tmp_path: Path) -> None:
     frames = [frame_at(seq, stamp_ns=at * MS) for seq, at in enumerate((0, 10, 150, 160))]
     captured = list(open_camera(f"bag:{write_recording(tmp_path / 'uneven.mcap', frames)}", CameraSettings()))
-    assert captured[2].capture_ns - captured[1].capture_ns >= 130 * MS
-    assert captured[-1].capture_ns - captured[0].capture_ns >= 155 * MS
+    assert captured[2].capture_ns - captured[1].capture_ns >= 100 * MS
+    assert captured[-1].capture_ns - captured[0].capture_ns >= 140 * MS
 
 
 def test_jpeg_and_depth_are_passed_on_as_they_were_recorded(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
-"""Recordings. MCAP files hold the wire's own messages."""
+"""Recordings: `open_bag` reads any robot's; this package's own are MCAP files that hold the wire's messages."""
 
+from .bag import Bag, open_bag
 from .frames import FrameWriter, Pose, read_frames, read_poses, read_truth
 from .masks import MaskBagWriter, read_masks
 from .recording import Recording
 
 __all__ = [
+    "Bag",
     "FrameWriter",
     "MaskBagWriter",
     "Pose",
     "Recording",
+    "open_bag",
     "read_frames",
     "read_masks",
     "read_poses",

@@ -11,12 +11,17 @@ from ..errors import BagError
 from ..types import Frame
 from . import frames
 from .discovery import Camera, choose_cameras, settle_kinds
+from .images_bag import ImagesBag
 from .losses import Losses
 from .mcap_bag import McapBag
 from .mcap_stream import McapStream
 from .natural_order import natural_order
 from .pairing import Pairing
+from .realsense_bag import RealSenseBag
+from .recorded import Recorded, is_recorded
+from .rosbag_bag import RosBag
 from .samples import SampleReader
+from .video_bag import VideoBag
 
 FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "
@@ -87,11 +92,14 @@ def open_bag(path: Path, topics: Collection[str] = ()) -> Bag:
 
 
 class _Part(NamedTuple):
-    """One file of this package's own recordings."""
+    """One file of this package's own recordings: `topics` has the colour topic of each camera.
 
-    path: Path
-    topics: dict[str, str]  # colour topics by camera
-    read: Callable[[Path], Iterator[Frame]]
+    `frames` may end in BagError where the file is damaged, or `lost` tells after it.
+    """
+
+    topics: dict[str, str]
+    frames: Callable[[], Iterator[Frame]]
+    lost: Callable[[], str | None]
 
 
 class _Recorded:
@@ -101,8 +109,8 @@ class _Recorded:
         self._parts = parts
         self._losses = Losses()
         topics = {camera: topic for part in parts for camera, topic in part.topics.items()}
-        known = {*topics, *topics.values()}
-        if absent := [name for name in wanted if name not in known]:
+        absent = [name for name in wanted if name not in topics and name not in topics.values()]
+        if absent:
             raise BagError(f"{path}: expected {', '.join(absent)}, found the cameras {', '.join(topics)}")
         self.cameras = tuple(
             camera for camera, topic in topics.items() if not wanted or camera in wanted or topic in wanted
@@ -117,10 +125,11 @@ class _Recorded:
         count = 0
         for part in self._parts:
             try:
-                for frame in part.read(part.path):
+                for frame in part.frames():
                     count += 1
                     if frame.camera in self.cameras:
                         yield frame
+                self._losses.add(part.lost())
             except BagError as error:
                 if not count and part is self._parts[-1]:
                     raise
@@ -164,9 +173,14 @@ def _part(path: Path) -> _Part | None:
     if not McapBag.recognises(path):
         return None
     topics = [channel.topic for channel in McapStream(path).channels() if channel.encoding == "msgpack"]
-    root = frames.FRAME_ROOT
+    root, end = frames.FRAME_ROOT, "/header"
+    if is_recorded(path):
+        recorded = Recorded([path])
+        names = [topic[1 : -len(end)] for topic in topics if topic.startswith("/") and topic.endswith(end)]
+        cameras = {name: f"/{name}/image" for name in names}
+        return _Part(cameras, recorded.frames, lambda: recorded.lost) if cameras else None
     cameras = {topic.removeprefix(root): topic for topic in topics if topic.startswith(root)}
-    return _Part(path, cameras, frames.read_frames) if cameras else None
+    return _Part(cameras, lambda: frames.read_frames(path), lambda: None) if cameras else None
 
 
 def _foreign(path: Path, wanted: Collection[str]) -> _Sampled:
@@ -180,9 +194,7 @@ def _foreign(path: Path, wanted: Collection[str]) -> _Sampled:
 
 def _reader(path: Path) -> SampleReader:
     """By what is in it; BagError for what no reader knows."""
-    from .rosbag_bag import RosBag
-
-    kinds: tuple[_Kind, ...] = (McapBag, RosBag)
+    kinds: tuple[_Kind, ...] = (McapBag, RealSenseBag, RosBag, VideoBag, ImagesBag)
     for kind in kinds:
         if path.exists() and kind.recognises(path):
             return kind(path)

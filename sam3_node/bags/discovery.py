@@ -82,12 +82,13 @@ def choose_cameras(path: Path, topics: Sequence[Topic], wanted: Collection[str] 
 def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tuple[Camera, ...]:
     """All cameras, in the order of their first topics; `preferred` topics win over others of the same sensor."""
     colours = _one_of_each(topics, "colour", preferred)
-    depths = _pair(colours, _one_of_each(topics, "depth", preferred), preferred)
+    depths = [depth for depth in _one_of_each(topics, "depth", preferred) if not depth.is_colour]
+    served = _pair(colours, depths, preferred)
     infos = [_Place(topic.name) for topic in topics if topic.kind == "intrinsics"]
     cameras = []
     for name, colour in zip(_names(colours), colours, strict=True):
-        depth = depths.get(colour.topic)
-        info = _intrinsics_of(colour, depth, infos, alone=len(colours) == 1)
+        depth = served.get(colour.topic)
+        info = _intrinsics_of(colour, depth, infos, colours)
         cameras.append(
             Camera(
                 name,
@@ -109,7 +110,7 @@ def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
 def _kind(reader: SampleReader, topic: Topic) -> Kind:
     if topic.kind not in ("colour", "depth"):
         return topic.kind
-    if _NO_PICTURE.search(topic.name):
+    if topic.type.endswith("Image") and _NO_PICTURE.search(topic.name):
         return "other"
     if not _INTO_DEPTH.search(topic.name) and (topic.kind == "depth" or _COLOUR.search(topic.name)):
         return topic.kind
@@ -146,6 +147,12 @@ class _Place:
     @property
     def streams(self) -> tuple[str, ...]:
         return self.folder[len(self.namespace) :]
+
+    @property
+    def is_colour(self) -> bool:
+        """Whether its stream is named for colour: drivers offer compressedDepth for that, too, and it is void."""
+        streams = "/".join(self.streams)
+        return _COLOUR.search(streams) is not None and "depth" not in streams.lower()
 
     @property
     def is_infrared(self) -> bool:
@@ -197,8 +204,7 @@ def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str
 
 
 def _distance(colour: _Place, depth: _Place, preferred: Collection[str]) -> tuple[object, ...]:
-    streams = "/".join(colour.streams)
-    rank = 0 if _COLOUR.search(streams) else 1 if "left" in streams.lower() else 2
+    rank = 0 if colour.is_colour else 1 if "left" in colour.streams else 2
     return (
         colour.is_infrared,
         depth.topic not in preferred,
@@ -209,10 +215,14 @@ def _distance(colour: _Place, depth: _Place, preferred: Collection[str]) -> tupl
     )
 
 
-def _intrinsics_of(colour: _Place, depth: _Place | None, infos: list[_Place], alone: bool) -> _Place | None:
-    """The topic beside the image, else above it in the same device, else beside its aligned depth."""
+def _intrinsics_of(
+    colour: _Place, depth: _Place | None, infos: list[_Place], colours: list[_Place]
+) -> _Place | None:
+    """The topic beside the image, else above it where it has the device to itself, else beside its aligned depth."""
     folders = [colour.folder]
-    if not colour.is_infrared:
+    if [other for other in colours if other.namespace == colour.namespace and not other.is_infrared] == [
+        colour
+    ]:
         ends = range(len(colour.folder) - 1, max(len(colour.namespace), 1) - 1, -1)
         folders += [colour.folder[:end] for end in ends]
     if depth is not None and depth.is_aligned:
@@ -222,7 +232,7 @@ def _intrinsics_of(colour: _Place, depth: _Place | None, infos: list[_Place], al
             if info.parts[:-1] == folder:
                 return info
     usable = [info for info in infos if "depth" not in info.topic or info.is_aligned]
-    return usable[0] if alone and len(usable) == 1 else None
+    return usable[0] if len(colours) == len(usable) == 1 else None
 
 
 def _names(colours: list[_Place]) -> list[str]:

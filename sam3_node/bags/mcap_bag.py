@@ -57,9 +57,9 @@ class McapBag(Closing):
             channel = row.channel
             if channel.topic not in topics:
                 continue
-            if channel not in decoders:
-                decoders[channel] = _decoder(channel)
             try:
+                if channel not in decoders:
+                    decoders[channel] = _decoder(channel)
                 sample = _sample(row, decoders[channel])
             except MessageError as error:
                 self._losses.skip(channel.topic, error)
@@ -93,6 +93,8 @@ def _sample(row: Row, decode: Decode) -> Sample | None:
 
 def _decoder(channel: Channel) -> Decode:
     """What makes a message of its bytes, or raises MessageError; BagError for an encoding that is not known."""
+    if _topic(channel).kind == "other":
+        raise MessageError(f"expected images or their calibration, found {channel.schema!r}")
     if channel.encoding in _ROS and _module(channel) is ros_images:
         return lambda data: deserialise(data, channel.schema, _ROS[channel.encoding])
     if channel.encoding == "protobuf" and channel.schema_encoding == "protobuf":

@@ -6,6 +6,7 @@ import mmap
 import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,10 +58,11 @@ class McapStream:
             *(OverflowError, RuntimeError, MemoryError),  # RuntimeError is lz4's
         )
 
-    def channels(self) -> list[Channel]:
+    def channels(self) -> tuple[Channel, ...]:
         """Those that have a message: by the file's summary, or where it has none by its whole content."""
         with _Mapped(self.path) as content:
-            return self._summarised(content) or list(dict.fromkeys(row.channel for row in self.rows()))
+            found = self._summarised(content)
+        return found or _read_through(self.path, self.path.stat().st_mtime_ns)
 
     def rows(self) -> Iterator[Row]:
         """The messages in the file's order, up to the first damage."""
@@ -75,24 +77,24 @@ class McapStream:
         self.damage = None
         self._reached, self._logged_ns, self._is_over = 0, 0, False
 
-    def _summarised(self, content: _Mapped) -> list[Channel]:
+    def _summarised(self, content: _Mapped) -> tuple[Channel, ...]:
         try:
             summary = self._reader.SeekingReader(content).get_summary()
         except self._damages:
-            return []
+            return ()
         if summary is None or summary.statistics is None:
-            return []
+            return ()
         counts = summary.statistics.channel_message_counts
-        return [
+        return tuple(
             _channel(record, summary.schemas)
             for record in summary.channels.values()
             if counts.get(record.id) and (not record.schema_id or record.schema_id in summary.schemas)
-        ]
+        )
 
     def _rows(self, content: _Mapped) -> Iterator[Row]:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
-        reader = self._stream.StreamReader(content, emit_chunks=True, validate_crcs=True)
+        reader = self._stream.StreamReader(content, emit_chunks=True)
         for record in reader.records:
             for inner in self._unpack(record):
                 if isinstance(inner, self._records.Schema):
@@ -125,12 +127,16 @@ class McapStream:
         after = f" after {_utc(self._logged_ns)}" if self._logged_ns else ""
         if self._is_over:  # only the index behind the messages is broken
             return None
-        if isinstance(getattr(error, "record", None), self._records.DataEnd):
-            return f"{self.path} does not have its checksum: some of it is damaged"
         if isinstance(error, self._end_of_file) and self._reached == size:
             return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
         cut = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({type(error).__name__})"
         return f"{self.path} {cut}: what follows byte {self._reached} of {size}{after} cannot be read"
+
+
+@lru_cache(maxsize=64)
+def _read_through(path: Path, changed_ns: int) -> tuple[Channel, ...]:
+    """The channels of a file that was last changed at this time: a cut one is read whole for them, and only once."""
+    return tuple(dict.fromkeys(row.channel for row in McapStream(path).rows()))
 
 
 class _Mapped:

@@ -19,6 +19,9 @@ PATIENCE_NS = 500_000_000
 MOST_WAITING = 16
 """Colour images per camera that wait at the same time, and depth images that are kept."""
 
+UNIX_SINCE_NS = 10**17
+"""Stamps before this one (of 1973) are of another clock than Unix time: a video's, a simulation's."""
+
 
 @dataclass(slots=True)
 class _CameraState:
@@ -127,6 +130,7 @@ def _frame(waiting: _Waiting) -> Frame:
         height=colour.height,
         encoding=colour.encoding,
         colour=colour.data,
+        clock="system" if waiting.stamp_ns >= UNIX_SINCE_NS else "device",
         depth=depth,
         intrinsics=_undistorted(waiting.state.intrinsics) if camera.rectified else waiting.state.intrinsics,
     )
