@@ -167,3 +167,13 @@ def test_places_without_prompts_are_refused(tmp_path: Path) -> None:
     (tmp_path / "00000.png").write_bytes(encode_labels(np.zeros((4, 4), np.uint8)))
     with pytest.raises(ReplayError, match=r"00000\.png: expected at least one object, found only background"):
         read_prompts(tmp_path)
+
+
+def test_real_annotations_are_read() -> None:
+    folder = Path(__file__).resolve().parents[2] / "shared/data/davis/Annotations"
+    if not folder.is_dir():
+        pytest.skip("no DAVIS sequences here")
+    found = read_prompts(folder)
+    assert {shown.camera for shown in found} == {inner.name for inner in folder.iterdir()}
+    for shown in found:
+        assert read_mask(Path(shown.mask or ""), shown.value).area > 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..bags.natural_order import natural_order
 from ..errors import ReplayError, WireError
 from ..prompts import MAX_POINTS
 from ..wire import Fields
@@ -53,7 +54,7 @@ def _of_folder(folder: Path) -> Iterator[ObjectOnFrame]:
 
 
 def _first_png(folder: Path) -> Path | None:
-    return min(folder.glob("*.png"), default=None)
+    return min(folder.glob("*.png"), key=natural_order, default=None)
 
 
 def _of_annotation(path: Path, camera: str | None) -> Iterator[ObjectOnFrame]:
