@@ -42,6 +42,12 @@ class BagError(Sam3NodeError):
     code = "bag"
 
 
+class ReplayError(Sam3NodeError):
+    """A replay that cannot begin or go on: a checkpoint that is damaged, or of another job, model or bank."""
+
+    code = "replay"
+
+
 class ModelError(Sam3NodeError):
     """Weights or a configuration that cannot serve as a tracker."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,17 +13,18 @@ from torch import Tensor
 from .clock import StageClock
 from .detection.base import Detector
 from .detection.wanted import Wanted
-from .errors import RequestError, Sam3NodeError, UnknownFrameError
+from .errors import ReplayError, RequestError, Sam3NodeError
 from .geometry import Scaling
-from .models import Features, TrackerModel
+from .models import TrackerModel
 from .prompts import FramePrompt
 from .rasterize import rasterize
 from .readout import OnHost, to_host
+from .recent import RecentFrame, RecentFrames
 from .registry import ObjectRegistry, ObjectStatus
 from .search import Search, Sight
 from .settings import DetectorSettings, TrackerSettings
 from .tracking import ObjectPrompt, Tracker, Tracks
-from .types import Frame, Instance, Mask, MaskFrame
+from .types import Frame, Instance, Mask, MaskFrame, State
 from .wire import decode_image
 
 log = logging.getLogger(__name__)
@@ -43,17 +43,6 @@ class Added(NamedTuple):
 
     id: int
     answer: Answer | None
-
-
-class _Seen(NamedTuple):
-    """A recent frame, kept for prompts on it."""
-
-    seq: int
-    frame_number: int
-    features: Features
-    logits: dict[int, Tensor]
-    """[h, w] of each object on it, as tracked or, later, as prompted."""
-    scaling: Scaling
 
 
 class Pipeline:
@@ -77,8 +66,7 @@ class Pipeline:
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
         self._objects = ObjectRegistry(settings.max_objects)
         self._entering: dict[int, ObjectPrompt] = {}
-        self._seen: OrderedDict[int, _Seen] = OrderedDict()
-        self._seen_most = settings.feature_cache
+        self._recent = RecentFrames(camera, settings.feature_cache)
         self._clock = StageClock(model.device)
         self._search: Search | None = None
         if detector is not None:
@@ -115,7 +103,7 @@ class Pipeline:
             with clock.device("detect"):
                 tracks = self._detect(Sight(image, features, number, scaling, frame.capture_ns), tracks)
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        self._keep(_Seen(frame.seq, number, features, logits, scaling))
+        self._recent.keep(RecentFrame(frame.seq, number, features, logits, scaling))
         found = to_host(tracks.logits, tracks.scores, tracks.visible)
         with clock.host("masks"):
             instances = self._instances(tracks.ids, found, (frame.height, frame.width), frame.capture_ns)
@@ -142,7 +130,7 @@ class Pipeline:
         """
         require_tracking(self._model)
         object_id = self._objects.reserve()
-        seen = self._recall(seq)
+        seen = self._recent.recall(seq)
         checked = prompt.to_model(object_id, seen.scaling)
         answer = self._prompt(seen, checked) if seq is not None else None
         if answer is None:
@@ -161,7 +149,7 @@ class Pipeline:
                 f"object {object_id} has no mask to refine: expected one that has entered, found that it waits for "
                 "the next frame; ask again when masks show it"
             )
-        seen = self._recall(seq)
+        seen = self._recent.recall(seq)
         return self._prompt(seen, prompt.to_model(object_id, seen.scaling, seen.logits.get(object_id)))
 
     @property
@@ -191,8 +179,7 @@ class Pipeline:
         if self._search is not None:
             self._search.forget(object_id)
         self._entering.pop(object_id, None)
-        for seen in self._seen.values():
-            seen.logits.pop(object_id, None)
+        self._recent.forget(object_id)
         if object_id in self._tracker.ids:
             self._tracker.remove(object_id)
 
@@ -204,14 +191,51 @@ class Pipeline:
     @torch.inference_mode()
     def segment(self, prompt: FramePrompt, seq: int | None = None) -> Answer:
         """The mask that points and/or a box give on a recent frame (None: the latest), tracking nothing."""
-        seen = self._recall(seq)
+        seen = self._recent.recall(seq)
         return _answer(seen, *self._tracker.segment(seen.features, prompt.to_model(0, seen.scaling)))
+
+    def state(self) -> State:
+        """What `restore` takes: all that comes next depends on, besides the model, the detector and the settings."""
+        return {
+            "origin": self._origin(),
+            "search": self._search and self._search.state(),
+            "tracker": self._tracker.state(),
+            "objects": self._objects.state(),
+            "entering": [prompt.state() for prompt in self._entering.values()],
+            "recent": self._recent.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on as if this had done all that the pipeline had done when its `state` was asked for: the same frames and
+        prompts give the same masks, bit for bit on the same device.
+
+        Settings are not part of a state: give this the same. Raises ReplayError for a state of another model, detector
+        or memory, and RequestError where the detector does not know the names in it; nothing has changed then.
+        """
+        found, expected = state.get("origin"), self._origin()
+        if found != expected:
+            raise ReplayError(
+                f"camera {self.camera}: expected a state of {expected}, found one of {found!r:.400}; go on with the "
+                "model and the settings that it was made with"
+            )
+        if self._search is not None:
+            self._search.restore(state["search"])
+        self._tracker.restore(state["tracker"])
+        self._objects.restore(state["objects"])
+        entering = (ObjectPrompt.of(prompt) for prompt in state["entering"])
+        self._entering = {prompt.object_id: prompt for prompt in entering}
+        self._recent.restore(state["recent"], self._model.device)
+
+    def _origin(self) -> State:
+        """What the pipelines that a state fits have in common."""
+        detector = self._search and self._search.detector_name
+        return {"model": self._model.name, "detector": detector, "bank": self._tracker.bank.layout}
 
     def _scaling(self, frame: Frame) -> Scaling:
         return Scaling((frame.height, frame.width), self._model.image_size)
 
     @torch.inference_mode()
-    def _prompt(self, seen: _Seen, prompt: ObjectPrompt) -> Answer:
+    def _prompt(self, seen: RecentFrame, prompt: ObjectPrompt) -> Answer:
         logits, score = self._tracker.prompt_at(seen.features, seen.frame_number, prompt)
         seen.logits[prompt.object_id] = logits.clone()  # compiled stages use their outputs again
         return _answer(seen, logits, score)
@@ -235,26 +259,6 @@ class Pipeline:
                     "%s: object %d is lost: the frame that it was to enter on failed", self.camera, known.id
                 )
                 self.remove(known.id)
-
-    def _keep(self, seen: _Seen) -> None:
-        self._seen.pop(seen.seq, None)  # a camera that started again counts from the beginning
-        self._seen[seen.seq] = seen
-        while len(self._seen) > self._seen_most:
-            self._seen.popitem(last=False)
-
-    def _recall(self, seq: int | None) -> _Seen:
-        if not self._seen:
-            raise UnknownFrameError(
-                f"camera {self.camera}: expected a frame to prompt on, found that none has come yet"
-            )
-        if seq is None:
-            return next(reversed(self._seen.values()))
-        if seq not in self._seen:
-            raise UnknownFrameError(
-                f"camera {self.camera}: expected seq among those held, {list(self._seen)}, found {seq}; "
-                "prompt on a later frame, or raise tracker.feature_cache"
-            )
-        return self._seen[seq]
 
     def _detect(self, sight: Sight, tracks: Tracks) -> Tracks:
         """The objects of the frame after detection: some new, some with other masks, some gone.
@@ -296,6 +300,6 @@ def require_tracking(model: TrackerModel) -> None:
         )
 
 
-def _answer(seen: _Seen, logits: Tensor, score: Tensor) -> Answer:
+def _answer(seen: RecentFrame, logits: Tensor, score: Tensor) -> Answer:
     found = to_host(logits[None], score.reshape(1), score.new_ones(1))
     return Answer(seen.seq, rasterize(found.logits[0], seen.scaling.frame_size), found.scores[0])

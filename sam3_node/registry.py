@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from .errors import CapacityError, UnknownObjectError
-from .types import Instance, Mask, TrackState
+from .types import Instance, Mask, State, TrackState
 
 
 @dataclass(slots=True)
@@ -72,6 +72,15 @@ class ObjectRegistry:
     def rename(self, object_id: int, label: str) -> None:
         """Call an object otherwise."""
         self._objects[object_id].label = label
+
+    def state(self) -> State:
+        """What `restore` takes."""
+        return {"last_id": self._last_id, "objects": [asdict(known) for known in self]}
+
+    def restore(self, state: State) -> None:
+        """Know the objects that were known when `state` was asked for, and no others."""
+        self._last_id = state["last_id"]
+        self._objects = {known["id"]: ObjectStatus(**known) for known in state["objects"]}
 
     def observe(
         self, object_id: int, mask: Mask, score: float, visible: bool, tentative: bool = False

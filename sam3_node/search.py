@@ -21,7 +21,7 @@ from .sidestream import SideStream
 from .tracking import Track, Tracker, Tracks
 from .tracking.association import Association, Comparison, Rules, associate, compare
 from .tracking.lifecycle import Lifecycle, LifeRules
-from .types import Detection
+from .types import Detection, State
 
 WEAK = 0.5  # of a prompt's threshold, from where on a detection counts for what is tracked (arXiv 2110.06864)
 AGREE = 0.8  # IoU of masks below which a detection corrects what is tracked
@@ -73,6 +73,11 @@ class Search:
         self._sure: set[int] = set()
 
     @property
+    def detector_name(self) -> str:
+        """Of the detector's model."""
+        return self._detector.name
+
+    @property
     def phrases(self) -> tuple[str, ...]:
         """What is looked for now."""
         return self._wanted.phrases if self._wanted else ()
@@ -82,6 +87,32 @@ class Search:
         self._wanted, self._asked = wanted, wanted is not None
         for object_id in self._lives.keep_labels(self.phrases):
             self._remove(object_id)
+
+    def state(self) -> State:
+        """What `restore` takes, the names that are looked for and their limits among it."""
+        wanted = self._wanted
+        return {
+            "wanted": wanted and {"thresholds": dict(wanted.thresholds), "most": dict(wanted.most)},
+            "since": self._since,
+            "asked": self._asked,
+            "doubt": self._doubt,
+            "sure": sorted(self._sure),
+            "turned_away": self.turned_away,
+            "lives": self._lives.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Look for what was looked for, and go on, from when `state` was asked for.
+
+        Raises RequestError where the detector does not know these names; nothing has changed then.
+        """
+        wanted = state["wanted"]
+        if wanted is not None:
+            wanted = Wanted(self._detector.prepare(tuple(wanted["thresholds"])), **wanted)
+        self._wanted = wanted
+        self._since, self._asked, self._doubt = state["since"], state["asked"], state["doubt"]
+        self._sure, self.turned_away = set(state["sure"]), state["turned_away"]
+        self._lives.restore(state["lives"])
 
     def forget(self, object_id: int) -> None:
         """An object was removed."""

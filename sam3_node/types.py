@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ Delivery = Literal["newest", "every"]
 Clock = Literal["system", "monotonic", "device"]
 Box = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview
+State = dict[str, Any]
+"""What something remembers, as a value: maps with str keys and lists of int, float, str, bool, None and tensors on the
+host. Nobody changes a state, nor a tensor in it."""
 
 NANOSECONDS = 1_000_000_000
 

@@ -202,7 +202,7 @@ def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
         added = pipeline.add(BOX, seq=0)
         pipeline.refine(added.id, CENTRE)
         pipeline.remove(added.id)
-    assert all(not seen.logits for seen in pipeline._seen.values())
+    assert all(not seen.logits for seen in pipeline._recent)
     assert ids(pipeline.step(frame(1))) == []
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from ..types import NANOSECONDS
+from ..types import NANOSECONDS, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,16 @@ class Lifecycle:
     def ids(self) -> list[int]:
         """The older first."""
         return list(self._lives)
+
+    def state(self) -> State:
+        """What `restore` takes."""
+        return {"lives": [[object_id, asdict(life)] for object_id, life in self._lives.items()]}
+
+    def restore(self, state: State) -> None:
+        """Go on from what was known when `state` was asked for."""
+        self._lives = {
+            object_id: _Life(**{**life, "votes": dict(life["votes"])}) for object_id, life in state["lives"]
+        }
 
     def sight(self, object_id: int, label: str, score: float, now_ns: int) -> None:
         """A detection called `label` that scores `score` is this object; the first one is its birth."""

@@ -6,13 +6,14 @@ on the host knows which frame lies where, so that reading needs no question to t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..models import TrackerModel
+from ..types import State
 from .selection import Bools, Floats, Ints, Rule
 
 NO_FRAME = -1
@@ -83,15 +84,23 @@ class MemoryBank:
         return self.features.nbytes + self.pointers.nbytes
 
     @property
+    def layout(self) -> list[Any]:
+        """Shapes and arithmetic: a state fits any bank of the same."""
+        return [list(self.features.shape), list(self.pointers.shape), str(self.pointers.dtype)]
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Memories and pointers of a row that is read with static shapes."""
         memories = self._num_maskmem - 1 + self._conditioning
         return memories, self._max_pointers - 1 + CONDITIONING_POINTERS
 
+    @torch.inference_mode()
     def clear(self, row: int) -> None:
         """Forget the object in `row`."""
         for ledger in (self._frame, self._conditioning_frame, self._conditioning_pointer):
             ledger[row] = NO_FRAME
+        self.features[row] = 0  # attention multiplies what it must not see by 0, which a NaN would survive
+        self.pointers[row] = 0
 
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
         """Store a tracked frame: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`) of N rows."""
@@ -114,6 +123,7 @@ class MemoryBank:
             self.features[row, frame % self._ring] = memory[0]
         if now - frame < self._pointer_ring:
             slot = frame % self._pointer_ring
+            self._settle_scores()  # that of the mask which was tracked there must not come later
             self._frame[row, slot], self._prompted[row, slot], self._score[row, slot] = frame, True, 1.0
 
     def _store_conditioning(self, row: int, frame: int, memory: Tensor, pointer: Tensor) -> None:
@@ -153,6 +163,38 @@ class MemoryBank:
         held = torch.from_numpy(self._conditioning_pointer[rows] != NO_FRAME).to(self.pointers.device)
         index = torch.from_numpy(rows).to(self.pointers.device)
         return self.pointers[index, self._pointer_ring :], held
+
+    @torch.inference_mode()
+    def state(self) -> State:
+        """What `restore` takes: the ledger, and the rows that it says something of."""
+        self._settle_scores()
+        rows = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1))
+        index = torch.from_numpy(rows).to(self.features.device)
+        return {
+            "ledgers": [torch.from_numpy(ledger.copy()) for ledger in self._ledgers()],
+            "used": rows.tolist(),
+            "features": self.features[index].cpu(),
+            "pointers": self.pointers[index].cpu(),
+        }
+
+    @torch.inference_mode()
+    def restore(self, state: State) -> None:
+        """Hold what a bank of the same `layout` held when `state` was asked for."""
+        for ledger, values in zip(self._ledgers(), state["ledgers"], strict=True):
+            ledger[:] = values.numpy()
+        self._unread_scores.clear()
+        index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
+        self.features[index] = state["features"].to(self.features.device)
+        self.pointers[index] = state["pointers"].to(self.pointers.device)
+
+    def _ledgers(self) -> tuple[Ints | Bools | Floats, ...]:
+        return (
+            self._frame,
+            self._prompted,
+            self._score,
+            self._conditioning_frame,
+            self._conditioning_pointer,
+        )
 
     def _memory_slots(self, rows: Ints, frame: int) -> _Slots:
         frames, ages = self._frame[rows], frame - self._frame[rows]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CapacityError, RequestError, UnknownObjectError
+from ..types import State
 
 MAX_POINTS = 64
 BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
@@ -28,6 +29,19 @@ class ObjectPrompt:
     box: object = None
     mask: object = None
     logits: Tensor | None = None
+
+    def state(self) -> State:
+        """What `of` takes: all but `logits`, which the prompt of a new object does not have."""
+        arrays = {name: getattr(self, name) for name in ("points", "labels", "box", "mask")}
+        return {
+            "object_id": self.object_id,
+            **{name: None if value is None else torch.as_tensor(value) for name, value in arrays.items()},
+        }
+
+    @classmethod
+    def of(cls, state: State) -> ObjectPrompt:
+        """The prompt that `state` was asked of."""
+        return cls(**state)
 
     def as_points(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Box corners and points as coordinates float32 [n, 2] and labels int32 [n]; RequestError if malformed."""
@@ -131,3 +145,11 @@ class ObjectRows:
         del self._rows[object_id]
         self._free.append(row)
         return row
+
+    def state(self) -> State:
+        """What `restore` takes: the rows, and in which order the free ones are given."""
+        return {"rows": [list(pair) for pair in self._rows.items()], "free": list(self._free)}
+
+    def restore(self, state: State) -> None:
+        """Hold the rows that were held when `state` was asked for."""
+        self._rows, self._free = dict(state["rows"]), list(state["free"])

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam import Decoded
+from ..types import State
 from .memory import MemoryBank, confidence
 from .objects import BOX_LABELS, ObjectPrompt, ObjectRows
 from .selection import rule
@@ -158,6 +159,20 @@ class Tracker:
         for object_id in self.ids:
             self.remove(object_id)
         self.frame_number = 0
+
+    def state(self) -> State:
+        """What `restore` takes: all that the next steps depend on, besides the model."""
+        return {
+            "frame_number": self.frame_number,
+            "rows": self._rows.state(),
+            "bank": self.bank.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from the step after which `state` was asked for, of a tracker whose bank has this `layout`."""
+        self.frame_number = state["frame_number"]
+        self._rows.restore(state["rows"])
+        self.bank.restore(state["bank"])
 
     def _check(self, prompts: Sequence[ObjectPrompt]) -> set[int]:
         """Refuse what cannot be done before anything is done; -> the prompted ids."""
