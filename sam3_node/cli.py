@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import calibrate_verbs, engine_verbs, verbs
+from . import calibrate_verbs, engine_verbs, replay_verbs, verbs
 from .errors import Sam3NodeError
 from .settings import Settings, load_settings, options
 
@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_weights_verbs(parsers, common)
     engine_verbs.add_engine_verbs(parsers, lambda to, *what: _verb(to, common, *what))
     calibrate_verbs.add_calibrate_verbs(parsers, lambda to, *what: _verb(to, common, *what))
+    replay_verbs.add_replay_verb(parsers, lambda to, *what: _verb(to, common, *what))
     return parser
 
 

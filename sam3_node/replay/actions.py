@@ -12,11 +12,13 @@ from ..types import Frame
 log = logging.getLogger(__name__)
 
 RESTARTED = "restarted"
+FORGOTTEN = "forgotten"
 MOST_NOTES = 20
 
 
 class Edit(NamedTuple):
-    """A control operation; or of a node's events SERVED or DROPPED; or RESTARTED: all is as it was at the start."""
+    """A control operation; or of a node's events SERVED or DROPPED; RESTARTED: all is as it was at the
+    start; FORGOTTEN: the camera's objects of this label are removed."""
 
     op: str
     args: Mapping[str, Any] = {}

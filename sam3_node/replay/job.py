@@ -12,7 +12,7 @@ from ..errors import ReplayError
 from ..settings import Settings
 
 Mode = Literal["as-recorded", "every"]
-Strategy = Literal["forward"]
+Strategy = Literal["forward", "bidirectional", "multi-shot"]
 Output = Literal["mcap", "coco", "png", "overlay"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -85,6 +85,11 @@ class Job:
             raise ReplayError(
                 "as-recorded repeats what the node was asked while it was recorded: expected no names or objects "
                 "beside it; use every with them"
+            )
+        if self.mode == "as-recorded" and self.strategy != "forward":
+            raise ReplayError(
+                f"as-recorded does what the node did, in its order: expected the strategy forward, found {self.strategy}; "
+                "use every with it"
             )
 
     def to_json(self) -> str:

@@ -8,18 +8,18 @@ from itertools import islice
 
 from ..types import Frame
 from .actions import Action, Edit, Notes, Step
-from .plan import Stepped
+from .plan import Gap, Planned, Stepped
 
 WINDOW = 256  # planned steps looked ahead at: by how many the order of steps and that of frames may differ
 
 
-def with_frames(plan: Iterable[Stepped | Edit], frames: Iterable[Frame], notes: Notes) -> Iterator[Action]:
+def with_frames(plan: Iterable[Planned], frames: Iterable[Frame], notes: Notes) -> Iterator[Action]:
     """The plan with the frame of each step; a step whose frame is not among `frames` is left out, and a gap.
 
     `frames` are those of all cameras, each camera's in its order; of those read ahead only such are held as one of the
     next WINDOW steps needs.
     """
-    waiting, source = deque[Stepped | Edit](), iter(plan)
+    waiting, source = deque[Planned](), iter(plan)
     finder = _Finder(iter(frames))
     while True:
         for item in islice(source, WINDOW - len(waiting)):
@@ -30,15 +30,15 @@ def with_frames(plan: Iterable[Stepped | Edit], frames: Iterable[Frame], notes: 
         item = waiting.popleft()
         if isinstance(item, Edit):
             yield item
-            continue
-        frame = finder.find(item)
-        if frame is None:
+        elif isinstance(item, Gap):
+            notes.gap(item.text)
+        elif (frame := finder.find(item)) is not None:
+            yield Step(frame, item.received_ns, item.skipped, item.failed)
+        else:
             notes.gap(
                 f"camera {item.camera}: expected frame {item.seq}, which the node stepped, found that it is not in "
                 "the recording"
             )
-        else:
-            yield Step(frame, item.received_ns, item.skipped, item.failed)
 
 
 class _Finder:
@@ -49,7 +49,7 @@ class _Finder:
         self._wanted: Counter[tuple[str, int]] = Counter()
         self._held: dict[tuple[str, int], deque[Frame]] = {}
 
-    def want(self, item: Stepped | Edit) -> None:
+    def want(self, item: Planned) -> None:
         if isinstance(item, Stepped):
             self._wanted[item.camera, item.seq] += 1
 

@@ -1,15 +1,16 @@
 """Results on disk as they come: numbered parts, each complete or absent, with the state that the next begins from.
 
-A part is `parts/<number>.masks`: MAGIC, SHA-256 of the rest, and in msgpack where the schedule stood at its end, what
-was counted until then, and camera and body of its masks messages in order. `parts/<number>.state` is written before it
-and deleted once the next part is there.
+A part is `<folder>/<number>.masks`, a folder for each pass over the recording: MAGIC, SHA-256 of the rest, and in msgpack where the schedule stood at its end, what
+was counted until then, and camera and body of its masks messages in order. `<folder>/<number>.state` is written before
+it and deleted once the next part is there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
@@ -19,7 +20,8 @@ from ..types import MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .store import Store
 
-FOLDER = "parts"
+FIRST, SECOND = "parts", "second"
+"""The folders of a first pass, and of one backward."""
 MAGIC = b"SAM3PRT1"
 START = len(MAGIC) + hashlib.sha256().digest_size
 
@@ -47,13 +49,13 @@ class OpenPart:
 
 
 class Parts:
-    """The parts in a store, as they were when this was made, and those added since."""
+    """The parts of one pass in a store, as they were when this was made, and those added since."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        there = set(store.names(FOLDER))
+    def __init__(self, store: Store, folder: str = FIRST) -> None:
+        self._store, self._folder = store, folder
+        there = set(store.names(folder))
         self._count = 0
-        while _masks_name(self._count) in there:
+        while self._masks_name(self._count) in there:
             self._count += 1
 
     def __len__(self) -> int:
@@ -68,52 +70,57 @@ class Parts:
 
     def checkpoint(self) -> bytes:
         """The state at the end of the last complete part. Raises ReplayError where it is gone."""
-        if not self._store.exists(_state_name(self._count - 1)):
+        if not self._store.exists(self._state_name(self._count - 1)):
             raise ReplayError(
-                f"expected {_state_name(self._count - 1)} to go on from, found none; begin the replay anew with --again"
+                f"expected {self._state_name(self._count - 1)} to go on from, found none; begin the replay anew with --again"
             )
-        return self._store.read(_state_name(self._count - 1))
+        return self._store.read(self._state_name(self._count - 1))
 
     def add(self, part: OpenPart, standing: Standing, checkpoint: bytes) -> None:
         """Keep a part, how far the replay is at its end, and the state that it can be continued from there."""
         number = self._count
         body = msgpack.packb({**standing._asdict(), "masks": part.masks})
-        self._store.write(_state_name(number), checkpoint)
-        self._store.write(_masks_name(number), MAGIC + hashlib.sha256(body).digest() + body)
+        self._store.write(self._state_name(number), checkpoint)
+        self._store.write(self._masks_name(number), MAGIC + hashlib.sha256(body).digest() + body)
         self._count += 1
         if number:
-            self._store.delete(_state_name(number - 1))
+            self._store.delete(self._state_name(number - 1))
 
     def masks(self) -> Iterator[MaskFrame]:
         """The masks of all complete parts, in order, a part in memory at a time. ReplayError where one is damaged."""
-        for number in range(self._count):
-            for camera, body in self._read(number)["masks"]:
-                yield unpack_masks([masks_topic(camera), body])
+        for part in self.each():
+            yield from part()
+
+    def each(self) -> list[Callable[[], Iterator[MaskFrame]]]:
+        """What reads the masks of each complete part, in order."""
+        return [partial(self._part_masks, number) for number in range(self._count)]
 
     def clear(self) -> None:
         """Delete all parts, the last first: what is left of it at any moment is a replay that was not finished."""
-        for name in reversed(self._store.names(FOLDER)):
+        for name in reversed(self._store.names(self._folder)):
             self._store.delete(name)
         self._count = 0
 
     def finish(self) -> None:
         """Delete the last state: nothing will be continued."""
         if self._count:
-            self._store.delete(_state_name(self._count - 1))
+            self._store.delete(self._state_name(self._count - 1))
+
+    def _part_masks(self, number: int) -> Iterator[MaskFrame]:
+        for camera, body in self._read(number)["masks"]:
+            yield unpack_masks([masks_topic(camera), body])
 
     def _read(self, number: int) -> dict[str, Any]:
-        data = self._store.read(_masks_name(number))
+        data = self._store.read(self._masks_name(number))
         if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[START:]).digest() != data[len(MAGIC) : START]:
             raise ReplayError(
-                f"{_masks_name(number)}: expected a whole part of a replay, found one of {len(data)} bytes that is "
+                f"{self._masks_name(number)}: expected a whole part of a replay, found one of {len(data)} bytes that is "
                 "damaged; begin the replay anew with --again"
             )
         return msgpack.unpackb(data[START:], strict_map_key=False)
 
+    def _masks_name(self, number: int) -> str:
+        return f"{self._folder}/{number:06}.masks"
 
-def _masks_name(number: int) -> str:
-    return f"{FOLDER}/{number:06}.masks"
-
-
-def _state_name(number: int) -> str:
-    return f"{FOLDER}/{number:06}.state"
+    def _state_name(self, number: int) -> str:
+        return f"{self._folder}/{number:06}.state"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Fields
-from .actions import RESTARTED, Edit, Notes
+from .actions import RESTARTED, Edit
 
 
 class Stepped(NamedTuple):
@@ -26,29 +26,35 @@ class Stepped(NamedTuple):
         return self.capture_ns is None
 
 
-def planned(
-    log: Iterable[MaskFrame | Event], description: Mapping[str, Any] | None, notes: Notes
-) -> Iterator[Stepped | Edit]:
+class Gap(NamedTuple):
+    """Something that is not in the recording, so that what follows cannot be repeated as it was."""
+
+    text: str
+
+
+Planned = Stepped | Edit | Gap
+
+
+def planned(log: Iterable[MaskFrame | Event], description: Mapping[str, Any] | None) -> Iterator[Planned]:
     """Steps and edits in the node's order. `description` is what the node told of itself when recording began.
 
-    Notes a gap before the first action after it, for all that cannot be repeated: what had happened before the
-    recording began, events and masks that are not in it.
+    A gap is before the first action that follows it: what had happened before the recording began, events and masks
+    that are not in it.
     """
-    reader = _Reader(notes, description or {})
+    reader = _Reader(description or {})
     for item in log:
         yield from reader.event(item) if isinstance(item, Event) else reader.masks(item)
 
 
 @dataclass(slots=True)
 class _Reader:
-    notes: Notes
     description: Mapping[str, Any]
     begun: bool = False
     next_event: int | None = None
     last_seq: dict[str, int | None] = field(default_factory=dict)
     """By camera served, the last frame taken; None where that is not known."""
 
-    def event(self, event: Event) -> Iterator[Stepped | Edit]:
+    def event(self, event: Event) -> Iterator[Planned]:
         yield from self._in_order(event)
         args = Fields(event.args, f"event {event.op}")
         if event.op == FAILED:
@@ -62,16 +68,16 @@ class _Reader:
             self.last_seq.pop(args.text("camera"), None)
         yield Edit(event.op, event.args)
 
-    def masks(self, masks: MaskFrame) -> Iterator[Stepped | Edit]:
-        self._begin(self.description.get("events", 1))
+    def masks(self, masks: MaskFrame) -> Iterator[Planned]:
+        yield from self._begin(self.description.get("events", 1))
         if masks.camera not in self.last_seq:
             yield Edit(SERVED, {"camera": masks.camera})
         elif (last := self.last_seq[masks.camera]) is not None:
-            self._check_seq(masks, last)
+            yield from self._check_seq(masks, last)
         self.last_seq[masks.camera] = masks.seq
         yield Stepped(masks.camera, masks.seq, masks.capture_ns, masks.received_ns, masks.skipped)
 
-    def _begin(self, first: int) -> None:
+    def _begin(self, first: int) -> Iterator[Gap]:
         """Of the first thing in the recording; `first` is the number of the event that it begins with."""
         if self.begun or first == 0:
             self.begun = True
@@ -81,33 +87,33 @@ class _Reader:
         changes = self.description.get("events", first) - len(cameras)
         if changes or self.description.get("prompts") or not self.description:
             objects = sum(camera.get("objects", 0) for camera in cameras.values())
-            self.notes.gap(
+            yield Gap(
                 "expected a recording from the node's start on, found one that begins later, when it had been changed "
                 f"{changes} times by requests and had {objects} objects: they are not in the recording"
             )
 
-    def _in_order(self, event: Event) -> Iterator[Edit]:
+    def _in_order(self, event: Event) -> Iterator[Planned]:
         expected = self.next_event
         if expected is None:
             # the node was described when its masks were already heard: what it told in between is here and there
             described = self.description.get("events", event.n)
-            self._begin(min(event.n, described))
+            yield from self._begin(min(event.n, described))
             expected = min(event.n, described)
         elif event.n < expected:  # counts from 0 again
             yield Edit(RESTARTED)
             self.last_seq.clear()
             expected = 0
         if event.n > expected:
-            self.notes.gap(
+            yield Gap(
                 f"expected event {expected} of the node, found {event.n} ({event.op}): what happened in between is "
                 "not in the recording"
             )
         self.next_event = event.n + 1
 
-    def _check_seq(self, masks: MaskFrame, last: int) -> None:
+    def _check_seq(self, masks: MaskFrame, last: int) -> Iterator[Gap]:
         # a camera that was started again counts from the beginning
         if masks.seq > last and masks.seq != last + masks.skipped + 1:
-            self.notes.gap(
+            yield Gap(
                 f"camera {masks.camera}: expected the masks of all frames that were stepped between {last} and "
                 f"{masks.seq}, found that {masks.seq - last - 1 - masks.skipped} of them are not in the recording"
             )

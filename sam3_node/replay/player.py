@@ -12,9 +12,9 @@ from ..checkpoint import pack_state, unpack_state
 from ..errors import ReplayError, Sam3NodeError
 from ..operations import CHANGES, carry_out
 from ..perception import Perception
-from ..types import Instance, MaskFrame
+from ..types import Instance, MaskFrame, TrackState
 from ..wire import DROPPED, SERVED, decode_mask
-from .actions import RESTARTED, Action, Edit, Step
+from .actions import FORGOTTEN, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +104,20 @@ class Player:
             return perception.serve(edit.args["camera"])
         if edit.op == DROPPED:
             return perception.drop(edit.args["camera"])
+        if edit.op == FORGOTTEN:
+            return self._forget(**edit.args)
         if edit.op not in CHANGES:
             raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
         answer = carry_out(perception, edit.op, edit.args)
         if edit.op == "set_prompts":
             self._looked_for = dict(edit.args)
         return answer
+
+    def _forget(self, camera: str, label: str) -> None:
+        pipeline = self._perception.serve(camera)
+        for known in pipeline.objects:
+            if known.label == label:
+                pipeline.remove(known.id)
 
     def _restart(self) -> None:
         perception = self._perception
@@ -136,6 +144,7 @@ def _with_answer(masks: MaskFrame, edit: Edit, found: Any) -> MaskFrame:
     others = {instance.id: instance for instance in masks.instances}
     known = others.get(found["id"])
     if known is None:
-        known = Instance(found["id"], edit.args.get("label", "object"), score, "tracked", 0, 0, mask)
+        state: TrackState = "tracked" if mask.area else "occluded"
+        known = Instance(found["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
     others[known.id] = replace(known, score=score, mask=mask)
     return replace(masks, instances=tuple(others.values()))

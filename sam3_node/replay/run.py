@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from ..errors import ReplayError
 from ..perception import Perception
 from ..settings import Settings
 from .actions import Action
 from .ahead import Ahead
+from .compare import Comparison, compare
 from .configure import differences, same_sections
 from .identity import NAME as IDENTITY
 from .identity import digests_of, identity_of, keep_identity
@@ -33,12 +35,13 @@ Load = Callable[[Settings], Perception]
 LIMITS = PartLimits()
 
 
-class Interrupted(Exception):  # noqa: N818 - nothing is wrong
-    """A replay was told to stop. What it has done is kept: `frames` frames."""
+class StoppedError(ReplayError):
+    """A replay was told to stop. What it has done is kept."""
 
     def __init__(self, frames: int) -> None:
-        super().__init__(frames)
-        self.frames = frames
+        super().__init__(
+            f"stopped after {frames} frames, which are kept; the same command goes on from there"
+        )
 
 
 class Warm:
@@ -65,7 +68,7 @@ def run_job(
     """Replay the first recording of a job into the folder `job.out`, and write its outputs; `job.each` has one each.
 
     A job that was killed goes on from its last complete part; of a finished one only outputs are written that are not
-    there. `again` starts over. Raises Interrupted soon after `stop` is set, ReplayError for results of another job in
+    there. `again` starts over. Raises StoppedError soon after `stop` is set, ReplayError for results of another job in
     the folder, and what reading, loading and writing raise; what was done by then is kept.
     """
     store = FolderStore(Path(job.out))
@@ -84,6 +87,12 @@ def is_finished(job: Job) -> bool:
     if not (Path(job.out) / SUMMARY).exists():
         return False
     return set(job.outputs) <= set(Summary.from_json(FolderStore(Path(job.out)).read(SUMMARY)).outputs)
+
+
+def compare_job(job: Job) -> Comparison:
+    """The masks in a job's folder beside those that the live node found."""
+    with Schedule(job) as schedule:
+        return compare(Parts(FolderStore(Path(job.out))).masks(), schedule.recorded_masks())
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ class _Run:
         def told(kind: str, done: int) -> None:
             self.progress(f"writing {kind}", done, total)
             if self.stop.is_set():
-                raise Interrupted(summary.frames)
+                raise StoppedError(summary.frames)
 
         if missing:
             write_outputs(self.store.folder, missing, parts.masks, self.schedule.frames, told)
@@ -141,7 +150,7 @@ class _Run:
             self.progress("replaying", work.frames, total)
             if self.stop.is_set():
                 work.end_part()
-                raise Interrupted(work.frames)
+                raise StoppedError(work.frames)
         work.end_part()
 
     def _check_weights(self, perception: Perception) -> None:

@@ -21,7 +21,7 @@ from .every import Edits, edits_of, every_frame, with_objects
 from .extent import messages_on
 from .job import Job
 from .lookup import with_frames
-from .plan import Stepped, planned
+from .plan import Planned, Stepped, planned
 
 
 class Schedule(Closing):
@@ -58,7 +58,7 @@ class Schedule(Closing):
     def actions(self) -> Iterator[Action]:
         """Steps and edits in their order."""
         if self.job.mode == "as-recorded":
-            plan = planned(self._log(), self.description, self.notes)
+            plan = planned(self._log(), self.description)
             yield from with_frames(_of_cameras(plan, self.cameras), self._bag, self.notes)
             return
         if self.job.names:
@@ -103,12 +103,14 @@ def _description(recorded: Recorded | None) -> Mapping[str, Any] | None:
     return found[0] if found else None
 
 
-def _of_cameras(plan: Iterable[Stepped | Edit], cameras: Collection[str]) -> Iterator[Stepped | Edit]:
+def _of_cameras(plan: Iterable[Planned], cameras: Collection[str]) -> Iterator[Planned]:
     """Without what is done on other cameras. They are served all the same: who is asked may depend on how many are."""
     for item in plan:
         if isinstance(item, Stepped):
             wanted = item.camera in cameras
-        else:
+        elif isinstance(item, Edit):
             wanted = item.op not in CHANGES or item.args.get("camera") in (None, *cameras)
+        else:
+            wanted = True
         if wanted:
             yield item

@@ -1,0 +1,185 @@
+"""The verb `sam3-node replay`. Heavy imports happen inside it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ReplayError, require
+from .settings import Settings
+from .signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from .replay.job import Job, ObjectOnFrame
+
+OUTPUTS = ("mcap", "coco", "png", "overlay")
+INTERRUPTED = 130
+
+AddVerb = Callable[..., ArgumentParser]
+"""Adds a verb: (subparsers, name, what it runs, its help)."""
+
+
+def add_replay_verb(parsers: Any, add: AddVerb) -> None:
+    """Add `replay` to the command line's subparsers."""
+    parser = add(parsers, "replay", replay, "recordings through the same pipeline, without sockets")
+    parser.add_argument(
+        "bags", nargs="+", metavar="BAG", help="a recording: a file or folder of any known format"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        required=True,
+        metavar="FOLDER",
+        help="where results go; a folder in it for each of several bags",
+    )
+    _add_mode(parser)
+    _add_prompts(parser)
+    parser.add_argument(
+        "--topics",
+        type=_names,
+        default=(),
+        metavar="NAME,…",
+        help="cameras or colour topics to take; all if left out",
+    )
+    parser.add_argument(
+        "--outputs",
+        type=_names,
+        default=("mcap",),
+        metavar="KIND,…",
+        help=f"what to write, of {', '.join(OUTPUTS)} [mcap]",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="start over, where results are there; else they are gone on with"
+    )
+
+
+def _add_mode(parser: ArgumentParser) -> None:
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--as-recorded",
+        dest="mode",
+        action="store_const",
+        const="as-recorded",
+        help="step what the live node stepped and make its edits where it made them: the same masks, bit for bit",
+    )
+    mode.add_argument(
+        "--every", dest="mode", action="store_const", const="every", help="step all frames [this one]"
+    )
+    parser.set_defaults(mode="every")
+    parser.add_argument(
+        "--allow-gaps", action="store_true", help="as recorded: go on where the recording lacks something"
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="as recorded: hold the masks against the recorded ones; the exit code is 1 where they differ",
+    )
+
+
+def _add_prompts(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        default=[],
+        dest="names",
+        metavar="NAME",
+        help='look for this, such as "red mug"; again for more',
+    )
+    parser.add_argument(
+        "--objects",
+        type=Path,
+        metavar="FILE",
+        help="objects shown on frames, in .json or .toml, a DAVIS annotation (.png) or its folder",
+    )
+    parser.add_argument(
+        "--box",
+        type=_box,
+        action="append",
+        default=[],
+        dest="boxes",
+        metavar="X0,Y0,X1,Y1",
+        help="an object by the box around it on the first frame; again for more",
+    )
+
+
+def replay(args: Namespace, settings: Settings) -> int:
+    """Replay each recording; 0 when all is done, 1 where --compare finds a difference, 130 when interrupted."""
+    for module in ("torch", "transformers"):
+        require(module, "node")
+    require("mcap", "bags")
+    from .replay.run import StoppedError, Warm
+
+    job = _job(args, settings)
+    if args.compare and args.mode != "as-recorded":
+        raise ReplayError(
+            "--compare: expected --as-recorded beside it, found --every; every frame has no counterpart"
+        )
+    stop, load, code = stop_on_signals(), Warm(), 0
+    for one in job.each():
+        try:
+            code |= _replay(one, args, load, stop)
+        except StoppedError as stopped:
+            print(f"{one.bags[0]}: {stopped}")
+            return INTERRUPTED
+    return code
+
+
+def _replay(job: Job, args: Namespace, load: Any, stop: Any) -> int:
+    from .replay.bar import Bar
+    from .replay.run import is_finished, run_job
+
+    was_there = not args.again and is_finished(job)
+    bar = Bar()
+    try:
+        summary = run_job(job, load, bar, stop, args.again)
+    finally:
+        bar.end()
+    print(*summary.lines(), sep="\n")
+    if was_there:
+        print(f"{job.out}: was finished already, nothing was done; --again starts over")
+    return _compare(job) if args.compare else 0
+
+
+def _compare(job: Job) -> int:
+    from .replay.run import compare_job
+
+    comparison = compare_job(job)
+    print(comparison)
+    return 0 if comparison.is_identical else 1
+
+
+def _job(args: Namespace, settings: Settings) -> Job:
+    from .replay.job import Job, chosen_settings
+
+    return Job(
+        bags=tuple(args.bags),
+        out=args.out,
+        mode=args.mode,
+        names=tuple(args.names),
+        objects=_objects(args),
+        topics=args.topics,
+        outputs=args.outputs,
+        settings=chosen_settings(settings),
+        allow_gaps=args.allow_gaps,
+    )
+
+
+def _objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
+    from .replay.job import ObjectOnFrame
+    from .replay.prompts_file import read_prompts
+
+    boxes = tuple(ObjectOnFrame(box=box) for box in args.boxes)
+    return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _box(text: str) -> tuple[float, ...]:
+    numbers = tuple(float(part) for part in text.split(","))
+    if len(numbers) != 4:
+        raise ValueError
+    return numbers
