@@ -21,7 +21,7 @@ from .transport import Arrived, ControlClient, Tap
 from .wire import EVENTS_TOPIC, unpack_event, unpack_frame, unpack_masks
 
 TURN_MS = 100
-FLUSH_S = 1.0
+FLUSH_S = 0.5
 SAY_S = 5.0
 ABSENT_S = 3.0
 ANSWER_MS = 10_000  # a node that loads its model, or a large one on a CPU, takes its time
@@ -61,7 +61,8 @@ class Recorder(Closing):
             opened.pop_all()
         self._node_heard = self._absence_told = False
         self._lost_told = 0
-        self._next_flush_s = self._next_say_s = self._began_s = time.monotonic()
+        self._began_s = self._next_flush_s = time.monotonic()
+        self._next_say_s = self._began_s + SAY_S
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; OutputError when nothing more can be written."""
@@ -130,7 +131,7 @@ class Recorder(Closing):
         self._say(f"the node tells its settings: model {description.get('model')}, {events} events until now")
 
     def _keep_up(self) -> None:
-        """Put what waits on the disk once a second, and say now and then how it goes."""
+        """Put what waits on the disk twice a second, and say now and then how it goes."""
         now_s = time.monotonic()
         if now_s >= self._next_flush_s:
             self._next_flush_s = now_s + FLUSH_S

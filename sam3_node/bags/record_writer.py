@@ -47,7 +47,8 @@ class RecordWriter(Closing):
 
     def __init__(self, path: Path) -> None:
         mcap = require("mcap.writer", "bags")
-        require("foxglove_schemas_protobuf.RawImage_pb2", "bags")
+        for module in ("mcap_protobuf.schema", "foxglove_schemas_protobuf.RawImage_pb2"):
+            require(module, "bags")
         self.path = path
         self.bytes = 0
         """Length of the messages so far."""
