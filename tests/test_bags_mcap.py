@@ -293,7 +293,7 @@ def test_a_changed_byte_ends_the_reading_before_its_chunk(tmp_path: Path) -> Non
     samples, lost = read(path, {COLOUR})
     assert 0 < len(samples) < 12
     assert lost is not None
-    assert "is damaged (CRCValidationError)" in lost
+    assert "is damaged (crc validation failed in Chunk" in lost
 
 
 def test_an_index_that_is_cut_off_costs_nothing(tmp_path: Path) -> None:
@@ -326,6 +326,16 @@ def test_a_chunk_that_declares_a_huge_size_is_damage(tmp_path: Path) -> None:
     samples, lost = read(path)
     assert not samples
     assert lost is not None
+    assert f"a chunk of {1 << 50} bytes" in lost
+
+
+def test_a_chunk_in_an_unknown_compression_is_told(tmp_path: Path) -> None:
+    path = write_ros2(tmp_path / "brotli.mcap", rgbd(2))
+    path.write_bytes(path.read_bytes().replace(b"\x04\x00\x00\x00zstd", b"\x04\x00\x00\x00brot", 1))
+    samples, lost = read(path)
+    assert not samples
+    assert lost is not None
+    assert "a chunk compressed by 'brot', expected lz4, zstd or nothing" in lost
 
 
 def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -55,19 +55,18 @@ class McapStream:
         self._end_of_file = exceptions.EndOfFile
         self._damages = (
             *(exceptions.McapError, zstandard.ZstdError, struct.error, ValueError, LookupError),
-            *(OverflowError, RuntimeError, MemoryError),  # RuntimeError is lz4's
+            *(OSError, OverflowError, RuntimeError, MemoryError),  # RuntimeError is lz4's
         )
 
     def channels(self) -> tuple[Channel, ...]:
         """Those that have a message: by the file's summary, or where it has none by its whole content."""
-        with _Mapped(self.path) as content:
-            found = self._summarised(content)
-        return found or _read_through(self.path, self.path.stat().st_mtime_ns)
+        with _File(self.path):
+            return _channels_of(self.path, self.path.stat().st_mtime_ns)
 
     def rows(self) -> Iterator[Row]:
         """The messages in the file's order, up to the first damage."""
         self._start()
-        with _Mapped(self.path) as content:
+        with _File(self.path) as content:
             try:
                 yield from self._rows(content)
             except self._damages as error:
@@ -77,9 +76,11 @@ class McapStream:
         self.damage = None
         self._reached, self._logged_ns, self._is_over = 0, 0, False
 
-    def _summarised(self, content: _Mapped) -> tuple[Channel, ...]:
+    def summarised(self) -> tuple[Channel, ...]:
+        """The channels that the file's summary says have a message; none where it has no summary."""
         try:
-            summary = self._reader.SeekingReader(content).get_summary()
+            with _File(self.path) as content:
+                summary = self._reader.SeekingReader(content).get_summary()
         except self._damages:
             return ()
         if summary is None or summary.statistics is None:
@@ -91,7 +92,7 @@ class McapStream:
             if counts.get(record.id) and (not record.schema_id or record.schema_id in summary.schemas)
         )
 
-    def _rows(self, content: _Mapped) -> Iterator[Row]:
+    def _rows(self, content: _File) -> Iterator[Row]:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
         reader = self._stream.StreamReader(content, emit_chunks=True)
@@ -111,63 +112,63 @@ class McapStream:
         if not isinstance(record, self._records.Chunk):
             return [record]
         if record.compression not in _COMPRESSIONS:
-            raise BagError(
-                f"{self.path}: expected chunks compressed with lz4, zstd or not at all, found {record.compression!r}"
-            )
+            raise ValueError(f"a chunk compressed by {record.compression!r}, expected lz4, zstd or nothing")
         size = record.uncompressed_size
         if record.compression == "zstd":
-            declared = zstandard.frame_content_size(record.data)
-            size = max(size, declared)
+            size = max(size, zstandard.frame_content_size(record.data))
         if size > _LARGEST_CHUNK:
-            raise ValueError(f"a chunk of {size} bytes")
+            raise ValueError(f"a chunk of {size} bytes, expected at most {_LARGEST_CHUNK}")
         return self._stream.breakup_chunk(record, validate_crc=True)
 
-    def _describe(self, content: _Mapped, error: Exception) -> str | None:
-        size = content.size()
+    def _describe(self, content: _File, error: Exception) -> str | None:
+        size = content.size
         after = f" after {_utc(self._logged_ns)}" if self._logged_ns else ""
         if self._is_over:  # only the index behind the messages is broken
             return None
         if isinstance(error, self._end_of_file) and self._reached == size:
             return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
-        cut = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({type(error).__name__})"
+        why = str(error) or type(error).__name__
+        cut = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({why})"
         return f"{self.path} {cut}: what follows byte {self._reached} of {size}{after} cannot be read"
 
 
 @lru_cache(maxsize=64)
-def _read_through(path: Path, changed_ns: int) -> tuple[Channel, ...]:
+def _channels_of(path: Path, changed_ns: int) -> tuple[Channel, ...]:
     """The channels of a file that was last changed at this time: a cut one is read whole for them, and only once."""
-    return tuple(dict.fromkeys(row.channel for row in McapStream(path).rows()))
+    stream = McapStream(path)
+    return stream.summarised() or tuple(dict.fromkeys(row.channel for row in stream.rows()))
 
 
-class _Mapped:
-    """A file in mapped memory that gives the bytes that are asked for or raises EndOfFile, and never some of them.
-
-    BagError for what cannot be opened or is no MCAP file.
-    """
+class _File:
+    """A file that gives the bytes that are asked for or raises EndOfFile, and never some of them: no length that a
+    broken one declares is allocated. BagError for what cannot be opened or is no MCAP file."""
 
     def __init__(self, path: Path) -> None:
         self._end_of_file = require("mcap.exceptions", "bags").EndOfFile
         try:
-            with path.open("rb") as file:
-                found = file.read(len(MAGIC))
-                if found != MAGIC:
-                    what = "one that begins otherwise" if found else "an empty one"
-                    raise BagError(f"expected an MCAP file at {path}, found {what}")
-                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._file = path.open("rb")
         except OSError as error:
             raise BagError(f"cannot read {path}: {error.strerror}") from error
-        self.seek, self.tell, self.size = self._content.seek, self._content.tell, self._content.__len__
+        self.size = os.fstat(self._file.fileno()).st_size
+        found = self._file.read(len(MAGIC))
+        if found != MAGIC:
+            self._file.close()
+            what = "one that begins otherwise" if found else "an empty one"
+            raise BagError(f"expected an MCAP file at {path}, found {what}")
+        self.seek, self.tell = self._file.seek, self._file.tell
+        self.seek(0)
 
-    def __enter__(self) -> _Mapped:
+    def __enter__(self) -> _File:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._content.close()
+        self._file.close()
 
     def read(self, length: int) -> bytes:
-        if not 0 <= length <= self.size() - self.tell():
+        data = self._file.read(length) if 0 <= length <= self.size - self.tell() else None
+        if data is None or len(data) < length:
             raise self._end_of_file
-        return self._content.read(length)
+        return data
 
 
 def _channel(record: Any, schemas: dict[int, Any]) -> Channel:

@@ -35,7 +35,7 @@ class BagSource:
         self.name = name
         file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
         try:
-            self._bag = open_bag(Path(file), (camera or open_bag(Path(file)).cameras[0],))
+            self._bag = open_bag(Path(file), (camera or _first_camera(Path(file)),))
             first = next(iter(self._bag), None)
         except BagError as error:
             raise BagError(f"{name}: {error}") from error
@@ -54,6 +54,7 @@ class BagSource:
 
     def close(self) -> None:
         self._closed = True
+        self._bag.close()
 
     def _play(self) -> Iterator[CapturedImage]:
         """One pass; a damaged file ends where the damage begins."""
@@ -73,3 +74,8 @@ class BagSource:
         return CapturedImage(
             frame, time.time_ns(), depth=frame.depth, intrinsics=frame.intrinsics, times=times
         )
+
+
+def _first_camera(path: Path) -> str:
+    with open_bag(path) as bag:
+        return bag.cameras[0]
