@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 HEAD = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
+HAS_ENGINE = "yolo-world"  # of the detectors
 AddVerb = Callable[..., ArgumentParser]
 """Adds a verb: (subparsers, name, what it runs, its help)."""
 
@@ -50,12 +51,14 @@ def add_engine_verbs(parsers: Any, add: AddVerb) -> None:
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:
-    """Build the engines of the settings' model, and print where they are."""
+    """Build the engines of the settings' model, and of its detector by name; print where they are."""
     _require()
     from .engines.build import build_engines, read_quantisation
+    from .engines.detector import build_detector
 
-    built = build_engines(settings, args.gpu, read_quantisation(args.scales, args.recipe))
-    print(built.folder)
+    print(build_engines(settings, args.gpu, read_quantisation(args.scales, args.recipe)).folder)
+    if settings.detector.kind == HAS_ENGINE:
+        print(build_detector(settings, args.gpu).folder)
 
 
 def engine_list(args: Namespace, settings: Settings) -> None:
@@ -77,11 +80,15 @@ def engine_list(args: Namespace, settings: Settings) -> None:
 def engine_check(args: Namespace, settings: Settings) -> int:
     """Print what the gate finds out about the settings' engines; 0 when they may serve, else 1."""
     _require()
+    from .engines.detector_serve import check_detector
     from .engines.serve import check
 
-    report = check(settings, args.source)
-    print(*report.lines(), sep="\n")
-    return 0 if report.passed else 1
+    reports = [check(settings, args.source)]
+    print(*reports[0].lines(), sep="\n")
+    if settings.detector.kind == HAS_ENGINE:
+        reports.append(check_detector(settings, args.source))
+        print(*reports[1].lines(), sep="\n")
+    return 0 if all(report.passed for report in reports) else 1
 
 
 def _require() -> None:

@@ -7,6 +7,7 @@ import torch
 from .detection.base import Detector
 from .detection.load import load_detector
 from .engines.compiled import keep_compiled
+from .engines.detector_serve import serve_detector
 from .engines.failures import FAILURES, engine_failure, telling_out_of_memory
 from .engines.graphs import use_graphs
 from .engines.serve import serve, use_torch
@@ -85,16 +86,20 @@ def _track_blanks(model: TrackerModel, settings: TrackerSettings) -> None:
 
 
 def load_finder(
-    settings: DetectorSettings, model: ModelSettings, tracker: TrackerModel | None = None
+    settings: DetectorSettings,
+    model: ModelSettings,
+    tracker: TrackerModel | None = None,
+    engine: EngineSettings | None = None,
 ) -> Detector | None:
     """The detector that `settings` name, None for none; on the device and in the arithmetic of the tracker.
 
-    tracker: whose encoder it may share. Raises ModelError or VocabularyError when it cannot serve.
+    tracker: whose encoder it may share. engine: what runs it. Raises ModelError or VocabularyError when it cannot
+    serve, and without `engine.fallback` EngineError or MissingExtraError when its engine cannot.
     """
     if settings.kind == "none":
         return None
     with telling_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", LESS):
-        return load_detector(
+        detector = load_detector(
             settings.kind,
             settings.name,
             vocabulary=settings.vocabulary,
@@ -103,3 +108,5 @@ def load_finder(
             dtype=model.dtype,
             tracker=tracker,
         )
+        serve_detector(detector, Settings(model=model, detector=settings, engine=engine or EngineSettings()))
+    return detector

@@ -44,7 +44,7 @@ class Perception:
         Raises ModelError, VocabularyError, EngineError or MissingExtraError when they cannot serve.
         """
         model = load_model(settings.model, settings.tracker, settings.engine)
-        return cls(settings, model, load_finder(settings.detector, settings.model, model))
+        return cls(settings, model, load_finder(settings.detector, settings.model, model, settings.engine))
 
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from sam3_node.engines.build import Quantisation
+from sam3_node.engines.identity import arithmetic
 from sam3_node.engines.ports import STAGES, stages_of
 from sam3_node.engines.quantize import Scales, quantised, weights_digest
 from sam3_node.engines.recipes import Recipe, layers_of
 from sam3_node.engines.serve import (
     REPORT,
     Opened,
-    arithmetic,
     check,
     judge,
     read_report,

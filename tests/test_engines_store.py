@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sam3_node import cli
+from sam3_node.engines.detector import PHRASES, detector_identity
 from sam3_node.engines.identity import checkpoint_digest, identity_of, most_objects
 from sam3_node.engines.ports import STAGES
 from sam3_node.engines.quantize import Scales, weights_digest
@@ -208,16 +209,25 @@ def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["engine", "build", "--gpu=sm89", f"--scales={scales}", *options]) == 0
     told = capsys.readouterr()
     assert [line.split(":")[0] for line in told.err.splitlines() if "done in" in line] == [
-        f"{name} ({number} of 4)" for number, name in enumerate(STAGES, start=1)
+        *(f"{name} ({number} of 4)" for number, name in enumerate(STAGES, start=1)),
+        "detect (by name)",
     ]
 
-    found = EngineStore(folder).find(identity_of(model, load_settings(overrides=asked), "sm89"))
-    assert told.out.strip() == str(found.folder)
+    store, settings = EngineStore(folder), load_settings(overrides=asked)
+    found = store.find(identity_of(model, settings, "sm89"))
+    detector = store.find(detector_identity(settings, 320, "sm89"))
+    assert told.out.split() == [str(found.folder), str(detector.folder)]
+    assert detector.plan("detect")
+    assert (detector.manifest.identity.precision, detector.manifest.identity.most_objects) == (
+        "float16",
+        PHRASES,
+    )
     assert all(found.plan(name) for name in STAGES)
     assert found.manifest.fp8_layers >= len(amax)
 
     assert cli.main(["engine", "list", *options]) == 0
-    head, row = capsys.readouterr().out.splitlines()
+    head, newest, row = capsys.readouterr().out.splitlines()
+    assert newest.split()[:4] == [detector.folder.name, "nano_detector-yolo-world", "float16", "320"]
     assert head.split()[:3] == ["ENGINE", "MODEL", "PRECISION"]
     assert row.split()[:6] == [found.folder.name, "tiny", "fp8", "112", "2", "sm89"]
     assert "not yet" in row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..models.boxes import letterbox, select
 from ..models.yolo_config import STRIDES
-from ..models.yolo_world import YoloWorld
+from ..models.yolo_world import Detections, YoloWorld
 from ..types import Detection
 from .encoders import PhraseEncoder, check_encoder
 from .output import telling_failures, to_detections
@@ -48,14 +48,17 @@ class YoloWorldDetector:
     ) -> None:
         check_encoder(encoder, model.config.text_channels)
         self.name = name
-        self._model, self._encoder = model, encoder
+        self.model = model
+        self.network: Callable[[Tensor, Tensor], Detections] = model
+        """What frames run through; an engine takes the model's place here."""
+        self._encoder = encoder
         self._size = _checked_size(image_size)
         self._iou, self._limit = iou, limit
 
     def prepare(self, phrases: Sequence[str]) -> VectorQuery:
         """Phrases with their vectors; raises RequestError for one that the encoder has no vector for."""
         vectors = torch.from_numpy(self._encoder.encode(phrases))
-        stem = self._model.backbone.stem.conv.weight
+        stem = self.model.backbone.stem.conv.weight
         with telling_failures(self.name):
             return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype))
 
@@ -66,7 +69,7 @@ class YoloWorldDetector:
         """See Detector."""
         with telling_failures(self.name):
             pixels, frame = letterbox(image, self._size, device=query.vectors.device)
-            boxes, scores = self._model(pixels, query.vectors)
+            boxes, scores = self.network(pixels, query.vectors)
             chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
             return to_detections(chosen, frame, query.phrases)
 

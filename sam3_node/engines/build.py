@@ -14,7 +14,7 @@ from ..models import TrackerModel, load_tracker
 from ..settings import Settings
 from .export import export
 from .failures import telling_out_of_memory
-from .identity import identity_of
+from .identity import FP8, arithmetic, identity_of
 from .phases import ProgressLine
 from .ports import stages_of
 from .quantize import Scales, export_quantised
@@ -23,7 +23,6 @@ from .store import Built, EngineStore, Identity
 from .tensorrt import build, fp8_layers
 from .tensorrt_library import LOCAL, find_library
 
-FP8 = "fp8"
 SCALES, RECIPE = "scales.json", "recipe.json"
 
 
@@ -103,7 +102,7 @@ def read_quantisation(scales: Path | None, recipe: Path | None) -> Quantisation 
 def _load(settings: Settings) -> TrackerModel:
     """The model in the engines' arithmetic."""
     wanted = settings.model
-    dtype = "float16" if settings.engine.precision == FP8 else settings.engine.precision
+    dtype = arithmetic(settings.engine.precision)
     model = load_tracker(wanted.name, device=wanted.device, dtype=dtype, image_size=wanted.image_size)
     if not model.can_track:
         raise EngineError(f"{model.name} has no memory modules: expected weights that can track for engines")

@@ -77,7 +77,7 @@ def fit(stages: Stages, inside: Mapping[str, Stage], outside: Mapping[str, Stage
 
 
 @contextmanager
-def _without_tf32() -> Iterator[None]:
+def without_tf32() -> Iterator[None]:
     """Convolutions of the reference in float32 proper, which cuDNN would shorten to 10 bits of mantissa."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
@@ -87,7 +87,7 @@ def _without_tf32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-@_without_tf32()
+@without_tf32()
 @torch.inference_mode()
 def _track(
     reference: TrackerModel,

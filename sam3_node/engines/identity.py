@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import torch
 from transformers.utils import cached_file
 
 from ..errors import EngineError
@@ -16,6 +17,7 @@ from .store import Identity
 from .tensorrt_library import LOCAL, find_library, target
 
 CONFIG = "config.json"
+FP8 = "fp8"
 
 
 def identity_of(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> Identity:
@@ -37,6 +39,13 @@ def identity_of(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> Id
         gpu=place.generation,
         gpu_name=place.name,
     )
+
+
+def arithmetic(precision: str) -> torch.dtype:
+    """The dtype of the ports of engines of this precision: with fp8, what is not in FP8 is in float16."""
+    found = getattr(torch, "float16" if precision == FP8 else precision)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def most_objects(max_objects: int) -> int:

@@ -93,10 +93,13 @@ def stages_of(
     return {stage.name: stage for stage in found}
 
 
-def detector_stage(net: YoloWorld, phrases: int, size: tuple[int, int]) -> Stage:
+def detector_stage(
+    net: YoloWorld, phrases: int, size: tuple[int, int], dtype: torch.dtype | None = None
+) -> Stage:
     """YOLO-World for frames of `size` (H, W) and so many phrases, whose vectors go in with each frame.
 
-    To ask for fewer phrases, repeat one. Choosing among overlapping boxes is not part of it. Raises EngineError for
+    dtype: of the vectors and the arithmetic of an engine, the network's own if left out. To ask for fewer phrases,
+    repeat one. Choosing among overlapping boxes is not part of it. Raises EngineError for
     no phrase, or sides that are not multiples of the network's coarsest stride.
     """
     height, width = size
@@ -106,7 +109,7 @@ def detector_stage(net: YoloWorld, phrases: int, size: tuple[int, int]) -> Stage
             f"found {phrases} and {height} x {width}"
         )
     anchors = sum((height // stride) * (width // stride) for stride in STRIDES)
-    number = net.backbone.stem.conv.weight.dtype
+    number = dtype or net.backbone.stem.conv.weight.dtype
     return Stage(
         "detect",
         net,

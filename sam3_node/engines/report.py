@@ -45,8 +45,8 @@ class TrackFigures:
 class Report:
     """What the gate found. Without `tracks` the engines were not fit to track at all: `faults` says why.
 
-    `layers`: of a refused stage the layers that differ most, as (stage.layer, cosine). `plans`: SHA-256 of the plan of
-    each stage that was judged, where they are plans.
+    `layers`: of a refused stage the layers that differ most, as (stage.layer, cosine). `tracked`: False of a detector,
+    which has no masks to compare. `plans`: SHA-256 of the plan of each stage that was judged, where they are plans.
     """
 
     least_cosine: float
@@ -56,6 +56,7 @@ class Report:
     tracks: TrackFigures | None
     faults: tuple[str, ...] = ()
     layers: tuple[tuple[str, float], ...] = ()
+    tracked: bool = True
     plans: Mapping[str, str] = field(default_factory=dict)
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
@@ -88,8 +89,10 @@ class Report:
                 f"{found.worst_iou:.4f} (frame {found.worst_frame}, object {found.worst_object})"
             )
         refusal = self.refusal()
-        asked = f"cosine {self.least_cosine:g} and mean IoU {self.least_iou:g} or more"
-        yield f"passed: {asked}" if refusal is None else f"refused: {refusal}"
+        asked = f"cosine {self.least_cosine:g}" + (
+            f" and mean IoU {self.least_iou:g}" if self.tracked else ""
+        )
+        yield f"passed: {asked} or more" if refusal is None else f"refused: {refusal}"
 
     def to_json(self) -> str:
         """Text for `from_json`."""
@@ -117,7 +120,7 @@ class Report:
                     f"below {self.least_cosine:g}"
                 )
         if self.tracks is None:
-            if not self.faults:
+            if self.tracked and not self.faults:
                 yield "no mask of a tracked clip was compared"
         elif not self.tracks.mean_iou >= self.least_iou:
             found = self.tracks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,11 @@ from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models import TrackerModel, load_tracker
 from ..models.stages import Stages
 from ..settings import EngineSettings, Settings
-from .build import FP8, Quantisation
+from .build import Quantisation
 from .failures import FAILURES, engine_failure, telling_out_of_memory
 from .frames import frames_of
 from .gate import compare, fit
-from .identity import identity_of
+from .identity import FP8, arithmetic, identity_of
 from .ports import STAGES, Stage, stages_of
 from .quantize import quantised
 from .report import Report
@@ -54,16 +54,25 @@ def serve(model: TrackerModel, settings: Settings) -> None:
     if settings.engine.kind == "torch":
         return
     stages = model.stages
+    reason = attempt(partial(_put_in_place, model, settings), settings)
+    if reason is not None:
+        use_torch(model, stages, settings, reason)
+
+
+def attempt(put_in_place: Callable[[], None], settings: Settings) -> EngineError | None:
+    """None once that is done; where it fails and torch may serve, why. It is nowhere held then what failed.
+
+    Raises what failed where `engine.fallback` is off, as an EngineError if it is none of this package's.
+    """
     try:
-        _put_in_place(model, settings)
-        return
+        put_in_place()
+        return None
     except FAILURES as error:
-        if not settings.engine.fallback:
-            if isinstance(error, Sam3NodeError):
-                raise
-            raise engine_failure(error, LOADING) from error
-        reason = engine_failure(error, LOADING)
-    use_torch(model, stages, settings, reason)  # only now is nothing held of what failed
+        if settings.engine.fallback:
+            return engine_failure(error, LOADING)
+        if isinstance(error, Sam3NodeError):
+            raise
+        raise engine_failure(error, LOADING) from error
 
 
 def use_torch(model: TrackerModel, stages: Stages, settings: Settings, reason: EngineError) -> None:
@@ -89,11 +98,12 @@ def check(settings: Settings, source: str | Path | None = None) -> Report:
     return judge(_open(model, settings), settings, source or TABLETOP)
 
 
-def arithmetic(precision: str) -> torch.dtype:
-    """The dtype of the ports of engines of this precision."""
-    found = getattr(torch, "float16" if precision == FP8 else precision)
-    assert isinstance(found, torch.dtype)
-    return found
+def require_gpu(device: torch.device) -> None:
+    """Raise EngineError unless a model's device can have engines."""
+    if device.type != "cuda":
+        raise EngineError(
+            f"no GPU for engines: expected --model.device on CUDA, found {device}; use --engine.kind torch"
+        )
 
 
 def _put_in_place(model: TrackerModel, settings: Settings) -> None:
@@ -105,10 +115,7 @@ def _put_in_place(model: TrackerModel, settings: Settings) -> None:
 
 def _open(model: TrackerModel, settings: Settings) -> Opened:
     """Load the engines onto the model's device."""
-    if model.device.type != "cuda":
-        raise EngineError(
-            f"no GPU for engines: expected --model.device on CUDA, found {model.device}; use --engine.kind torch"
-        )
+    require_gpu(model.device)
     built = EngineStore(settings.engine.folder).find(identity_of(model, settings))
     ports = stages_of(model, dtype=arithmetic(settings.engine.precision))
     with telling_out_of_memory(EngineError, "while engines were loaded"):
@@ -157,7 +164,7 @@ def judge(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> 
         likeness = partial(_likeness, opened, settings)
         report = compare(reference, opened.runs, frames, *thresholds, dtype=dtype, likeness=likeness)
     report = replace(report, plans=opened.built.manifest.plans)
-    _write(opened.built.folder / REPORT, report)
+    write_report(opened.built, report)
     return report
 
 
@@ -172,7 +179,9 @@ def _likeness(opened: Opened, settings: Settings, name: str) -> nn.Module | None
     return stages_of(model)[name].module
 
 
-def _write(path: Path, report: Report) -> None:
+def write_report(built: Built, report: Report) -> None:
+    """Keep the gate's report beside engines; raises OutputError."""
+    path = built.folder / REPORT
     try:
         path.write_text(report.to_json(), encoding="utf-8")
     except OSError as error:

@@ -33,9 +33,9 @@ class Identity(Section):
     image_size: int
     """Pixels along a side."""
     bank_size: int
-    """Frames kept for each object; shapes do not depend on it."""
+    """Frames kept for each object; shapes do not depend on it. 0 of a detector."""
     most_objects: int
-    """Objects at once, up to."""
+    """Objects at once, up to; of a detector, phrases."""
     library: str
     """tensorrt or tensorrt_rtx."""
     version: str
