@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .replay.job import Job, ObjectOnFrame
 
 OUTPUTS = ("mcap", "coco", "png", "overlay")
+STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
 
 AddVerb = Callable[..., ArgumentParser]
@@ -69,6 +71,13 @@ def _add_mode(parser: ArgumentParser) -> None:
     )
     parser.set_defaults(mode="every")
     parser.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default=STRATEGIES[0],
+        help="every frame: bidirectional tracks objects backward, too, from where they are known; multi-shot tracks "
+        "spans of low scores again, backward from the frame after [forward]",
+    )
+    parser.add_argument(
         "--allow-gaps", action="store_true", help="as recorded: go on where the recording lacks something"
     )
     parser.add_argument(
@@ -106,6 +115,8 @@ def _add_prompts(parser: ArgumentParser) -> None:
 
 def replay(args: Namespace, settings: Settings) -> int:
     """Replay each recording; 0 when all is done, 1 where --compare finds a difference, 130 when interrupted."""
+    # before torch: threads that spin for long at barriers take the cores from those that decode
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for module in ("torch", "transformers"):
         require(module, "node")
     require("mcap", "bags")
@@ -157,6 +168,7 @@ def _job(args: Namespace, settings: Settings) -> Job:
         bags=tuple(args.bags),
         out=args.out,
         mode=args.mode,
+        strategy=args.strategy,
         names=tuple(args.names),
         objects=_objects(args),
         topics=args.topics,

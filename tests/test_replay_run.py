@@ -151,6 +151,12 @@ def test_other_weights_are_refused(
     assert any("model.name was" in note for note in summary.notes)
 
 
+def test_other_settings_give_other_masks_and_are_told(job: Job, load: Warm) -> None:
+    other = replace(job, settings={"tracker": {"bank_size": 2}})
+    assert run_job(other, load).notes == ["tracker.bank_size was 7 in the recording, is 2"]
+    assert "different: the masks of" in str(compare_job(other))
+
+
 def test_two_replays_do_not_write_to_one_folder(job: Job, load: Warm) -> None:
     def again(what: str, done: int, total: int | None) -> None:
         with pytest.raises(OutputError, match="another replay writes"):

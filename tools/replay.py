@@ -1,0 +1,13 @@
+"""Replay recordings: the door of a checkout to `sam3-node replay`, with the same options.
+
+python tools/replay.py BAG… -o OUT
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sam3_node.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["replay", *sys.argv[1:]]))
