@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +14,19 @@ from ..errors import OutputError
 UNFINISHED, LOCK = ".unfinished", ".lock"
 
 
+class HeldError(OutputError):
+    """Another process writes to this place."""
+
+
 class Store(Protocol):
     """Named values. Names are relative paths with `/`. Every method raises OutputError where the place fails."""
+
+    @property
+    def folder(self) -> Path:
+        """Where on this machine files can be put aside, and files be made that are to be kept."""
+
+    def keep(self, paths: Sequence[Path]) -> None:
+        """Keep files and folders that were made in `folder`, as values of their names there."""
 
     def write(self, name: str, data: bytes) -> None:
         """Keep a value, in place of one of this name; after a crash either is there as a whole."""
@@ -33,7 +44,7 @@ class Store(Protocol):
         """Forget a value; nothing happens where there is none."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing meanwhile; OutputError where one does."""
+        """Keep other processes from writing meanwhile. Raises HeldError where one does that cannot be kept from it."""
 
 
 class FolderStore:
@@ -43,6 +54,9 @@ class FolderStore:
         self.folder = folder
         with _telling(folder):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def keep(self, paths: Sequence[Path]) -> None:
+        """They are where they are to be."""
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -83,7 +97,7 @@ class FolderStore:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise OutputError(
+                raise HeldError(
                     f"another replay writes to {self.folder}; wait for it, or choose another folder"
                 ) from error
             yield
