@@ -44,7 +44,7 @@ from sam3_node.engines.ports import Stage, stages_of
 from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantised
 from sam3_node.engines.recipes import Recipe
 from sam3_node.engines.tensorrt import build, fp8_layers
-from sam3_node.engines.tensorrt_library import find_library
+from sam3_node.engines.tensorrt_library import find_library, target
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 
@@ -214,6 +214,8 @@ def main() -> None:
     args, say = arguments(), Saved()
     fresh = multiprocessing.get_context("spawn")
     try:
+        for gpu in args.gpu:  # one that cannot be is told before anything takes time
+            target(find_library(), gpu)
         say(heading())
         with (
             tempfile.TemporaryDirectory(prefix="build_sam3_") as folder,
