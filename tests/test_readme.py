@@ -131,7 +131,9 @@ def test_the_recording_example_runs() -> None:
         [sys.executable, "-c", block_with("Recording.load(")], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("225 15.0")
+    bag, recording = done.stdout.splitlines()
+    assert bag == "('tabletop',) 224 640 jpeg None"
+    assert recording.startswith("225 15.0")
 
 
 def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
