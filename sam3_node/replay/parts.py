@@ -1,8 +1,8 @@
 """Results on disk as they come: numbered parts, each complete or absent, with the state that the next begins from.
 
-A part is `<folder>/<number>.masks`, a folder for each pass over the recording: MAGIC, SHA-256 of the rest, and in msgpack where the schedule stood at its end, what
-was counted until then, and camera and body of its masks messages in order. `<folder>/<number>.state` is written before
-it and deleted once the next part is there.
+A part is `<folder>/<number>.masks`, a folder for each pass: MAGIC, SHA-256 of the rest, and in msgpack where the
+schedule stood at its end, what was counted until then, and camera and body of its masks messages in order.
+`<folder>/<number>.state` is written before it and deleted once the next part is there.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ class Parts:
 
     def checkpoint(self) -> bytes:
         """The state at the end of the last complete part. Raises ReplayError where it is gone."""
-        if not self._store.exists(self._state_name(self._count - 1)):
+        name = self._state_name(self._count - 1)
+        if not self._store.exists(name):
             raise ReplayError(
-                f"expected {self._state_name(self._count - 1)} to go on from, found none; begin the replay anew with --again"
+                f"expected {name} to go on from, found none; begin the replay anew with --again"
             )
-        return self._store.read(self._state_name(self._count - 1))
+        return self._store.read(name)
 
     def add(self, part: OpenPart, standing: Standing, checkpoint: bytes) -> None:
         """Keep a part, how far the replay is at its end, and the state that it can be continued from there."""
@@ -114,8 +115,8 @@ class Parts:
         data = self._store.read(self._masks_name(number))
         if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[START:]).digest() != data[len(MAGIC) : START]:
             raise ReplayError(
-                f"{self._masks_name(number)}: expected a whole part of a replay, found one of {len(data)} bytes that is "
-                "damaged; begin the replay anew with --again"
+                f"{self._masks_name(number)}: expected a whole part of a replay, found one of {len(data)} bytes "
+                "that is damaged; begin the replay anew with --again"
             )
         return msgpack.unpackb(data[START:], strict_map_key=False)
 
