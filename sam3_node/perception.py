@@ -8,6 +8,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any, Self
 
+import cv2
 import torch
 
 from .detection.base import Detector
@@ -123,6 +124,7 @@ class Perception:
             "versions": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,
+                "opencv": cv2.__version__,
                 "sam3-node": metadata.version("sam3-node"),
             },
         }
@@ -150,4 +152,7 @@ def _detector_folder(settings: Settings) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    """Of a CPU its instruction set too, which decides how torch's kernels round."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or 'cpu'} {torch.backends.cpu.get_cpu_capability()}"
