@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +18,7 @@ import pytest
 pytest.importorskip("mcap")
 
 from sam3_node.bags import read_masks
+from sam3_node.cli import main
 from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception import Perception
 from sam3_node.replay.compare import compare
@@ -324,3 +327,31 @@ def test_the_summary_is_what_is_on_disk(job: Job, load: Warm) -> None:
     assert told["frames"] == summary.frames
     assert told["frames_per_s"] > 0
     assert told["stages_ms"]["encode"] > 0
+
+
+def test_the_verb_takes_several_recordings_and_compares(bag: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.mcap"
+    other.write_bytes(bag.read_bytes())
+    command = [sys.executable, "-m", "sam3_node", "replay", str(bag), str(other), "-o", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, "--as-recorded", "--compare"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("identical: the masks of all 39 recorded frames, bit for bit") == 2
+    assert (tmp_path / "out/live/masks.mcap").read_bytes() == (tmp_path / "out/other/masks.mcap").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--compare"], "--compare: expected --as-recorded beside it"),
+        (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
+        (["--outputs", "avi"], "output: expected one of mcap, coco, png, overlay, found 'avi'"),
+        (["--objects", "absent.json"], "cannot read absent.json"),
+    ],
+)
+def test_the_verb_says_what_it_cannot_do(
+    bag: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+) -> None:
+    assert main(["replay", str(bag), "-o", str(tmp_path), *options]) == 2
+    assert told in capsys.readouterr().err
