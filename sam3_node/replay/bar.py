@@ -39,7 +39,8 @@ class Bar:
 
     def _line(self, done: int, total: int | None, seconds: float) -> str:
         rate = (done - self._first) / seconds if seconds > 0 else 0.0
-        line = f"{self._name}{self._what}: {done}{f'/{total}' if total else ''} frames, {rate:.1f} frames/s"
+        of = f"/{max(total, done)}" if total else ""  # frames that failed are not in an index of masks
+        line = f"{self._name}{self._what}: {done}{of} frames, {rate:.1f} frames/s"
         if total and rate and done < total:
             line += f", {clock((total - done) / rate)} left"
         return line
