@@ -20,14 +20,18 @@ help:
 demo: $(READY)
 	$(BIN)/sam3-node demo --out out/demo
 
+# a test file to each of JOBS processes at a time, one thread each
+JOBS ?= auto
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile
+
 test: lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 # those that `make test` has run in full
 NEED_NO_ENGINES := $(patsubst %,tests/test_engines_%.py,compiled frames graphs)
 
 test-engines: $(ENGINES_READY)
-	$(BIN)/pytest $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/test_engines_*.py))
+	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/test_engines_*.py))
 
 lint: $(READY)
 	$(BIN)/ruff check .

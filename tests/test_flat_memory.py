@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor
 
 from sam3_node.health import rss_bytes
 from sam3_node.models.sam import TrackerModel
@@ -19,9 +20,13 @@ MOST_RSS_GROWTH = 4_000_000
 
 
 def tensor_bytes() -> int:
-    """Memory of all live tensors, storages counted once."""
+    """Memory of all live tensors, storages counted once; those that an export left behind have none."""
     gc.collect()
-    tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+    tensors = [
+        found
+        for found in gc.get_objects()
+        if issubclass(type(found), torch.Tensor) and not issubclass(type(found), FakeTensor)
+    ]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
