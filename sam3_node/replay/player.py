@@ -48,7 +48,7 @@ class Player:
         masks = self._step(action)
         for edit in action.edits:
             found = self._edit(edit)
-            masks = masks and _with_answer(masks, edit, found)
+            masks = masks and with_answer(masks, edit, found)
         return masks
 
     def checkpoint(self) -> bytes:
@@ -136,7 +136,7 @@ def forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]:
         yield Outcome(action, player.play(action))
 
 
-def _with_answer(masks: MaskFrame, edit: Edit, found: Any) -> MaskFrame:
+def with_answer(masks: MaskFrame, edit: Edit, found: Any) -> MaskFrame:
     """The masks of a frame once an object was shown or corrected on it."""
     if not isinstance(found, dict) or found.get("seq") != masks.seq or "mask" not in found:
         return masks

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from .parts import OpenPart, Parts, Standing
-from .player import Outcome, Player
+from .player import Outcome
 from .tally import Tally
+
+
+class Playing(Protocol):
+    """What carries out actions: a Player, or what does the same elsewhere."""
+
+    counts: Counter[str]
+
+    def checkpoint(self) -> bytes:
+        """What `resume` takes."""
+
+    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
+        """Go on from there. Raises ReplayError where that is not possible."""
 
 
 class PartLimits(NamedTuple):
@@ -24,7 +38,7 @@ class Work:
     Raises ReplayError where that is not possible: a part is damaged, or the player's model or settings are others.
     """
 
-    def __init__(self, parts: Parts, player: Player, limits: PartLimits) -> None:
+    def __init__(self, parts: Parts, player: Playing, limits: PartLimits) -> None:
         self.standing = parts.standing()
         """At the end of the last complete part."""
         self.tally = Tally.of(self.standing.tally)
