@@ -14,7 +14,7 @@ def spans(masks: Iterable[MaskFrame], doubt: float) -> Iterator[Span]:
 
     It is known on the frame that it was shown on; otherwise (found by name, or entered without a frame) on the first
     where it is in view with a score of at least `doubt`, and where there is none it is not tracked backward. Its mask
-    there is the prompt.
+    there is the prompt. What was found by mistake is tracked backward as well.
     """
     begun: dict[str, int] = {}
     known: set[ObjectKey] = set()
