@@ -57,8 +57,9 @@ class Job:
 
     `settings` are those that were chosen, by section and field: over the recording's own in `as-recorded`, else over
     the defaults. `names` and `objects` are what to look for; `every` repeats the recording's own edits where neither
-    is given. `topics` are the cameras or topics to take, empty for all. `allow_gaps`: go on where a recording lacks
-    what would be needed to repeat it.
+    is given. `topics` are the cameras or topics to take, empty for all. `start` and `stop` (exclusive, None for the
+    end) are the frames to take in `every`, counted from 0 over all these cameras. `allow_gaps`: go on where a recording
+    lacks what would be needed to repeat it.
     """
 
     bags: tuple[str, ...]
@@ -71,6 +72,8 @@ class Job:
     outputs: tuple[Output, ...] = ("mcap",)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     allow_gaps: bool = False
+    start: int = 0
+    stop: int | None = None
 
     def __post_init__(self) -> None:
         _among("mode", self.mode, MODES)
@@ -81,6 +84,8 @@ class Job:
             _among("settings", section, SECTIONS)
         if not self.bags:
             raise ReplayError("bags: expected at least one recording, found none")
+        if (self.start, self.stop) != (0, None) and self.mode != "every":
+            raise ReplayError("start, stop: expected the mode every; as-recorded has to begin at the start")
         if self.mode == "as-recorded" and (self.names or self.objects):
             raise ReplayError(
                 "as-recorded repeats what the node was asked while it was recorded: expected no names or objects "
@@ -88,8 +93,8 @@ class Job:
             )
         if self.mode == "as-recorded" and self.strategy != "forward":
             raise ReplayError(
-                f"as-recorded does what the node did, in its order: expected the strategy forward, found {self.strategy}; "
-                "use every with it"
+                "as-recorded does what the node did, in its order: expected the strategy forward, found "
+                f"{self.strategy}; use every with it"
             )
 
     def to_json(self) -> str:

@@ -4,44 +4,39 @@ there. What was killed at any moment is gone on with from its last complete part
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from pathlib import Path
+from typing import NamedTuple
 
-from ..errors import ReplayError
 from ..perception import Perception
 from ..settings import Settings
+from ..types import MaskFrame
+from . import bidirectional, multi_shot
 from .actions import Action
 from .ahead import Ahead
 from .compare import Comparison, compare
 from .configure import differences, same_sections
-from .identity import NAME as IDENTITY
+from .finish import SUMMARY, Finish, Progress, StoppedError, clear
 from .identity import digests_of, identity_of, keep_identity
-from .job import Job
-from .outputs import write_outputs
-from .parts import Parts
-from .player import Player, forward
+from .job import Job, Strategy
+from .parts import SECOND, Parts
+from .player import Outcome, Player, forward
 from .schedule import Schedule
-from .store import FolderStore
+from .spans import Span, actions, backward, placed_frames, put_aside
+from .spool import Spool
 from .summary import Summary, of_tally
+from .tally import Tally
+from .url_store import local_bag, open_store
 from .work import PartLimits, Work
 
-SUMMARY = "summary.json"
-
-Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how many frames of it are done, and of how many where that is known."""
 Load = Callable[[Settings], Perception]
 LIMITS = PartLimits()
-
-
-class StoppedError(ReplayError):
-    """A replay was told to stop. What it has done is kept."""
-
-    def __init__(self, frames: int) -> None:
-        super().__init__(
-            f"stopped after {frames} frames, which are kept; the same command goes on from there"
-        )
+AGAIN: dict[Strategy, Callable[[Iterable[MaskFrame], float], Iterator[Span]]] = {
+    "bidirectional": bidirectional.spans,
+    "multi-shot": multi_shot.spans,
+}
+"""What a strategy tracks again, in a second pass: of the masks of the first, with `detector.doubt`."""
 
 
 class Warm:
@@ -71,11 +66,11 @@ def run_job(
     there. `again` starts over. Raises StoppedError soon after `stop` is set, ReplayError for results of another job in
     the folder, and what reading, loading and writing raise; what was done by then is kept.
     """
-    store = FolderStore(Path(job.out))
-    with store.held(), Schedule(job) as schedule:
+    store = open_store(job.out)
+    with store.held(), local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
         if again:
-            _clear(store)
-        keep_identity(store, identity_of(job, schedule.settings))
+            clear(store)
+        keep_identity(store, identity_of(job, schedule.settings, path))
         run = _Run(schedule, store, progress, stop or threading.Event())
         if store.exists(SUMMARY):
             return run.write(Summary.from_json(store.read(SUMMARY)))
@@ -84,33 +79,61 @@ def run_job(
 
 def is_finished(job: Job) -> bool:
     """Whether there is nothing left to do in the job's folder."""
-    if not (Path(job.out) / SUMMARY).exists():
-        return False
-    return set(job.outputs) <= set(Summary.from_json(FolderStore(Path(job.out)).read(SUMMARY)).outputs)
+    return finished(job) is not None
+
+
+def finished(job: Job) -> Summary | None:
+    """What came of a job that is finished."""
+    store = open_store(job.out)
+    summary = Summary.from_json(store.read(SUMMARY)) if store.exists(SUMMARY) else None
+    return summary if summary and set(job.outputs) <= set(summary.outputs) else None
+
+
+def clear_job(job: Job) -> None:
+    """Forget all that was done of a job; outputs stay until others take their place."""
+    store = open_store(job.out)
+    with store.held():
+        clear(store)
 
 
 def compare_job(job: Job) -> Comparison:
     """The masks in a job's folder beside those that the live node found."""
-    with Schedule(job) as schedule:
-        return compare(Parts(FolderStore(Path(job.out))).masks(), schedule.recorded_masks())
+    with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
+        return compare(Parts(open_store(job.out)).masks(), schedule.recorded_masks())
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    schedule: Schedule
-    store: FolderStore
-    progress: Progress
-    stop: threading.Event
+class _Pass(NamedTuple):
+    """One time through the recording: actions, of about `total` frames, carried out by `play`, after `before` frames of
+    an earlier one."""
+
+    name: str
+    actions: Iterable[Action]
+    total: int | None
+    player: Player
+    work: Work
+    play: Callable[[Iterable[Action], Player], Iterator[Outcome]] = forward
+    before: int = 0
+
+
+class _Again(NamedTuple):
+    """Of a second pass: after how many of its frames it went on, and what else is to be known."""
+
+    resumed_from: int
+    notes: list[str]
+
+
+class _Run(Finish):
+    """What is done before the end."""
 
     def replay(self, perception: Perception, limits: PartLimits) -> Summary:
         """All that is not yet in parts."""
         self._check_weights(perception)
         player = Player(perception)
         work = Work(Parts(self.store), player, limits)
-        resumed_from, before = work.frames, work.standing.actions
-        with Ahead(islice(self.schedule.actions(), before, None)) as ahead:
-            self._work_through(ahead, player, work)
-        job, schedule, stepped = self.schedule.job, self.schedule, max(work.frames - resumed_from, 1)
+        resumed_from, schedule, job = work.frames, self.schedule, self.schedule.job
+        self._work_through(_Pass("replaying", schedule.actions(), schedule.count(), player, work))
+        stepped = max(work.frames - resumed_from, 1)
+        again = self._go_back(perception, limits, work.tally)
         return of_tally(
             work.tally,
             bag=job.bags[0],
@@ -118,39 +141,45 @@ class _Run:
             strategy=job.strategy,
             model=perception.model.name,
             device=str(perception.model.device),
-            resumed_from=resumed_from,
+            resumed_from=resumed_from + again.resumed_from,
             lost=schedule.lost,
-            notes=schedule.notes.lines,
+            notes=[*schedule.notes.lines, *again.notes],
             stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
         )
 
-    def write(self, summary: Summary) -> Summary:
-        """The outputs that are not there yet, then the summary."""
-        parts, job = Parts(self.store), self.schedule.job
-        missing = [kind for kind in job.outputs if kind not in summary.outputs]
-        total = sum(summary.cameras.values())
+    def _go_back(self, perception: Perception, limits: PartLimits, first: Tally) -> _Again:
+        """The strategy's second pass, where it tracks anything again; its time is added to that of the first."""
+        masks, doubt = Parts(self.store).masks, self.schedule.settings.detector.doubt
+        find = AGAIN.get(self.schedule.job.strategy)
+        spans = list(find(masks(), doubt)) if find else []
+        if not spans:
+            return _Again(0, [])
+        with Spool(self.store.folder) as spool:
+            for count in put_aside(spool, spans, placed_frames(masks(), self.schedule.frames())):
+                self.progress("reading", count, None)
+                if self.stop.is_set():
+                    raise StoppedError(first.counts["frames"])
+            player = Player(perception)
+            work = Work(Parts(self.store, SECOND), player, limits)
+            resumed_from = work.frames
+            searching = bool(self.schedule.settings.detector.prompts)
+            steps = actions(spool, spans, searching)
+            play = partial(backward, labels=first.objects)
+            self._work_through(
+                _Pass("going back", steps, len(spool), player, work, play, first.counts["frames"])
+            )
+        first.work_s += work.tally.work_s
+        return _Again(resumed_from, _notes(spans, work.tally))
 
-        def told(kind: str, done: int) -> None:
-            self.progress(f"writing {kind}", done, total)
-            if self.stop.is_set():
-                raise StoppedError(summary.frames)
-
-        if missing:
-            write_outputs(self.store.folder, missing, parts.masks, self.schedule.frames, told)
-        if missing or not self.store.exists(SUMMARY):
-            summary = replace(summary, outputs=[*summary.outputs, *missing])
-            self.store.write(SUMMARY, summary.to_json().encode())
-        parts.finish()
-        return summary
-
-    def _work_through(self, ahead: Ahead, player: Player, work: Work) -> None:
-        total = self.schedule.count()
-        for outcome in forward(_keeping(ahead, work), player):
-            work.take(outcome)
-            self.progress("replaying", work.frames, total)
-            if self.stop.is_set():
-                work.end_part()
-                raise StoppedError(work.frames)
+    def _work_through(self, one: _Pass) -> None:
+        work = one.work
+        with Ahead(islice(one.actions, work.standing.actions, None)) as ahead:
+            for outcome in one.play(_keeping(ahead, work), one.player):
+                work.take(outcome)
+                self.progress(one.name, work.frames, one.total)
+                if self.stop.is_set():
+                    work.end_part()
+                    raise StoppedError(one.before + work.frames)
         work.end_part()
 
     def _check_weights(self, perception: Perception) -> None:
@@ -178,8 +207,11 @@ def _keeping(actions: Iterable[Action], work: Work) -> Iterator[Action]:
         raise
 
 
-def _clear(store: FolderStore) -> None:
-    """Forget all results, what says that they are complete first."""
-    store.delete(SUMMARY)
-    store.delete(IDENTITY)
-    Parts(store).clear()
+def _notes(spans: Sequence[Span], second: Tally) -> list[str]:
+    refused = second.counts["refused"]
+    notes = [
+        f"{len(spans) - refused} spans of objects tracked again, backward over {second.counts['frames']} frames"
+    ]
+    if refused:
+        notes.append(f"{refused} more were not: no room for all objects at once; raise tracker.max_objects")
+    return notes
