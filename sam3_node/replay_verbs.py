@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cloud.door import add_ray_options, replay_many
 from .errors import ReplayError, require
 from .settings import Settings
 from .signals import stop_on_signals
 
 if TYPE_CHECKING:
     from .replay.job import Job, ObjectOnFrame
+    from .replay.summary import Summary
 
 OUTPUTS = ("mcap", "coco", "png", "overlay")
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
@@ -27,14 +30,20 @@ def add_replay_verb(parsers: Any, add: AddVerb) -> None:
     """Add `replay` to the command line's subparsers."""
     parser = add(parsers, "replay", replay, "recordings through the same pipeline, without sockets")
     parser.add_argument(
-        "bags", nargs="+", metavar="BAG", help="a recording: a file or folder of any known format"
+        "bags", nargs="+", metavar="BAG", help="a recording: a file or folder of any known format, or its URL"
     )
     parser.add_argument(
         "-o",
         "--out",
         required=True,
         metavar="FOLDER",
-        help="where results go; a folder in it for each of several bags",
+        help="where results go, or a URL; a folder in it for each of several bags",
+    )
+    parser.add_argument(
+        "--connect",
+        metavar="CONTROL",
+        help="push every frame through the running node whose control endpoint this is, without loss; it is started "
+        "with --transport.delivery every",
     )
     _add_mode(parser)
     _add_prompts(parser)
@@ -55,6 +64,7 @@ def add_replay_verb(parsers: Any, add: AddVerb) -> None:
     parser.add_argument(
         "--again", action="store_true", help="start over, where results are there; else they are gone on with"
     )
+    add_ray_options(parser)
 
 
 def _add_mode(parser: ArgumentParser) -> None:
@@ -120,31 +130,56 @@ def replay(args: Namespace, settings: Settings) -> int:
     for module in ("torch", "transformers"):
         require(module, "node")
     require("mcap", "bags")
-    from .replay.run import StoppedError, Warm
+    from .replay.finish import StoppedError
 
     job = _job(args, settings)
     if args.compare and args.mode != "as-recorded":
         raise ReplayError(
             "--compare: expected --as-recorded beside it, found --every; every frame has no counterpart"
         )
-    stop, load, code = stop_on_signals(), Warm(), 0
+    if args.connect and args.ray:
+        raise ReplayError("--connect: expected no --ray beside it; a node has one replay at a time")
+    stop, code = stop_on_signals(), 0
+    if not args.ray and (args.by_camera or args.segment_frames):
+        raise ReplayError("--by-camera, --segment-frames: expected --ray beside it, such as --ray local")
+    if args.ray:
+        code = replay_many(args, job, stop)
+        return code or (max(map(_compare, job.each())) if args.compare else 0)
+    run = _runner(args, settings, stop)
     for one in job.each():
         try:
-            code |= _replay(one, args, load, stop)
+            code |= _replay(one, args, run)
         except StoppedError as stopped:
             print(f"{one.bags[0]}: {stopped}")
             return INTERRUPTED
     return code
 
 
-def _replay(job: Job, args: Namespace, load: Any, stop: Any) -> int:
+def _runner(args: Namespace, settings: Settings, stop: Any) -> Callable[..., Summary]:
+    """What replays a job, told its `progress`."""
+    if not args.connect:
+        from .replay.run import Warm, run_job
+
+        return partial(run_job, load=Warm(), stop=stop, again=args.again)
+    from .replay_live.run import Endpoints, run_live
+
+    given = settings.transport.model_fields_set
+    endpoints = Endpoints(
+        args.connect,
+        settings.transport.frames[0] if "frames" in given else None,
+        settings.transport.masks if "masks" in given else None,
+    )
+    return partial(run_live, endpoints=endpoints, stop=stop, again=args.again)
+
+
+def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from .replay.bar import Bar
-    from .replay.run import is_finished, run_job
+    from .replay.run import is_finished
 
     was_there = not args.again and is_finished(job)
     bar = Bar()
     try:
-        summary = run_job(job, load, bar, stop, args.again)
+        summary = run(job, progress=bar)
     finally:
         bar.end()
     print(*summary.lines(), sep="\n")

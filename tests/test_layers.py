@@ -35,7 +35,7 @@ LAYERS = (
     {"perception"},
     {"operations"},
     {"node", "replay"},
-    {"group", "demo_results", "doctor"},
+    {"group", "demo_results", "doctor", "cloud", "replay_live"},
     {"demo"},
     {"verbs", "engine_verbs", "calibrate_verbs", "replay_verbs"},
     {"cli"},
@@ -186,6 +186,11 @@ def test_imports_point_downward(module: str) -> None:
 
 def test_only_transport_knows_zeromq() -> None:
     assert importers("zmq") == {"transport"}
+
+
+def test_only_the_cloud_knows_ray() -> None:
+    naming = {room(name) for name, path in modules().items() if '"ray' in path.read_text()}
+    assert naming | importers("ray") == {"cloud"}
 
 
 def test_torch_stays_in_the_engines() -> None:

@@ -19,9 +19,8 @@ FREE = ("out", "outputs", "allow_gaps")
 DIGESTS = ("model_digest", "detector_digest")
 
 
-def identity_of(job: Job, settings: Settings) -> dict[str, Any]:
-    """What must be the same for masks to be the same, as JSON has it, but for the weights."""
-    path = Path(job.bags[0])
+def identity_of(job: Job, settings: Settings, path: Path) -> dict[str, Any]:
+    """What must be the same for masks to be the same, as JSON has it, but for the weights. `path`: the recording's."""
     kept = {name: value for name, value in asdict(job).items() if name not in FREE}
     sections = {name: getattr(settings, name).model_dump(mode="json") for name in SECTIONS}
     size = path.stat().st_size if path.is_file() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ from .plan import Planned, Stepped, planned
 
 
 class Schedule(Closing):
-    """A job on its one recording, opened. Each call of `actions` or `frames` begins again. A context manager.
+    """A job on its one recording, which is at `path`, opened. Each call of `actions` or `frames` begins again. A
+    context manager.
 
     Raises BagError for what is no recording, ReplayError where it cannot be replayed as it was recorded.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, path: Path) -> None:
         self.job = job
         self.notes = Notes(job.allow_gaps)
-        path = Path(job.bags[0])
         self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _recorded(self._files)
         if job.mode == "as-recorded" and self._recorded is None:
@@ -65,17 +66,19 @@ class Schedule(Closing):
             yield Edit("set_prompts", {"prompts": list(self.job.names)})
         asked = bool(self.job.names or self.job.objects)
         edits = Edits() if asked or self._recorded is None else edits_of(self._recorded.actions())
-        yield from with_objects(every_frame(self._bag, edits), self.job.objects, self.notes)
+        yield from with_objects(every_frame(self.frames(), edits), self.job.objects, self.notes)
 
     def count(self) -> int | None:
         """How many frames are about to be stepped, where the recording's index tells."""
+        if self.job.stop is not None:
+            return self.job.stop - self.job.start
         roots = ("masks/{}",) if self.job.mode == "as-recorded" else ("/{}/header", "frame/{}")
         topics = [root.format(camera) for root in roots for camera in self.cameras]
         return messages_on(self._files, topics) or None
 
     def frames(self) -> Iterator[Frame]:
-        """All frames of the cameras, in the order of the recording."""
-        return iter(self._bag)
+        """Those of the job, in the order of the recording."""
+        return islice(self._bag, self.job.start, self.job.stop)
 
     def recorded_masks(self) -> Iterator[MaskFrame]:
         """What the live node found on these cameras; nothing where that is not recorded."""

@@ -1,0 +1,1 @@
+"""Many recordings on many workers of a Ray cluster, or of this machine."""
