@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("mcap")
 
+from sam3_node import cli
 from sam3_node.cloud.bill import BagResult, Bill
 from sam3_node.cloud.progress import Meter, Progress
 from sam3_node.cloud.tasks import Extent, Order, Split
 from sam3_node.errors import ReplayError
 from sam3_node.replay.job import Job, ObjectOnFrame
 
+ROOT = Path(__file__).resolve().parents[1]
+CLOUD = ROOT / "launch" / "cloud"
 JOB = Job(("a.mcap",), "out", names=("mug",))
 BOX = ObjectOnFrame(box=(1, 2, 3, 4))
 
@@ -118,3 +127,46 @@ def test_progress_is_one_line() -> None:
     line = str(Progress(1, 3, 2, 120, 40.0, 65.0))
     assert line == "1/3 recordings, 2 workers, 120 frames, 40.0 frames/s, 1:05 left"
     assert "left" not in str(Progress(3, 3, 0, 120, 40.0, 0.0))
+
+
+def test_the_cluster_file_is_what_ray_takes() -> None:
+    pytest.importorskip("ray")
+    yaml = pytest.importorskip("yaml")
+    from ray.autoscaler._private.util import validate_config
+
+    cluster = yaml.safe_load((CLOUD / "cluster.yaml").read_text())
+    validate_config(cluster)
+    types = cluster["available_node_types"]
+    assert types[cluster["head_node_type"]]["resources"]["CPU"] == 0
+    assert types["gpu"]["min_workers"] == 0
+    assert types["gpu"]["resources"]["GPU"] == 1
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="there is no shell")
+def test_a_job_is_handed_in_as_a_replay_on_the_cluster(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\nprintf "%s\\n" "$RAY_ADDRESS" "$@"\n')
+    ray.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = [CLOUD / "submit", "s3://bags/a b.mcap", "-o", "s3://out", "--prompt", "red mug"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    address, *words = done.stdout.splitlines()
+    assert address == "http://127.0.0.1:8265"
+    assert words[:4] == ["job", "submit", "--", "sam3-node"]
+    args = cli._parser().parse_args(words[4:])
+    assert (args.ray, args.bags, args.names) == ("auto", ["s3://bags/a b.mcap"], ["red mug"])
+
+
+def test_the_commands_told_of_are_understood() -> None:
+    text = (CLOUD / "README.md").read_text()
+    found = re.findall(r"(?:sam3-node replay|launch/cloud/submit) (.+)", text)
+    assert len(found) == 2
+    for words in found:
+        assert cli._parser().parse_args(["replay", *shlex.split(words)]).bags
+
+
+def test_the_container_file_installs_extras_that_exist() -> None:
+    extras = re.findall(r"EXTRAS=([\w,-]+)", (CLOUD / "Containerfile").read_text())
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert len(extras) == 2
+    assert {name for names in extras for name in names.split(",")} <= set(known)
