@@ -174,6 +174,7 @@ def test_what_was_lost_or_stopped_is_gone_on_with(
     stopped = run(job, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
     assert stopped.is_stopped
     assert not stopped.is_complete
+    assert any("which are kept" in (bag.error or "") for bag in stopped.bags)
 
     seen: list[Progress] = []
     bill = run(job, progress=seen.append)

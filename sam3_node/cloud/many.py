@@ -110,10 +110,11 @@ class _Run:
         for bag in self._bags:
             self._go_on(bag, None)
         while not all(bag.is_over for bag in self._bags):
-            for over in self._pool.stop() if stop.is_set() else self._pool.poll(POLL_S):
+            stopping = stop.is_set()
+            for over in self._pool.stop() if stopping else self._pool.poll(POLL_S):
                 self._take(over)
             self._tell()
-            if stop.is_set():
+            if stopping:
                 break
         return [bag.result for bag in self._bags]
 
