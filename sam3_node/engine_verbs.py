@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 HEAD = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
-HAS_ENGINE = "yolo-world"  # of the detectors
+HAS_ENGINE = "yolo-world"  # of the detectors, by TensorRT
+COMPILED = "inductor"
 AddVerb = Callable[..., ArgumentParser]
 """Adds a verb: (subparsers, name, what it runs, its help)."""
 
 
 def add_engine_verbs(parsers: Any, add: AddVerb) -> None:
     """Add `engine build|list|check` to the command line's subparsers."""
-    text = "TensorRT engines of the model"
+    text = "engines of the model: by TensorRT, or compiled by torch (--engine.kind inductor)"
     engine = parsers.add_parser("engine", help=text, description=text).add_subparsers(
         metavar="VERB", required=True
     )
@@ -51,13 +52,13 @@ def add_engine_verbs(parsers: Any, add: AddVerb) -> None:
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:
-    """Build the engines of the settings' model, and of its detector by name; print where they are."""
+    """Build the engines of the settings' model, by TensorRT also of its detector by name; print where they are."""
     _require()
     from .engines.build import build_engines, read_quantisation
     from .engines.detector import build_detector
 
     print(build_engines(settings, args.gpu, read_quantisation(args.scales, args.recipe)).folder)
-    if settings.detector.kind == HAS_ENGINE:
+    if _has_detector(settings):
         print(build_detector(settings, args.gpu).folder)
 
 
@@ -85,10 +86,15 @@ def engine_check(args: Namespace, settings: Settings) -> int:
 
     reports = [check(settings, args.source)]
     print(*reports[0].lines(), sep="\n")
-    if settings.detector.kind == HAS_ENGINE:
+    if _has_detector(settings):
         reports.append(check_detector(settings, args.source))
         print(*reports[1].lines(), sep="\n")
     return 0 if all(report.passed for report in reports) else 1
+
+
+def _has_detector(settings: Settings) -> bool:
+    """Whether the detector has an engine of the kind that the settings ask for."""
+    return settings.detector.kind == HAS_ENGINE and settings.engine.kind != COMPILED
 
 
 def _require() -> None:

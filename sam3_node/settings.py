@@ -87,8 +87,8 @@ class ModelSettings(Section):
 
 
 class EngineSettings(Section):
-    kind: Literal["torch", "tensorrt"] = "torch"
-    """What runs the model: torch, or engines that `sam3-node engine build` made and the gate has passed."""
+    kind: Literal["torch", "tensorrt", "inductor"] = "torch"
+    """What runs the model: torch; or engines that `sam3-node engine build` made, by TensorRT or by torch (inductor)."""
     precision: Literal["float32", "float16", "bfloat16", "fp8"] = "float16"
     """Arithmetic of the engines; fp8 is the encoder's, the rest is float16 then."""
     folder: Path = Path("~/.cache/sam3_node/engines")

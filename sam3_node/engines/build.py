@@ -1,4 +1,4 @@
-"""`engine build`: a model's stages exported, quantised where asked for, built by TensorRT, and kept."""
+"""`engine build`: a model's stages exported, quantised where asked for, built by TensorRT or compiled, and kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pydantic import ValidationError
 
 from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
-from ..settings import Settings
+from ..settings import EngineSettings, Settings
 from .export import export
 from .failures import telling_out_of_memory
 from .identity import FP8, arithmetic, identity_of
+from .inductor import INDUCTOR, build_package, require_compiler
 from .phases import ProgressLine
-from .ports import stages_of
+from .ports import Stage, stages_of
 from .quantize import Scales, export_quantised
 from .recipes import Recipe, load_recipe
 from .store import Built, EngineStore, Identity
@@ -57,10 +58,32 @@ class Quantisation(NamedTuple):
         return found if found.digest == built.manifest.scales else None
 
 
-class _Plans(NamedTuple):
-    plans: dict[str, bytes]
-    build_s: dict[str, float]
-    fp8_layers: int
+class _TensorRT:
+    """Makes plans of a model's stages, the encoder's in FP8 where a quantisation says how."""
+
+    def __init__(self, model: TrackerModel, identity: Identity, quantisation: Quantisation | None) -> None:
+        self._model, self._identity, self._quantisation = model, identity, quantisation
+        self.fp8_layers = 0
+
+    def __call__(self, stage: Stage, line: ProgressLine) -> bytes:
+        line.say("exporting")
+        with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
+            path = Path(folder) / f"{stage.name}.onnx"
+            if self._quantisation is not None and stage.name == "encode":
+                self.fp8_layers = _export_fp8(self._model, self._quantisation, path)
+            else:
+                export(stage, path)
+            return build(path, stage, self._identity.gpu, self._identity.most_objects, line)
+
+
+class _Inductor:
+    """Makes packages of stages."""
+
+    fp8_layers = 0
+
+    def __call__(self, stage: Stage, line: ProgressLine) -> bytes:
+        line.say("compiling")
+        return build_package(stage)
 
 
 def build_engines(settings: Settings, gpu: str = LOCAL, quantisation: Quantisation | None = None) -> Built:
@@ -70,20 +93,23 @@ def build_engines(settings: Settings, gpu: str = LOCAL, quantisation: Quantisati
     MissingExtraError that say what is wrong and what to do; then nothing is kept.
     """
     engine = settings.engine
-    if (engine.precision == FP8) != (quantisation is not None):
-        raise EngineError(_scales_advice(engine.precision))
-    find_library()  # its absence is told before anything takes time
+    _require_scales(engine, quantisation)
+    if engine.kind == INDUCTOR:  # what is absent is told before anything takes time
+        require_compiler()
+    else:
+        find_library()
     store = EngineStore(engine.folder)
     with telling_out_of_memory(EngineError, "while engines were built"):
         model = _load(settings)
         identity = identity_of(model, settings, gpu)
-        made = _build_all(model, identity, store, quantisation)
+        make = _Inductor() if engine.kind == INDUCTOR else _TensorRT(model, identity, quantisation)
+        plans, build_s = _build_all(model, identity, store, make)
     built = store.save(
         identity,
-        made.plans,
-        made.build_s,
+        plans,
+        build_s,
         scales=quantisation.digest if quantisation else "",
-        fp8_layers=made.fp8_layers,
+        fp8_layers=make.fp8_layers,
     )
     if quantisation is not None:
         quantisation.keep(built)
@@ -110,23 +136,17 @@ def _load(settings: Settings) -> TrackerModel:
 
 
 def _build_all(
-    model: TrackerModel, identity: Identity, store: EngineStore, quantisation: Quantisation | None
-) -> _Plans:
+    model: TrackerModel, identity: Identity, store: EngineStore, make: _TensorRT | _Inductor
+) -> tuple[dict[str, bytes], dict[str, float]]:
+    """The plan of each stage, and the seconds that it took."""
     stages = stages_of(model, identity.bank_size)
-    made = _Plans({}, {}, 0)
-    with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
-        for number, (name, stage) in enumerate(stages.items(), start=1):
-            title, before_s = f"{name} ({number} of {len(stages)})", store.expected_s(identity, name)
-            path = Path(folder) / f"{name}.onnx"
-            with ProgressLine(title, before_s) as line:
-                line.say("exporting")
-                if quantisation is not None and name == "encode":
-                    made = made._replace(fp8_layers=_export_fp8(model, quantisation, path))
-                else:
-                    export(stage, path)
-                made.plans[name] = build(path, stage, identity.gpu, identity.most_objects, line)
-            made.build_s[name] = round(line.elapsed_s, 1)
-    return made
+    plans, build_s = {}, {}
+    for number, (name, stage) in enumerate(stages.items(), start=1):
+        title = f"{name} ({number} of {len(stages)})"
+        with ProgressLine(title, store.expected_s(identity, name)) as line:
+            plans[name] = make(stage, line)
+        build_s[name] = round(line.elapsed_s, 1)
+    return plans, build_s
 
 
 def _export_fp8(model: TrackerModel, quantisation: Quantisation, path: Path) -> int:
@@ -140,10 +160,20 @@ def _export_fp8(model: TrackerModel, quantisation: Quantisation, path: Path) -> 
     return count
 
 
-def _scales_advice(precision: str) -> str:
-    if precision == FP8:
-        return (
+def _require_scales(engine: EngineSettings, quantisation: Quantisation | None) -> None:
+    """Raise EngineError unless there are scales for fp8, and for nothing else."""
+    if engine.kind == INDUCTOR and quantisation is None:
+        return
+    if engine.kind == INDUCTOR:
+        raise EngineError(
+            "scales are for fp8, which TensorRT has: expected none of them with engine.kind inductor"
+        )
+    if engine.precision == FP8 and quantisation is None:
+        raise EngineError(
             "engine.precision fp8: expected the scales of a calibration, found none; make them with `sam3-node "
             "calibrate fp8 SOURCE -o FILE` and build with --scales FILE"
         )
-    return f"scales are for fp8: expected --engine.precision fp8 with them, found {precision}"
+    if engine.precision != FP8 and quantisation is not None:
+        raise EngineError(
+            f"scales are for fp8: expected --engine.precision fp8 with them, found {engine.precision}"
+        )

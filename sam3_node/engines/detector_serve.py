@@ -72,7 +72,7 @@ def serve_detector(detector: Detector, settings: Settings) -> None:
 
     It falls back alone, and the detector's name says why; see `serve`.
     """
-    if settings.engine.kind == "torch" or not isinstance(detector, YoloWorldDetector):
+    if settings.engine.kind != "tensorrt" or not isinstance(detector, YoloWorldDetector):
         return
     reason = attempt(partial(_put_in_place, detector, settings), settings)
     if reason is not None:

@@ -15,12 +15,12 @@ import torch
 
 from ..errors import EngineError, require
 from .failures import ROOM, first_line, out_of_memory, root_of
-from .ports import OBJECTS, Port, Stage
+from .ports import OBJECTS, Stage
 
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
 MOST_OBJECTS = 64
 EXTRA = "onnx"
-CHATTER = ("torch.onnx", "torch.export", "torch._dynamo", "onnxscript", "onnx_ir")
+CHATTER = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "onnx_ir")
 
 
 def export(stage: Stage, path: Path, *, external_data: bool = False) -> Path:
@@ -37,24 +37,23 @@ def export(stage: Stage, path: Path, *, external_data: bool = False) -> Path:
         raise EngineError(
             f"{stage.name}: expected a folder to write {path.name} into, found no {path.parent}"
         )
-    with _telling_failures(stage, "exported"), _quiet():
+    with telling_failures(stage, "exported"), quiet():
         program = _program(stage)
         _forget_origin(program.model)
-    with _telling_failures(stage, f"written to {path}"), _quiet():
+    with telling_failures(stage, f"written to {path}"), quiet():
         _write(program, path, external_data)
     return path
 
 
 def _program(stage: Stage) -> Any:
     """The stage as the exporter's ONNXProgram, in memory."""
-    objects = torch.export.Dim(OBJECTS, min=1, max=MOST_OBJECTS)
     with torch.no_grad():
         return torch.onnx.export(
             stage.module,
             stage.examples(),
             input_names=[port.name for port in stage.inputs],
             output_names=[port.name for port in stage.outputs],
-            dynamic_shapes=tuple(_dynamic(port, objects) for port in stage.inputs) if stage.varies else None,
+            dynamic_shapes=dynamic_axes(stage) if stage.varies else None,
             custom_translation_table=TRANSLATIONS,
             opset_version=OPSET,
             dynamo=True,
@@ -62,8 +61,12 @@ def _program(stage: Stage) -> Any:
         )
 
 
-def _dynamic(port: Port, objects: Any) -> dict[int, Any]:
-    return {axis: objects for axis, side in enumerate(port.shape) if side == OBJECTS}
+def dynamic_axes(stage: Stage) -> tuple[dict[int, torch.export.Dim], ...]:
+    """Of each input, which of its axes take 1 to 64 objects."""
+    objects = torch.export.Dim(OBJECTS, min=1, max=MOST_OBJECTS)
+    return tuple(
+        {axis: objects for axis, side in enumerate(port.shape) if side == OBJECTS} for port in stage.inputs
+    )
 
 
 def _attention(
@@ -141,8 +144,8 @@ def _write(program: Any, path: Path, external_data: bool) -> None:
 
 
 @contextmanager
-def _telling_failures(stage: Stage, verb: str) -> Iterator[None]:
-    """Whatever the exporter raises, as an EngineError with the root of it."""
+def telling_failures(stage: Stage, verb: str) -> Iterator[None]:
+    """Whatever an exporter or compiler raises, as an EngineError with the root of it."""
     try:
         yield
     except Exception as error:  # torch.onnx.OnnxExporterError, OSError, onnx.checker.ValidationError and more
@@ -152,8 +155,8 @@ def _telling_failures(stage: Stage, verb: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings and log lines off the terminal."""
+def quiet() -> Iterator[None]:
+    """Keep exporters' warnings and log lines off the terminal."""
     loggers = [logging.getLogger(name) for name in CHATTER]
     levels = [logger.level for logger in loggers]
     try:

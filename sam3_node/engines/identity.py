@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import cached_file
@@ -12,7 +13,9 @@ from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.checkpoints import NANO
 from ..models.sam import GPU_BATCH
-from ..settings import Settings
+from ..settings import EngineSettings, Settings
+from .export import MOST_OBJECTS
+from .inductor import INDUCTOR, PRECISIONS, local_processor, target_gpu
 from .store import Identity
 from .tensorrt_library import LOCAL, find_library, target
 
@@ -23,22 +26,52 @@ FP8 = "fp8"
 def identity_of(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> Identity:
     """The engines that `settings` ask for, of a model that was loaded as they say, in any dtype; for `gpu`.
 
-    Raises EngineError for a GPU that they cannot be built for, MissingExtraError without TensorRT.
+    Raises EngineError for a GPU or a precision that they cannot be built for, MissingExtraError without TensorRT.
     """
-    library = find_library()
-    place = target(library, gpu)
+    made_by = _by_inductor if settings.engine.kind == INDUCTOR else _by_tensorrt
     return Identity(
         model=model.name,
         weights=checkpoint_digest(settings.model.name),
         precision=settings.engine.precision,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
-        most_objects=most_objects(settings.tracker.max_objects),
-        library=library.name,
-        version=library.version,
-        gpu=place.generation,
-        gpu_name=place.name,
+        **made_by(model.device, settings, gpu),
     )
+
+
+def _by_tensorrt(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
+    library = find_library()
+    place = target(library, gpu)
+    return {
+        "most_objects": most_objects(settings.tracker.max_objects),
+        "library": library.name,
+        "version": library.version,
+        "gpu": place.generation,
+        "gpu_name": place.name,
+    }
+
+
+def _by_inductor(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
+    require_compilable(settings.engine, device)
+    generation, name = target_gpu(device, gpu)
+    return {
+        "most_objects": MOST_OBJECTS,
+        "library": INDUCTOR,
+        "version": str(torch.__version__),
+        "gpu": generation,
+        "gpu_name": name,
+        "cpu": local_processor(),
+    }
+
+
+def require_compilable(engine: EngineSettings, device: torch.device) -> None:
+    """Raise EngineError for a precision that stages are not compiled in for this device: float16 is slow on a CPU."""
+    usable = [name for name in PRECISIONS if (device.type, name) != ("cpu", "float16")]
+    if engine.precision not in usable:
+        raise EngineError(
+            f"engine.precision: {INDUCTOR} takes {', '.join(usable)} on {device.type}, found {engine.precision}; use "
+            "--engine.precision float32"
+        )
 
 
 def arithmetic(precision: str) -> torch.dtype:

@@ -22,6 +22,7 @@ from .failures import FAILURES, engine_failure, telling_out_of_memory
 from .frames import frames_of
 from .gate import compare, fit
 from .identity import FP8, arithmetic, identity_of
+from .inductor import INDUCTOR, InductorRun
 from .ports import STAGES, Stage, stages_of
 from .quantize import quantised
 from .report import Report
@@ -102,7 +103,7 @@ def require_gpu(device: torch.device) -> None:
     """Raise EngineError unless a model's device can have engines."""
     if device.type != "cuda":
         raise EngineError(
-            f"no GPU for engines: expected --model.device on CUDA, found {device}; use --engine.kind torch"
+            f"no GPU for engines: expected --model.device on CUDA, found {device}; use --engine.kind torch or inductor"
         )
 
 
@@ -115,11 +116,14 @@ def _put_in_place(model: TrackerModel, settings: Settings) -> None:
 
 def _open(model: TrackerModel, settings: Settings) -> Opened:
     """Load the engines onto the model's device."""
-    require_gpu(model.device)
+    compiled = settings.engine.kind == INDUCTOR
+    if not compiled:
+        require_gpu(model.device)
     built = EngineStore(settings.engine.folder).find(identity_of(model, settings))
     ports = stages_of(model, dtype=arithmetic(settings.engine.precision))
+    run = InductorRun if compiled else TensorRTRun
     with telling_out_of_memory(EngineError, "while engines were loaded"):
-        runs = Stages(*(TensorRTRun(built.plan(name), ports[name], model.device) for name in STAGES))
+        runs = Stages(*(run(built.plan(name), ports[name], model.device) for name in STAGES))
     return Opened(built, runs, ports)
 
 

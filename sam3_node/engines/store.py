@@ -17,7 +17,7 @@ from ..settings import Section
 
 MANIFEST = "manifest.json"
 NOTES = {"model", "bank_size"}  # of an identity: what people are told, and engines do not depend on
-BUILD = "build them: sam3-node engine build"
+BUILD = "build them: sam3-node engine build, with the same settings"
 _log = logging.getLogger(__name__)
 
 
@@ -37,13 +37,15 @@ class Identity(Section):
     most_objects: int
     """Objects at once, up to; of a detector, phrases."""
     library: str
-    """tensorrt or tensorrt_rtx."""
+    """tensorrt, tensorrt_rtx or inductor."""
     version: str
-    """Of the library."""
+    """Of the library; of inductor, torch's."""
     gpu: str
-    """Generation of GPU, such as sm89."""
+    """Generation of GPU, such as sm89; cpu for none."""
     gpu_name: str = ""
     """The one GPU that they are for; empty for all of the generation."""
+    cpu: str = ""
+    """The processor that they are for; empty for any."""
 
     def differences(self, wanted: Identity) -> list[str]:
         """Each reason why engines of this identity cannot serve as `wanted`; none where they can."""

@@ -12,6 +12,7 @@ import step
 import torch
 
 from sam3_node.engines.export import export
+from sam3_node.engines.inductor import InductorRun, build_package
 from sam3_node.engines.onnx_run import OnnxRun
 from sam3_node.engines.ports import STAGES, stages_of
 from sam3_node.engines.quantize import calibrate, quantised
@@ -69,6 +70,14 @@ def _onnx(bench: Bench) -> Candidate:
     return Candidate("onnx", Stages(*runs), torch.float32)
 
 
+def _inductor(bench: Bench) -> Candidate:
+    device = bench.reference.device
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    ports = stages_of(bench.weights.model(dtype))
+    runs = (InductorRun(build_package(ports[name]), ports[name], device) for name in STAGES)
+    return Candidate("inductor", Stages(*runs), dtype)
+
+
 def _fp8(bench: Bench) -> Candidate:
     encode = quantised(bench.reference, calibrate(bench.reference, bench.images))
     return Candidate("fp8", bench.reference.stages._replace(encode=encode), torch.float32)
@@ -78,5 +87,6 @@ PRECISIONS: dict[str, Callable[[Bench], Candidate]] = {
     "bfloat16": _torch(torch.bfloat16),
     "float16": _torch(torch.float16),
     "onnx": _onnx,
+    "inductor": _inductor,
     "fp8": _fp8,
 }

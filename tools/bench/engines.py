@@ -4,12 +4,13 @@
     python tools/bench/engines.py --peer                        and the whole step against transformers' streaming
     python tools/bench/engines.py --model full --peer --save h200     SAM 3's full size, random weights: for a GPU
 
-Arithmetics: bfloat16 and float16 by torch; onnx, the exported stages in float32 by onnxruntime on a CPU; fp8, the
-encoder's layers rounded as an FP8 engine rounds them: what that does to masks, not what it does to time. Cosine
-is the lowest of a stage's outputs, over the objects and frames of a clip; mask IoU is with the masks of float32,
-tracked through that clip. Times of a stage are medians of calls that alternate with float32's, at --objects objects. On
-a GPU the share is of the rate that a plain matrix product reaches in the same arithmetic, and our whole steps are
-compiled and in CUDA graphs. --save keeps what was printed in tools/bench/results.
+Arithmetics: bfloat16 and float16 by torch; onnx, the exported stages in float32 by onnxruntime on a CPU; inductor,
+compiled ahead of time, in float32 on a CPU and bfloat16 on a GPU; fp8, the encoder's layers rounded as an FP8 engine
+rounds them: what that does to masks, not what it does to time. Cosine is the lowest of a stage's outputs, over the
+objects and frames of a clip; mask IoU is with the masks of float32, tracked through that clip. Times of a stage are
+medians of calls that alternate with float32's, at --objects objects. On a GPU the share is of the rate that a plain
+matrix product reaches in the same arithmetic, and our whole steps are compiled and in CUDA graphs. --save keeps what
+was printed in tools/bench/results.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""Seconds until a compiled model is ready: nothing kept from before, then what the first start has kept.
+"""Seconds until a model is ready: as it is, compiled with nothing kept from before, with what that start has kept.
 
     python tools/bench/start.py
+    python tools/bench/start.py --engine inductor               and as packages that were compiled ahead of time
     python tools/bench/start.py --model facebook/sam3 --objects 16
 
-Each start is a process of its own that loads the model with model.compile and tracks blank frames until every number of
-objects has been compiled, as the node does; importing torch is not counted. CPU seconds are those of all its threads.
+Each start is a process of its own that loads the model and tracks blank frames until every number of objects has been
+compiled, as the node does; importing torch is not counted. CPU seconds are those of all its threads and of compilers
+that it has run. The first start from packages is with the gate, which passes them then.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,10 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
+
+EAGER, COMPILED, BUILD, PACKAGES = "eager", "compiled", "build", "packages"
+STARTS = (("not compiled", EAGER), ("compiled, cold", COMPILED), ("compiled, warm", COMPILED))
+INDUCTOR = (("packages, build", BUILD), ("packages, with gate", PACKAGES), ("packages", PACKAGES))
 
 
 def arguments() -> argparse.Namespace:
@@ -28,21 +35,44 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--objects", type=int, default=4, help="as tracker.max_objects")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
     parser.add_argument("--once", type=Path, metavar="FOLDER", help="start here, with what FOLDER keeps")
-    parser.add_argument("--eager", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def start(args: argparse.Namespace) -> str:
-    """Load the model in this process; seconds and CPU seconds that it took."""
-    from sam3_node.loading import load_model
-    from sam3_node.settings import EngineSettings, ModelSettings, TrackerSettings
+    """Do in this process what `args.how` says; seconds and CPU seconds that it took."""
+    import torch
 
-    chosen = {"name": args.model, "device": args.device, "threads": args.threads, "compile": not args.eager}
-    begin, spent = time.perf_counter(), time.process_time()
-    model = ModelSettings.model_validate(chosen)
-    load_model(model, TrackerSettings(max_objects=args.objects), EngineSettings(folder=args.once))
-    return f"{time.perf_counter() - begin:8.1f} {time.process_time() - spent:12.1f}"
+    from sam3_node.engines.build import build_engines
+    from sam3_node.loading import load_model, warm_up
+    from sam3_node.settings import Settings
+
+    kind = "inductor" if args.how in (BUILD, PACKAGES) else "torch"
+    precision = "bfloat16" if torch.cuda.is_available() and args.device != "cpu" else "float32"
+    chosen = {"name": args.model, "device": args.device, "threads": args.threads}
+    settings = Settings.model_validate(
+        {
+            "model": chosen | {"compile": args.how == COMPILED},
+            "tracker": {"max_objects": args.objects},
+            "engine": {"kind": kind, "precision": precision, "folder": args.once, "fallback": False},
+        }
+    )
+    begin, spent = time.perf_counter(), cpu_s()
+    if args.how == BUILD:
+        build_engines(settings)
+    else:
+        model = load_model(settings.model, settings.tracker, settings.engine)
+        if args.how != COMPILED:  # which is warm already
+            warm_up(model, settings, model.stages)
+    return f"{time.perf_counter() - begin:8.1f} {cpu_s() - spent:12.1f}"
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def main() -> None:
@@ -53,11 +83,11 @@ def main() -> None:
     print(f"{args.model}, up to {args.objects} objects\n{'start':20s}  seconds  CPU seconds   kept, MB")
     environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     with tempfile.TemporaryDirectory() as folder:
-        for name, more in (("not compiled", ["--eager"]), ("compiled, cold", []), ("compiled, warm", [])):
-            command = [sys.executable, *sys.argv, "--once", folder, *more]
-            found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        for name, how in STARTS + (INDUCTOR if args.engine == "inductor" else ()):
+            command = [sys.executable, *sys.argv, "--once", folder, "--how", how]
+            found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             kept = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-            print(f"{name:20s} {found.stdout.rstrip()} {kept / 1e6:10.1f}", flush=True)
+            print(f"{name:20s} {found.stdout.split(chr(10))[-2]} {kept / 1e6:10.1f}", flush=True)
 
 
 if __name__ == "__main__":
