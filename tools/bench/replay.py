@@ -2,6 +2,7 @@
 
     python tools/bench/replay.py                  nano, 4 objects, under two minutes
     python tools/bench/replay.py --minutes 30     memory, besides, over a recording of so many minutes at 30 Hz
+    python tools/bench/replay.py --minutes 30 --hz 10 --tiny    at 10 Hz, by random weights of some ms a frame
 
 The recording is the bundled one's 640x480 JPEG, played in a circle.
 
@@ -31,7 +32,7 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 
-from _common import processor
+from _common import processor, save_tiny_checkpoint
 
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.record_writer import RecordWriter
@@ -53,10 +54,10 @@ WARM = 10
 SAMPLE_S = 1.0
 
 
-def frames_of(count: int) -> Iterator[Frame]:
+def frames_of(count: int, hz: int = FPS) -> Iterator[Frame]:
     """So many frames, without depth."""
     for seq, frame in enumerate(islice(cycle(Recording.load(TABLETOP).frames), count)):
-        capture_ns = (seq + 1) * NANOSECONDS // FPS
+        capture_ns = (seq + 1) * NANOSECONDS // hz
         yield replace(
             frame,
             camera=CAMERA,
@@ -69,9 +70,9 @@ def frames_of(count: int) -> Iterator[Frame]:
         )
 
 
-def write_bag(path: Path, count: int) -> Path:
+def write_bag(path: Path, count: int, hz: int = FPS) -> Path:
     with RecordWriter(path) as writer:
-        for frame in frames_of(count):
+        for frame in frames_of(count, hz):
             writer.write_frame(frame, frame.capture_ns)
     return path
 
@@ -181,11 +182,14 @@ class Memory(threading.Thread):
         return self.samples
 
 
-def soak(folder: Path, minutes: float, objects: int, threads: int) -> None:
+def soak(folder: Path, minutes: float, hz: int, objects: int, threads: int, tiny: bool) -> None:
     """Print resident memory over the replay of a long recording, all outputs included, and its growth."""
-    frames = round(minutes * 60 * FPS)
-    job = job_of(write_bag(folder / "long.mcap", frames), folder / "long", objects, threads)
+    frames = round(minutes * 60 * hz)
+    job = job_of(write_bag(folder / "long.mcap", frames, hz), folder / "long", objects, threads)
     job = replace(job, outputs=("mcap", "coco", "png", "overlay"))
+    if tiny:
+        model = {**job.settings["model"], "name": str(save_tiny_checkpoint(folder / "tiny"))}
+        job = replace(job, settings={**job.settings, "model": model})
     memory = Memory()
     memory.start()
     summary = run_job(job)
@@ -208,6 +212,8 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=4)
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 lets torch choose")
     parser.add_argument("--minutes", type=float, default=0.0, help="of a long recording; 0 leaves it out")
+    parser.add_argument("--hz", type=int, default=FPS, help="of that recording")
+    parser.add_argument("--tiny", action="store_true", help="random weights of some ms a frame for it")
     args = parser.parse_args()
     print(processor())
     with tempfile.TemporaryDirectory() as name:
@@ -219,7 +225,7 @@ def main() -> None:
             one, two = (workers_rate(folder, count, args.frames, args.objects) for count in (1, 2))
             print(f"two workers          {two:8.1f} frames/s {two / one:8.2f}x of one ({one:.1f})")
         if args.minutes:
-            soak(folder, args.minutes, args.objects, args.threads)
+            soak(folder, args.minutes, args.hz, args.objects, args.threads, args.tiny)
 
 
 if __name__ == "__main__":
