@@ -246,12 +246,14 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+    cache, unpacked = tmp_path / "cache", tmp_path / "unpacked"
+    unpacked.mkdir()
     rig.environment |= {
         f"SAM3_{name.upper().replace('.', '__')}": value for name, value in kept.options().items()
     }
     rig.environment |= {
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TMPDIR": str(unpacked),
         "SAM3_ENGINE__FALLBACK": "false",
         **NO_COMPILER,
     }
@@ -264,8 +266,9 @@ def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tm
         later = masks_where(client, lambda masks: masks.seq > tracked.seq + 3, "later masks")
     assert later.model == "shallow"
     assert ids(later) == [added]
-    assert node.terminate() == 0
+    node.kill()
     assert not list(cache.rglob("*.cpp"))
+    assert not list(unpacked.rglob("*.so"))
 
 
 @pytest.mark.parametrize(

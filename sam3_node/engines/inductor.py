@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import platform
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +135,7 @@ def _exported(stage: Stage) -> torch.export.ExportedProgram:
 def _load(package: bytes, stage: Stage, device: torch.device) -> Any:
     index = -1 if device.index is None else device.index
     try:
-        with quiet():
+        with quiet(), _unpacked_briefly(device):
             return torch._inductor.aoti_load_package(
                 io.BytesIO(package), run_single_threaded=True, device_index=index
             )
@@ -143,3 +146,21 @@ def _load(package: bytes, stage: Stage, device: torch.device) -> Any:
             f"{stage.name}: torch {torch.__version__} cannot load the package: {first_line(error)}; where memory ran "
             f"out, {ROOM}; else {AGAIN}"
         ) from error
+
+
+@contextmanager
+def _unpacked_briefly(device: torch.device) -> Iterator[None]:
+    """Let torch unpack a package for a CPU where it is deleted once it is in memory: a process that is killed leaves
+    nothing then. Kernels of a GPU are read later, so torch deletes those when it ends."""
+    if device.type != CPU:
+        yield
+        return
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
