@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sam3_node import cli
+from sam3_node.engines.inputs import ALIGNMENT, objects_of, placed
 from sam3_node.engines.phases import Phases, ProgressLine
 from sam3_node.engines.ports import Port, Stage
 from sam3_node.engines.tensorrt_contexts import Contexts
-from sam3_node.engines.inputs import ALIGNMENT, objects_of, placed
 from sam3_node.engines.tensorrt_library import PACKAGES, Library, find_library, log_of
 from sam3_node.errors import EngineError, MissingExtraError
 
