@@ -28,12 +28,26 @@ NAMES = ("red mug", "green bottle")
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all that the node stepped. On a machine that is starved a recorder may miss a frame, which it counts, and what
+    it lacks cannot be replayed: then it is made again."""
+    for _ in range(3):
+        path = record(tmp_path_factory.mktemp("live"))
+        found = Recorded([path])
+        seqs = {frame.seq for frame in found.frames()}
+        stepped = {item.masks.seq for item in found.actions() if isinstance(item, RecordedMasks)}
+        if stepped <= seqs:
+            break
+    return path
+
+
+def record(folder: Path) -> Path:
     """The bundled weights on the bundled scene, faster than the node can follow, and a client that edits."""
-    rig = Rig(tmp_path_factory.mktemp("live"))
+    rig = Rig(folder)
     rig.environment |= {
         "SAM3_MODEL__NAME": "nano",
         "SAM3_DETECTOR__KIND": "yolo-world",
         "SAM3_CAMERA__FPS": "30",
+        "SAM3_CAMERA__ENCODING": "jpeg",
     }
     path = rig.folder / "live.mcap"
     try:

@@ -16,6 +16,10 @@ from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, open_socket
 
 FRAMES_QUEUE, MASKS_QUEUE = 64, 1000  # before the thread; it takes them out at once
 DRAIN = 64
+RECONNECT_MS, SLOWEST_RECONNECT_MS = (
+    20,
+    50,
+)  # a camera that comes is heard before the node steps its first frame
 OVERHEAD_BYTES = 1024  # of a message that waits, about
 
 
@@ -88,6 +92,8 @@ def _open(topics: Sequence[bytes]) -> zmq.Socket:
     socket = open_socket(
         zmq.SUB, *((MASKS_QUEUE, MAX_MESSAGE_BYTES) if of_node else (FRAMES_QUEUE, MAX_FRAME_BYTES))
     )
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, SLOWEST_RECONNECT_MS)
     for topic in topics:
         socket.setsockopt(zmq.SUBSCRIBE, topic)
     return socket
