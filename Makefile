@@ -28,7 +28,7 @@ test: lint
 	$(PYTEST)
 
 # those that `make test` has run in full
-NEED_NO_ENGINES := $(patsubst %,tests/test_engines_%.py,compiled frames graphs inductor)
+NEED_NO_ENGINES := $(patsubst %,tests/test_engines_%.py,compiled frames graphs inductor tensorrt_run)
 
 test-engines: $(ENGINES_READY)
 	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/test_engines_*.py))
