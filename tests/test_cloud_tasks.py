@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import tomllib
 from dataclasses import replace
@@ -19,6 +20,7 @@ pytest.importorskip("mcap")
 from sam3_node import cli
 from sam3_node.cloud.bill import BagResult, Bill
 from sam3_node.cloud.progress import Meter, Progress
+from sam3_node.cloud.session import session
 from sam3_node.cloud.tasks import Extent, Order, Split
 from sam3_node.errors import ReplayError
 from sam3_node.replay.job import Job, ObjectOnFrame
@@ -170,3 +172,13 @@ def test_the_container_file_installs_extras_that_exist() -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert len(extras) == 2
     assert {name for names in extras for name in names.split(",")} <= set(known)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_no_ray_is_is_told_at_once(address: str) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ReplayError, match="expected a Ray cluster"), session(address.format(port), 1):
+        pass

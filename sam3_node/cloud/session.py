@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,9 @@ from ..errors import ReplayError, require
 LOCAL = "local"
 STORE_BYTES = 100 << 20
 """Of shared memory: only small messages go through Ray."""
+ANSWER_S = 5.0
+"""Ray itself would try an address for minutes."""
+_PLACE = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 
 
 @contextmanager
@@ -46,11 +51,19 @@ def _connect(ray: Any, address: str, workers: int) -> None:
                 "local", num_cpus=workers, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet
             )
         else:
+            _require_somebody(address)
             ray.init(address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+    except (RuntimeError, ValueError, OverflowError, OSError) as error:
         raise ReplayError(
             f"expected a Ray cluster at {address}, found none: {error}; --ray local starts one on this machine"
         ) from error
+
+
+def _require_somebody(address: str) -> None:
+    """Raise OSError where an address that names host and port does not answer."""
+    place = _PLACE.fullmatch(address)
+    if place is not None:
+        socket.create_connection((place["host"], int(place["port"])), ANSWER_S).close()
 
 
 @contextmanager
