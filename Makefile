@@ -28,10 +28,10 @@ test: lint
 	$(PYTEST)
 
 # those that `make test` has run in full
-NEED_NO_ENGINES := $(patsubst %,tests/test_engines_%.py,compiled frames graphs inductor tensorrt_run)
+NEED_NO_ENGINES := $(addprefix tests/engines/,test_compile_cache.py test_frames.py test_graphs.py test_inductor.py tensorrt/test_run.py)
 
 test-engines: $(ENGINES_READY)
-	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/test_engines_*.py))
+	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py))
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,10 +12,9 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .closing import Closing
 from .errors import RequestError
 from .transport import ControlClient, MaskSubscriber
-from .types import Delivery, Mask, MaskFrame, TrackState
+from .types import Closing, Delivery, Mask, MaskFrame, TrackState
 from .wire import Fields, decode_mask, encode_mask
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"

@@ -2,13 +2,15 @@
 
 Pixels have their origin at the corner of the top-left pixel; boxes are (x0, y0, x1, y1) with x1, y1 exclusive.
 Times are integers of nanoseconds, lengths are metres.
-"""
+
+What owns a socket or a file closes it at the end of a `with` block."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -179,3 +181,18 @@ class MaskFrame:
     def age_origin_ns(self) -> int:
         """Unix time that ages count from: the capture, or on another clock the frame's arrival at the node."""
         return self.capture_ns if self.clock == "system" else self.received_ns
+
+
+class Closing:
+    """A context manager that calls `close`."""
+
+    # subclasses may take options, such as how long to linger
+    close: Any
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -18,8 +18,7 @@ from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
-
-from .transport_peer import make_masks, wait_until
+from tests.support.transport_peer import make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
 TCP = "tcp://127.0.0.1:*"

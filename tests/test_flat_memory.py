@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch._subclasses import FakeTensor
 
-from sam3_node.health import rss_bytes
-from sam3_node.models.sam import TrackerModel
+from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.node.node import rss_bytes
 from sam3_node.tracking import ObjectPrompt, Tracker
-
-from .tiny import random_source
+from tests.support.tiny import random_source
 
 OBJECTS = 4
 WARM_STEPS, STEPS = 200, 400

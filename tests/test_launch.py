@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sam3_node import cli
-from sam3_node.group import processes_of
+from sam3_node.cli import main as cli
+from sam3_node.processes.group import processes_of
 from sam3_node.settings import load_settings
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = ROOT / "launch"
 
 PROFILE = """

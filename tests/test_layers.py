@@ -1,4 +1,4 @@
-"""The arrows of the design: imports point only downward, and heavy ones stay where they belong."""
+"""Architecture: imports point only downward, heavy ones stay in their packages, files and functions stay short."""
 
 from __future__ import annotations
 
@@ -10,73 +10,27 @@ from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "sam3_node"
+from tests.support.paths import ROOT
 
-# from the bottom up; rooms of one layer do not know each other
+PACKAGE = ROOT / "sam3_node"
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tools").rglob("*.py")])
+MAX_LOOSE_MODULES, MAX_MODULES, MAX_ARROWS = 8, 170, 130
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 50
+
+# from the bottom up; units of one layer do not import each other
 LAYERS = (
-    {"errors", "types", "signals", "closing"},
+    {"errors", "types"},
     {"settings", "geometry"},
-    {
-        "wire",
-        "rasterize",
-        "readout",
-        "registry",
-        "clock",
-        "sidestream",
-        "health",
-        "supervisor",
-        "visual",
-        "models",
-    },
+    {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags"},
-    {"prompts", "client", "cameras", "recorder", "search", "recent", "checkpoint", "engines"},
-    {"pipeline", "watch", "record"},
-    {"loading"},
+    {"client", "cameras", "recording", "engines"},
     {"perception"},
-    {"operations"},
-    {"node", "replay"},
-    {"group", "demo_results", "doctor", "cloud", "replay_live"},
-    {"demo"},
-    {"verbs", "engine_verbs", "calibrate_verbs", "replay_verbs"},
+    {"node"},
+    {"replay"},
     {"cli"},
     {"__main__"},
 )
-ENGINES = (
-    "models",
-    "engines",
-    "tracking",
-    "detection",
-    "search",
-    "recent",
-    "checkpoint",
-    "pipeline",
-    "loading",
-    "perception",
-    "operations",
-    "prompts",
-    "rasterize",
-    "readout",
-    "registry",
-    "clock",
-    "sidestream",
-)
-TORCH = (
-    "models",
-    "engines",
-    "tracking",
-    "detection",
-    "search",
-    "recent",
-    "checkpoint",
-    "pipeline",
-    "loading",
-    "perception",
-    "prompts",
-    "readout",
-    "clock",
-    "sidestream",
-    "doctor",
-)
+TORCH = ("models", "tracking", "detection", "engines", "perception")
 FORBIDDEN = {
     "ultralytics",
     "yolov5",
@@ -137,13 +91,13 @@ def targets(node: ast.ImportFrom, module: str) -> Iterator[str]:
         yield submodule if submodule in modules() else base
 
 
-def room(module: str) -> str:
+def unit(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
 def layer(module: str) -> int:
-    return next(index for index, rooms in enumerate(LAYERS) if room(module) in rooms)
+    return next(index for index, units in enumerate(LAYERS) if unit(module) in units)
 
 
 def needed(module: str) -> set[str]:
@@ -161,17 +115,41 @@ def needed(module: str) -> set[str]:
 
 
 def importers(*names: str, deferred: bool = True) -> set[str]:
-    """The rooms that import any of these top-level packages."""
+    """The units that import any of these top-level packages."""
     return {
-        room(module)
+        unit(module)
         for module in modules()
         for item in imports_of(module)
         if item.name.split(".")[0] in names and (deferred or not item.deferred)
     }
 
 
+def arrows() -> set[tuple[str, str]]:
+    """Imports between top-level units, deferred ones included."""
+    return {
+        (unit(module), unit(item.name))
+        for module in modules()
+        for item in imports_of(module)
+        if item.name.startswith("sam3_node.") and unit(item.name) != unit(module)
+    }
+
+
+def circle(module: str) -> list[str] | None:
+    """A way from a module back to itself along imports at import time, None where there is none."""
+    waiting, seen = [[module]], {module}
+    while waiting:
+        way = waiting.pop()
+        for item in imports_of(way[-1]):
+            if item.name == module and not item.deferred and len(way) > 1:
+                return [*way, module]
+            if item.name in modules() and not item.deferred and item.name not in seen:
+                seen.add(item.name)
+                waiting.append([*way, item.name])
+    return None
+
+
 def test_every_module_has_its_layer() -> None:
-    unknown = {room(module) for module in modules()} - set().union(*LAYERS) - {""}
+    unknown = {unit(module) for module in modules()} - set().union(*LAYERS) - {""}
     assert not unknown
 
 
@@ -180,28 +158,56 @@ def test_imports_point_downward(module: str) -> None:
     if module == "sam3_node":
         return
     for item in imports_of(module):
-        if item.name.startswith("sam3_node.") and room(item.name) != room(module):
+        if item.name.startswith("sam3_node.") and unit(item.name) != unit(module):
             assert layer(item.name) < layer(module), f"{module} imports {item.name}"
 
 
-def test_only_transport_knows_zeromq() -> None:
+def test_no_import_circle() -> None:
+    assert not [found for module in modules() if (found := circle(module))]
+
+
+def test_the_package_stays_easy_to_survey() -> None:
+    loose = [path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
+    counted = [path for path in modules().values() if path.name != "__init__.py"]
+    drawn = arrows()
+    print(f"{len(loose)} loose modules, {len(counted)} modules, {len(drawn)} arrows between units")
+    assert len(loose) <= MAX_LOOSE_MODULES, loose
+    assert len(counted) <= MAX_MODULES, len(counted)
+    assert len(drawn) <= MAX_ARROWS, sorted(drawn)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, (
+                f"{path}:{node.lineno} {node.name}"
+            )
+
+
+def test_only_transport_imports_zeromq() -> None:
     assert importers("zmq") == {"transport"}
 
 
-def test_only_the_cloud_knows_ray() -> None:
-    naming = {room(name) for name, path in modules().items() if '"ray' in path.read_text()}
-    assert naming | importers("ray") == {"cloud"}
+def test_only_the_cluster_imports_ray() -> None:
+    naming = {name for name, path in modules().items() if '"ray' in path.read_text()}
+    importing = {name for name in modules() for item in imports_of(name) if item.name.split(".")[0] == "ray"}
+    assert all(name.startswith("sam3_node.replay.cluster.") for name in naming | importing)
 
 
-def test_torch_stays_in_the_engines() -> None:
-    assert importers("torch", "transformers", "safetensors") <= set(TORCH)
+def test_torch_stays_in_the_perception_stack() -> None:
+    assert importers("torch", "transformers", "safetensors") - {"cli"} <= set(TORCH)
+    named = {name for name in modules() for item in imports_of(name) if item.name.split(".")[0] == "torch"}
+    assert {name for name in named if unit(name) == "cli"} <= {"sam3_node.cli.doctor"}
 
 
-def test_engines_never_meet_transport() -> None:
+def test_perception_never_meets_transport() -> None:
     for module in modules():
-        if room(module) in ENGINES:
+        if unit(module) in TORCH:
             assert not {
-                name for name in needed(module) if room(name) in ("transport", "cameras", "node", "client")
+                name for name in needed(module) if unit(name) in ("transport", "cameras", "node", "client")
             }
 
 
@@ -212,17 +218,17 @@ def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
 
 def test_a_camera_host_needs_no_torch() -> None:
     for module in modules():
-        if room(module) in ("cameras", "watch", "recorder", "record", "visual", "bags", "cli", "verbs"):
+        if unit(module) in ("cameras", "recording", "visualization", "bags", "cli"):
             assert not needed(module) & {"torch", "transformers"}, module
 
 
-@pytest.mark.parametrize("module", ["vocabulary", "vocabulary_build", "encoders"])
+@pytest.mark.parametrize("module", ["vocabulary", "vocabulary_build", "phrase_encoder"])
 def test_a_vocabulary_needs_no_torch(module: str) -> None:
     assert not needed(f"sam3_node.detection.{module}") & {"torch", "transformers"}
 
 
-def test_the_door_is_light() -> None:
-    assert not needed("sam3_node.cli") & {"torch", "transformers", "cv2", "zmq", "sam3_node.node"}
+def test_the_command_line_starts_light() -> None:
+    assert not needed("sam3_node.cli.main") & {"torch", "transformers", "cv2", "zmq", "sam3_node.node.node"}
 
 
 def test_nothing_is_imported_that_the_licence_or_safety_forbids() -> None:

@@ -14,16 +14,16 @@ import msgpack
 import numpy as np
 import pytest
 
-from sam3_node import cli, errors
-from sam3_node.group import processes_of
-from sam3_node.operations import OPERATIONS
+from sam3_node import errors
+from sam3_node.cli import main as cli
+from sam3_node.node.operations import OPERATIONS
+from sam3_node.processes.group import processes_of
 from sam3_node.settings import load_settings
 from sam3_node.wire import decode_mask
+from tests.support.node_rig import Rig
+from tests.support.paths import ROOT
+from tests.support.wire_examples import golden
 
-from .node_rig import Rig
-from .wire_examples import golden
-
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 SHOWN = re.sub(r"<!--.*?-->", "", README, flags=re.DOTALL)
 FOLDERS = "calibration|launch|sam3_node|tests|tools"

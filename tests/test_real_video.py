@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
+from tests.support.node_rig import Process, Rig, ids, masks_where
+from tests.support.paths import SHARED
 
-from .node_rig import Process, Rig, ids, masks_where
-
-VIDEO = Path(__file__).resolve().parents[2] / "shared/data/video/16_robotarm.mp4"
+VIDEO = SHARED / "data/video/16_robotarm.mp4"
 STAGES = {"decode", "preprocess", "encode", "track", "masks", "pack"}
 GRIPPER = (640, 360)
 FRAMES = 25

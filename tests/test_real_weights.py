@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,10 +13,9 @@ from sam3_node.client import PerceptionClient, Segmentation
 from sam3_node.errors import RequestError
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Mask
+from tests.support.node_rig import Rig
+from tests.support.paths import SHARED
 
-from .node_rig import Rig
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 WEIGHTS, DAVIS = SHARED / "weights/sam2-hiera-tiny", SHARED / "data/davis"
 ANSWER_MS = 100_000  # a busy CPU takes many seconds to encode a frame
 LEAST_IOU = 0.92

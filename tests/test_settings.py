@@ -10,8 +10,7 @@ import pytest
 
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings, load_settings, options, table
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from sam3_node.cli import main
+from sam3_node.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["replay", *sys.argv[1:]]))

@@ -1,9 +1,9 @@
 """Recordings: `open_bag` reads any robot's; this package's own are MCAP files that hold the wire's messages."""
 
 from .bag import Bag, open_bag
-from .frames import FrameWriter, Pose, read_frames, read_poses, read_truth
-from .masks import MaskBagWriter, read_masks
-from .recording import Recording
+from .native.frames import FrameWriter, Pose, read_frames, read_poses, read_truth
+from .native.labelled_clip import Recording
+from .native.masks import MaskBagWriter, read_masks
 
 __all__ = [
     "Bag",

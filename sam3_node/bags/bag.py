@@ -6,22 +6,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ..closing import Closing
 from ..errors import BagError
-from ..types import Frame
-from . import frames
+from ..types import Closing, Frame
 from .discovery import Camera, choose_cameras, settle_kinds
-from .images_bag import ImagesBag
-from .losses import Losses
-from .mcap_bag import McapBag
-from .mcap_stream import McapStream
-from .natural_order import natural_order
+from .formats.images import ImagesBag
+from .formats.mcap import McapBag
+from .formats.mcap_stream import McapStream
+from .formats.realsense import RealSenseBag
+from .formats.rosbag import RosBag
+from .formats.video import VideoBag
+from .native import frames
+from .native.reader import Recorded, is_recorded
 from .pairing import Pairing
-from .realsense_bag import RealSenseBag
-from .recorded import Recorded, is_recorded
-from .rosbag_bag import RosBag
-from .samples import SampleReader
-from .video_bag import VideoBag
+from .samples import Losses, SampleReader, natural_order
 
 FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..bags.bag import open_bag
-from ..bags.recording import TABLETOP
+from ..bags.native.labelled_clip import TABLETOP
 from ..errors import BagError
 from ..types import Frame
 from .base import CapturedImage

@@ -12,7 +12,7 @@ import cv2
 from ..errors import WireError
 from ..geometry import scale_intrinsics
 from ..settings import CameraSettings, Settings
-from ..transport.frames import FramePublisher
+from ..transport.channels import FramePublisher
 from ..types import Buffer, Depth, Frame
 from ..wire.frames import encode_depth, encode_image
 from .base import CameraSource, CapturedImage

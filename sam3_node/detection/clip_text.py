@@ -13,7 +13,7 @@ from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import RequestError, VocabularyError
-from .encoders import Vectors, unit_rows
+from .phrase_encoder import Vectors, unit_rows
 from .phrases import clean_phrase, phrase_key, shown
 
 BATCH = 64

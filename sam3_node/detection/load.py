@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ModelError, VocabularyError
 from .base import Detector
-from .encoders import PhraseEncoder, VocabularyFirst
+from .phrase_encoder import PhraseEncoder, VocabularyFirst
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _load_yolo_world(
     device: str | torch.device,
     dtype: str | torch.dtype | None,
 ) -> Detector:
-    from ..models.yolo_weights import load_yolo_world
+    from ..models.yolo.weights import load_yolo_world
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"

@@ -20,8 +20,8 @@ from ..models.boxes import CANDIDATES, Selection, select
 from ..models.devices import pick_device, pick_dtype
 from ..models.pixels import normalised
 from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
-from ..models.sam import TrackerModel
-from ..models.vit import WindowedViT, side
+from ..models.sam.tracker_model import TrackerModel
+from ..models.sam.vit import WindowedViT, side
 from ..types import Detection
 from .output import corners, telling_failures, to_detections, unit_square
 from .phrases import shown

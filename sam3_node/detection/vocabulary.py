@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError
-from .encoders import Vectors, check_encoder, unit_rows
+from .phrase_encoder import Vectors, check_encoder, unit_rows
 from .phrases import clean_phrase, nearest_phrases, phrase_key, shown
 
 VERSION = "1"

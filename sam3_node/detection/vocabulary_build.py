@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import VocabularyError
-from .encoders import PhraseEncoder, VocabularyFirst, check_encoder
+from .phrase_encoder import PhraseEncoder, VocabularyFirst, check_encoder
 from .phrases import unique_phrases
 from .vocabulary import Vocabulary
 

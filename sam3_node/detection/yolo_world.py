@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..models.boxes import letterbox, select
-from ..models.yolo_config import STRIDES
-from ..models.yolo_world import Detections, YoloWorld
+from ..models.yolo.config import STRIDES
+from ..models.yolo.network import Detections, YoloWorld
 from ..types import Detection
-from .encoders import PhraseEncoder, check_encoder
 from .output import telling_failures, to_detections
+from .phrase_encoder import PhraseEncoder, check_encoder
 
 IOU = 0.7  # as the public weights are used
 LIMIT = 100

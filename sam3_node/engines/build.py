@@ -12,17 +12,17 @@ from pydantic import ValidationError
 from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..settings import EngineSettings, Settings
+from .build_progress import ProgressLine
 from .export import export
-from .failures import telling_out_of_memory
-from .identity import FP8, arithmetic, identity_of
 from .inductor import INDUCTOR, build_package, require_compiler
-from .phases import ProgressLine
-from .ports import Stage, stages_of
+from .key import FP8, arithmetic, identity_of
+from .oom import telling_out_of_memory
 from .quantize import Scales, export_quantised
 from .recipes import Recipe, load_recipe
+from .specs import Stage, stages_of
 from .store import Built, EngineStore, Identity
-from .tensorrt import build, fp8_layers
-from .tensorrt_library import LOCAL, find_library
+from .tensorrt.build import build, fp8_layers
+from .tensorrt.library import LOCAL, find_library
 
 SCALES, RECIPE = "scales.json", "recipe.json"
 

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from ..detection.load import NANO
 from ..errors import EngineError
-from ..models.stages import Run
-from ..models.yolo_weights import load_yolo_world
-from ..models.yolo_world import Detections, YoloWorld
+from ..models.sam.stages import Run
+from ..models.yolo.network import Detections, YoloWorld
+from ..models.yolo.weights import load_yolo_world
 from ..settings import DetectorSettings, Settings
+from .build_progress import ProgressLine
 from .export import export
-from .failures import telling_out_of_memory
-from .identity import checkpoint_digest
-from .phases import ProgressLine
-from .ports import Stage, detector_stage
+from .key import checkpoint_digest
+from .oom import telling_out_of_memory
+from .specs import Stage, detector_stage
 from .store import Built, EngineStore, Identity
-from .tensorrt import build
-from .tensorrt_library import LOCAL, find_library, target
+from .tensorrt.build import build
+from .tensorrt.library import LOCAL, find_library, target
 
 PHRASES = 16
 """What an engine takes at once. YOLO-World gives each box to the phrase that fits best and a phrase given twice changes

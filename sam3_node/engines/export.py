@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, require
-from .failures import ROOM, first_line, out_of_memory, root_of
-from .ports import OBJECTS, Stage
+from .oom import ROOM, first_line, out_of_memory, root_of
+from .specs import OBJECTS, Stage
 
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
 MOST_OBJECTS = 64

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..errors import EngineError
 from ..models import TrackerModel
-from ..models.stages import Run, Stages
-from .failures import engine_failure, first_line, out_of_memory
+from ..models.sam.stages import Run, Stages
+from .oom import engine_failure, first_line, out_of_memory
 
 WARM_UP = 3  # calls before a recording: libraries choose their kernels, compiled stages compile
 

@@ -1,9 +1,12 @@
-"""Stages compiled ahead of time by torch itself (AOTInductor), for devices without TensorRT: packages to run."""
+"""Where torch.compile keeps what it has made, so that a restart finds it.
+
+Stages compiled ahead of time by torch itself (AOTInductor), for devices without TensorRT: packages to run."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import platform
 import tempfile
@@ -14,14 +17,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError
 from .export import MOST_OBJECTS, dynamic_axes, quiet, telling_failures
-from .failures import ROOM, first_line
-from .fitted import as_tuple
-from .inputs import objects_of, placed
-from .ports import Stage
-from .tensorrt_library import LOCAL, local_gpu
+from .oom import ROOM, first_line
+from .specs import Stage, as_tuple, objects_of, placed
+from .tensorrt.library import LOCAL, local_gpu
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_log = logging.getLogger(__name__)
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keep what torch.compile makes in `folder`/compiled; to be called before anything is compiled.
+
+    Where the environment already names a place, that one stays; where the folder cannot be written, torch's own, which
+    a reboot empties, with a warning.
+    """
+    if (
+        os.environ.get(CACHE, default_cache_dir()) != default_cache_dir()
+    ):  # torch sets its own when it is imported
+        return
+    kept = folder.expanduser().absolute() / "compiled"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("compiled stages are not kept: cannot write %s: %s", kept, error.strerror)
+        return
+    os.environ[CACHE] = str(kept)
+
 
 INDUCTOR = "inductor"
 PRECISIONS = ("float32", "float16", "bfloat16")

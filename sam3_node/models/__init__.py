@@ -1,6 +1,6 @@
 """Trackers: transformers' SAM 3 and SAM 2 weights, split into stages with plain tensor signatures."""
 
 from .checkpoints import load_tracker
-from .sam import Features, TrackerModel
+from .sam.tracker_model import Features, TrackerModel
 
 __all__ = ["Features", "TrackerModel", "load_tracker"]

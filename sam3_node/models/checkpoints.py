@@ -13,9 +13,9 @@ from transformers import Sam2VideoModel, Sam3TrackerVideoModel
 from ..errors import ModelError
 from .devices import pick_device, pick_dtype
 from .digest import check_digest
-from .image_size import at_image_size
 from .pretrained import CENTRED, IMAGENET, load_pretrained, read_normalisation
-from .sam import TrackerModel
+from .sam.image_size import at_image_size
+from .sam.tracker_model import TrackerModel
 
 NANO = Path(__file__).parent / "nano"
 CLASSES: dict[str, Any] = {

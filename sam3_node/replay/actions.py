@@ -1,13 +1,25 @@
-"""What a replay does, in order: steps on frames, and edits between them."""
+"""What the writers of outputs read: masks and frames that can be gone through again.
+
+What a replay does, in order: steps on frames, and edits between them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError
-from ..types import Frame
+from ..types import Frame, MaskFrame
+
+Masks = Callable[[], Iterator[MaskFrame]]
+"""Each call goes through all masks again, from the beginning; frames of one camera in the order of its frames."""
+
+Frames = Callable[[], Iterator[Frame]]
+"""Each call goes through the recording again, from the beginning."""
+
+Progress = Callable[[int], None]
+"""Told how many masks of an output are written."""
+
 
 log = logging.getLogger(__name__)
 

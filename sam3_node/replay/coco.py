@@ -14,7 +14,7 @@ from typing import Any, Generic, TextIO, TypeVar
 
 from ..types import Instance, MaskFrame
 from ..wire import encode_mask
-from .sources import Masks, Progress
+from .actions import Masks, Progress
 
 K = TypeVar("K", bound=Hashable)
 

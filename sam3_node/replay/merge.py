@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..errors import ReplayError
 from ..types import Instance, MaskFrame
-from .parts import SECOND, Parts
-from .spans import is_sure
+from .second_pass import is_sure
+from .shards import SECOND, Parts
 from .stitch import intersection
 from .store import Store
 

@@ -1,4 +1,6 @@
-"""What a replay leaves: masks as MCAP, COCO JSON, palette PNGs and overlay videos, each whole or not there."""
+"""Videos of masks drawn on the recorded frames that they were found on, one for each camera.
+
+What a replay leaves: masks as MCAP, COCO JSON, palette PNGs and overlay videos, each whole or not there."""
 
 from __future__ import annotations
 
@@ -7,15 +9,67 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from ..bags.record_writer import RecordWriter
-from ..errors import OutputError, ReplayError
-from ..wire import pack_masks
+from ..bags.native.writer import RecordWriter
+from ..errors import OutputError, ReplayError, WireError
+from ..types import Frame, MaskFrame
+from ..visualization import Film, overlay
+from ..wire import decode_image, pack_masks
+from .actions import Frames, Masks, Progress
 from .coco import write_coco
-from .overlay import write_overlays
-from .palette import write_palette
-from .sources import Frames, Masks, Progress
+from .davis_png import write_palette
+
+T = TypeVar("T", MaskFrame, Frame)
+
+
+def write_overlays(folder: Path, masks: Masks, frames: Frames, progress: Progress) -> None:
+    """Write overlay-<camera>.mp4 for each camera, in a pass over both for each of them.
+
+    Masks whose frame is not there, or does not decode, are passed over; where there is none at all, so is the video.
+    """
+    count = 0
+    for camera in sorted({found.camera for found in masks()}):
+        with Film(folder / f"overlay-{camera}.mp4") as film:
+            for found, frame in pair(_of(camera, masks()), _of(camera, frames())):
+                _draw(film, found, frame)
+                progress(count + film.frames)
+        count += film.frames
+
+
+def pair(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
+    """Masks of one camera with their frames, which are in the same order; those without one are left out.
+
+    A frame is known by seq and time of capture, as seq begins again where a camera was started again.
+    """
+    frame = next(frames, None)
+    for found in masks:
+        while frame is not None and not _is_of(found, frame) and not _is_past(found, frame):
+            frame = next(frames, None)
+        if frame is None:
+            return
+        if _is_of(found, frame):
+            yield found, frame
+
+
+def _of(camera: str, values: Iterator[T]) -> Iterator[T]:
+    return (value for value in values if value.camera == camera)
+
+
+def _is_of(found: MaskFrame, frame: Frame) -> bool:
+    return (frame.seq, frame.capture_ns) == (found.seq, found.capture_ns)
+
+
+def _is_past(found: MaskFrame, frame: Frame) -> bool:
+    return frame.seq > found.seq and frame.capture_ns > found.capture_ns
+
+
+def _draw(film: Film, found: MaskFrame, frame: Frame) -> None:
+    try:
+        image = decode_image(frame)
+    except WireError:
+        return
+    film.add(overlay(image, found), found.capture_ns)
 
 
 class _Sources(NamedTuple):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..checkpoint import pack_state, unpack_state
 from ..errors import ReplayError, Sam3NodeError
-from ..operations import CHANGES, carry_out
-from ..perception import Perception
+from ..node.operations import CHANGES, carry_out
+from ..perception.checkpoint import pack_state, unpack_state
+from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import DROPPED, SERVED, decode_mask
 from .actions import FORGOTTEN, RESTARTED, Action, Edit, Step

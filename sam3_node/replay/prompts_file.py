@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ..bags.natural_order import natural_order
+from ..bags.samples import natural_order
 from ..errors import ReplayError, WireError
-from ..prompts import MAX_POINTS
+from ..perception.prompts import MAX_POINTS
 from ..wire import Fields
+from .davis_png import read_labels, read_mask
 from .job import ObjectOnFrame
-from .palette import read_labels, read_mask
 
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
 

@@ -9,32 +9,35 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from ..perception import Perception
+from ..perception.perception import Perception
 from ..settings import Settings
 from ..types import MaskFrame
-from . import bidirectional, multi_shot
 from .actions import Action
-from .ahead import Ahead
 from .compare import Comparison, compare
-from .configure import differences, same_sections
-from .finish import SUMMARY, Finish, Progress, StoppedError, clear
-from .identity import digests_of, identity_of, keep_identity
-from .job import Job, Strategy
-from .parts import SECOND, Parts
+from .completion import SUMMARY, Finish, Progress, StoppedError, clear, digests_of, identity_of, keep_identity
+from .job import Job, Strategy, differences, same_sections
 from .player import Outcome, Player, forward
+from .prefetch import Ahead
 from .schedule import Schedule
-from .spans import Span, actions, backward, placed_frames, put_aside
-from .spool import Spool
-from .summary import Summary, of_tally
-from .tally import Tally
+from .second_pass import (
+    Span,
+    Spool,
+    actions,
+    backward,
+    bidirectional_spans,
+    multi_shot_spans,
+    placed_frames,
+    put_aside,
+)
+from .shards import SECOND, PartLimits, Parts, Work
+from .summary import Summary, Tally, of_tally
 from .url_store import local_bag, open_store
-from .work import PartLimits, Work
 
 Load = Callable[[Settings], Perception]
 LIMITS = PartLimits()
 AGAIN: dict[Strategy, Callable[[Iterable[MaskFrame], float], Iterator[Span]]] = {
-    "bidirectional": bidirectional.spans,
-    "multi-shot": multi_shot.spans,
+    "bidirectional": bidirectional_spans,
+    "multi-shot": multi_shot_spans,
 }
 """What a strategy tracks again, in a second pass: of the masks of the first, with `detector.doubt`."""
 

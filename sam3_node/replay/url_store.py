@@ -1,21 +1,81 @@
-"""Stores and recordings at URLs (s3://, gs:// and whatever fsspec knows): what any machine can go on with.
+"""Folders for what is needed only while a process lives. What a killed one left is removed by the next.
+
+Stores and recordings at URLs (s3://, gs:// and whatever fsspec knows): what any machine can go on with.
 
 An object store keeps each value as a whole or not at all, which is what a Store has to. It has no locks: the process
-that comes last writes, and the one before it is told at its next write.
-"""
+that comes last writes, and the one before it is told at its next write."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
-from .scratch import scratch
 from .store import LOCK, FolderStore, Store
+
+GUARD = "guard"
+"""Who holds this file's lock may make folders, and remove those of others."""
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A new folder below the system's one for temporary files (`TMPDIR`), removed at the end of the block.
+
+    Raises OutputError where there is no room for it.
+    """
+    root = Path(tempfile.gettempdir()) / f"sam3-node-{os.getuid()}"
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        lock = _new(root)
+    except OSError as error:
+        raise OutputError(
+            f"cannot put files aside in {root}: {error.strerror or error}; set TMPDIR"
+        ) from error
+    with lock:
+        try:
+            yield _folder_of(Path(lock.name))
+        finally:
+            _remove(Path(lock.name))
+
+
+def _new(root: Path) -> IO[bytes]:
+    """A lock that is held, and its folder; folders that nobody holds any more are gone."""
+    with (root / GUARD).open("wb") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        for path in root.glob("*.lock"):
+            with path.open("rb") as left:
+                if _take(left):
+                    _remove(path)
+        lock = tempfile.NamedTemporaryFile(dir=root, suffix=".lock", delete=False)  # noqa: SIM115 - the caller closes
+        _take(lock)
+        _folder_of(Path(lock.name)).mkdir()
+    return lock
+
+
+def _take(lock: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove(lock: Path) -> None:
+    shutil.rmtree(_folder_of(lock), ignore_errors=True)
+    lock.unlink(missing_ok=True)
+
+
+def _folder_of(lock: Path) -> Path:
+    return lock.with_suffix("")
+
 
 LOCAL = ("file", "local")
 

@@ -1,6 +1,6 @@
 """Promptable tracking of many objects with a bounded memory."""
 
-from .objects import ObjectPrompt
+from .slots import ObjectPrompt
 from .tracker import Track, Tracker, Tracks
 
 __all__ = ["ObjectPrompt", "Track", "Tracker", "Tracks"]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam import Decoded
+from ..models.sam.tracker_model import Decoded
 from ..types import State
 from .memory import MemoryBank, confidence
-from .objects import BOX_LABELS, ObjectPrompt, ObjectRows
 from .selection import rule
+from .slots import BOX_LABELS, ObjectPrompt, ObjectRows
 
 PRESENT_LOGIT = 10.0  # presence of an object that was given as a mask
 

@@ -1,9 +1,7 @@
 """ZeroMQ lives here and nowhere else: frames, masks and control, live or lossless."""
 
-from .control import ControlClient, ControlServer, Peer
-from .frames import FramePublisher, FrameSubscriber, Received
-from .masks import MaskPublisher, MaskSubscriber
-from .poll import poll
+from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, Received
+from .control import ControlClient, ControlServer, Peer, poll
 from .tap import Arrived, Tap
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""Requests and replies: the node's ROUTER, and the DEALER of whoever asks."""
+"""Requests and replies: the node's ROUTER, and the DEALER of whoever asks.
+
+Waiting for frames and requests at once."""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from typing import Any
 
 import zmq
 
-from ..closing import Closing
 from ..errors import RequestError, Sam3NodeError, TransportError, WireError
-from ..types import Buffer
+from ..types import Buffer, Closing
 from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
+from .channels import FrameSubscriber
 from .sockets import MAX_MESSAGE_BYTES, BoundSocket, connect, open_socket, receive_parts, send_parts
 
 QUEUE = 64
@@ -182,3 +184,9 @@ def _family(kind: type[Sam3NodeError]) -> Iterator[type[Sam3NodeError]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _family(child)
+
+
+def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None = None) -> bool:
+    """Wait for a frame or a request; False when neither came within `timeout_ms` (None: no limit)."""
+    waited_for: list[tuple[Any, int]] = [(frames.wakeup, zmq.POLLIN), (control.wakeup, zmq.POLLIN)]
+    return bool(zmq.zmq_poll(waited_for, -1 if timeout_ms is None else timeout_ms))

@@ -11,7 +11,7 @@ import zmq
 
 from ..errors import TransportError
 from ..wire import EVENTS_TOPIC, frame_topic, masks_topic
-from .listener import Listener, connect_all
+from .connection import Listener, connect_all
 from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, open_socket
 
 FRAMES_QUEUE, MASKS_QUEUE = 64, 1000  # before the thread; it takes them out at once

@@ -13,12 +13,12 @@ import torch
 
 from sam3_node.engines.export import export
 from sam3_node.engines.inductor import InductorRun, build_package
-from sam3_node.engines.onnx_run import OnnxRun
-from sam3_node.engines.ports import STAGES, stages_of
 from sam3_node.engines.quantize import calibrate, quantised
+from sam3_node.engines.specs import STAGES, stages_of
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.stages import Stages
+from sam3_node.models.sam.stages import Stages
+from tests.support.onnx_run import OnnxRun
 
 Images = Sequence[npt.NDArray[np.uint8]]
 

@@ -35,16 +35,16 @@ import transformers
 from _common import Saved, processor
 from torch import nn
 
-from sam3_node.bags.recording import TABLETOP
+from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.engines.build_progress import ProgressLine
 from sam3_node.engines.export import export
 from sam3_node.engines.frames import frames_of
-from sam3_node.engines.layers import cosine
-from sam3_node.engines.phases import ProgressLine
-from sam3_node.engines.ports import Stage, stages_of
+from sam3_node.engines.layer_diff import cosine
 from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantised
 from sam3_node.engines.recipes import Recipe
-from sam3_node.engines.tensorrt import build, fp8_layers
-from sam3_node.engines.tensorrt_library import find_library, target
+from sam3_node.engines.specs import Stage, stages_of
+from sam3_node.engines.tensorrt.build import build, fp8_layers
+from sam3_node.engines.tensorrt.library import find_library, target
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 

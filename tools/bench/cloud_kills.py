@@ -25,13 +25,13 @@ from pathlib import Path
 import psutil
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.record_writer import RecordWriter
-from sam3_node.bags.recording import TABLETOP, Recording
-from sam3_node.cloud.many import run_many
-from sam3_node.cloud.session import session
+from sam3_node.bags.native.labelled_clip import TABLETOP, Recording
+from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.replay.cluster.scheduler import run_many
+from sam3_node.replay.cluster.session import session
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import Warm, run_job
-from sam3_node.replay.work import PartLimits
+from sam3_node.replay.shards import PartLimits
 
 BAGS, FRAMES = 4, 150
 LIMITS = PartLimits(frames=10)

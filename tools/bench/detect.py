@@ -18,11 +18,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 import numpy as np
 
 from sam3_node.cameras.scene import Scene
-from sam3_node.detection.wanted import want
+from sam3_node.detection.prompt_set import want
 from sam3_node.errors import ModelError, Sam3NodeError
-from sam3_node.loading import load_finder, load_model
-from sam3_node.pipeline import Pipeline
-from sam3_node.prompts import FramePrompt
+from sam3_node.perception.loading import load_finder, load_model
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import encode_image

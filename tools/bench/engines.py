@@ -37,15 +37,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sam3_node.bags.recording import TABLETOP
+from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.frames import frames_of
-from sam3_node.engines.gate import compare
 from sam3_node.engines.graphs import use_graphs
-from sam3_node.engines.ports import STAGES, Stage, stages_of
 from sam3_node.engines.report import Report
+from sam3_node.engines.specs import STAGES, Stage, stages_of
+from sam3_node.engines.validation import compare
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
-from sam3_node.models.stages import Run
+from sam3_node.models.sam.stages import Run
 from sam3_node.tracking import ObjectPrompt
 
 MATRIX = 8192  # side of the matrices whose product is the device's rate

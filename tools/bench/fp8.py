@@ -21,13 +21,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for `tools`
 
-from sam3_node.bags.recording import TABLETOP
+from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.frames import Image, frames_of
 from sam3_node.engines.quantize import calibrate, quantised
 from sam3_node.engines.recipes import Recipe, load_recipe
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.rasterize import rasterize
+from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.types import Mask
 from tools.vos.evaluate import SequenceResult, evaluate

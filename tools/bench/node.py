@@ -134,7 +134,7 @@ def model_step(job: Job) -> Callable[[memoryview], int]:
     import torch
 
     from sam3_node.models import load_tracker
-    from sam3_node.rasterize import rasterize
+    from sam3_node.perception.rasterize import rasterize
     from sam3_node.tracking import ObjectPrompt, Tracker
 
     torch.set_num_threads(1)

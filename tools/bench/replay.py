@@ -35,15 +35,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 from _common import processor, save_tiny_checkpoint
 
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.record_writer import RecordWriter
-from sam3_node.bags.recording import TABLETOP, Recording
-from sam3_node.health import rss_bytes
-from sam3_node.perception import Perception
-from sam3_node.prompts import FramePrompt
+from sam3_node.bags.native.labelled_clip import TABLETOP, Recording
+from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.node.node import rss_bytes
+from sam3_node.perception.perception import Perception
+from sam3_node.perception.prompts import FramePrompt
 from sam3_node.replay.actions import Step
-from sam3_node.replay.ahead import Ahead
-from sam3_node.replay.configure import settings_for
-from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.job import Job, ObjectOnFrame, settings_for
+from sam3_node.replay.prefetch import Ahead
 from sam3_node.replay.run import run_job
 from sam3_node.types import NANOSECONDS, Frame, Mask
 

@@ -22,7 +22,7 @@ from _common import Processes
 from sam3_node.client import PerceptionClient, Segmentation
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
-from sam3_node.visual import Image, contact_sheet, overlay, write_image
+from sam3_node.visualization import Image, contact_sheet, overlay, write_image
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 ANSWER_MS = 120_000  # a CPU takes seconds to encode a frame

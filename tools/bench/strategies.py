@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.recording import TABLETOP, Recording
+from sam3_node.bags.native.labelled_clip import TABLETOP, Recording
 from sam3_node.replay.job import STRATEGIES, Job, ObjectOnFrame, Strategy
 from sam3_node.replay.run import Warm, run_job
 

@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, fo
 import numpy as np
 
 from sam3_node.detection.base import Detector
-from sam3_node.detection.wanted import want
+from sam3_node.detection.prompt_set import want
 from sam3_node.errors import CameraError, RequestError, Sam3NodeError
-from sam3_node.loading import load_finder, load_model
 from sam3_node.models import TrackerModel
-from sam3_node.pipeline import Pipeline
+from sam3_node.perception.loading import load_finder, load_model
+from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, MaskFrame
-from sam3_node.visual import contact_sheet, overlay, write_image
+from sam3_node.visualization import contact_sheet, overlay, write_image
 from sam3_node.wire import encode_image
 from tools.mot.score import Judge, Score, total
 from tools.mot.truth import TrueClip, TrueFrame, open_clips

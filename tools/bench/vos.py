@@ -24,8 +24,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for `tools`
 
 from sam3_node.errors import Sam3NodeError
-from sam3_node.loading import load_model
 from sam3_node.models import TrackerModel
+from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from sam3_node.detection.vocabulary_build import read_source
 from sam3_node.models.boxes import letterbox, select
-from sam3_node.models.yolo_config import SCALES
-from sam3_node.models.yolo_convert import convert_checkpoint, read_checkpoint
-from sam3_node.models.yolo_world import Detections, YoloWorld
+from sam3_node.models.yolo.config import SCALES
+from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
+from sam3_node.models.yolo.network import Detections, YoloWorld
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 CLIP = "openai/clip-vit-base-patch32"

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3_node.errors import CameraError, OutputError, WireError
-from sam3_node.replay.palette import decode_labels, encode_labels
+from sam3_node.replay.davis_png import decode_labels, encode_labels
 
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sam3_node.detection.load import VOCABULARY
 from sam3_node.errors import ModelError
-from sam3_node.models.yolo_weights import WEIGHTS, save_yolo_world
+from sam3_node.models.yolo.weights import WEIGHTS, save_yolo_world
 from tools.train_nano.export import read_checkpoint
 
 from .network import LearntDetector

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sam3_node.models.yolo_world import Predictions
+from sam3_node.models.yolo.network import Predictions
 
 from .assignment import assign
 

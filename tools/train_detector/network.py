@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sam3_node.models.yolo_config import SCALES, YoloWorldConfig
-from sam3_node.models.yolo_world import Predictions, YoloWorld
+from sam3_node.models.yolo.config import SCALES, YoloWorldConfig
+from sam3_node.models.yolo.network import Predictions, YoloWorld
 
 from .words import Words, WordVectors
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 
 from sam3_node.types import Detection
-from sam3_node.visual import contact_sheet, write_image
+from sam3_node.visualization import contact_sheet, write_image
 
 from .view import Image
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sam3_node.models.hiera import POOL, Hiera, z_order
-from sam3_node.models.sam import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.hiera import POOL, Hiera, z_order
+from sam3_node.models.sam.tracker_model import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
 
 
 class Features(NamedTuple):
@@ -99,7 +99,7 @@ class TrainingTracker(nn.Module):
     def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Embed points [N, n, 2] in pixels, labels int [N, n] and earlier logits [N, 64, 64], if any.
 
-        -> sparse [N, n + 1, C], dense [N, C, 16, 16]. Labels as in `sam3_node.models.sam.Decoder.prompt`.
+        -> sparse [N, n + 1, C], dense [N, C, 16, 16]. Labels as in `sam3_node.models.sam.tracker_model.Decoder.prompt`.
         """
         encoder = self.source.prompt_encoder
         sparse = encoder._embed_points(points[:, None], labels[:, None], pad=True)[:, 0]

@@ -11,8 +11,8 @@ import torch
 
 from sam3_node.geometry import Scaling
 from sam3_node.models import Features, TrackerModel
-from sam3_node.prompts import FramePrompt
-from sam3_node.rasterize import rasterize
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.tracking.memory import MemoryBank
 from sam3_node.tracking.selection import Bools, Floats, Ints, Rule

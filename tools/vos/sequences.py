@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from sam3_node.bags import Recording
 from sam3_node.errors import CameraError
+from tools.scenes.clips import Clip, Labels, list_clips, read_clip
 
-from ..scenes.clips import Clip, Labels, list_clips, read_clip
 from .metrics import Bools
 from .occlusion import LEAST_AREA
 

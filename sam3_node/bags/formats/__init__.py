@@ -1,0 +1,1 @@
+"""Readers of recordings that other programs wrote."""

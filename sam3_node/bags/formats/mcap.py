@@ -1,0 +1,139 @@
+"""MCAP files that others wrote: ROS 2 (CDR), ROS 1, and Foxglove's messages as protobuf or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import BagError, require
+from ...types import Closing
+from ..messages import foxglove, ros_images
+from ..messages.ros import deserialise
+from ..messages.ros_images import MessageError
+from ..native.container import MAGIC
+from ..samples import Losses, Sample, Topic
+from .mcap_stream import Channel, McapStream, Row
+
+_ROS = {"cdr": True, "ros1": False}
+_ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
+
+Decode = Callable[[bytes], Any]
+
+
+class McapBag(Closing):
+    """The cameras' messages of one MCAP file; a message that is damaged is passed over, which `lost` tells."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stream = McapStream(path)
+        channels = self._stream.channels()
+        if not channels:
+            raise BagError(f"{path}: expected recorded messages, found no message at all")
+        self.topics = tuple({channel.topic: _topic(channel) for channel in channels}.values())
+        self._losses = Losses()
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Whether it is an MCAP file."""
+        try:
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
+
+    @property
+    def lost(self) -> str | None:
+        """After `samples` has ended: what could not be read and why, None where all was."""
+        return self._losses.text()
+
+    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
+        """As SampleReader has it."""
+        stream, self._losses = McapStream(self.path), Losses()
+        decoders: dict[Channel, Decode] = {}
+        for row in stream.rows():
+            channel = row.channel
+            if channel.topic not in topics:
+                continue
+            try:
+                if channel not in decoders:
+                    decoders[channel] = _decoder(channel)
+                sample = _sample(row, decoders[channel])
+            except MessageError as error:
+                self._losses.skip(channel.topic, error)
+                continue
+            if sample is not None:
+                yield sample
+        self._losses.add(stream.damage)
+
+    def close(self) -> None:
+        """Nothing to do: the file is open only while it is read."""
+
+
+def _topic(channel: Channel) -> Topic:
+    return Topic(channel.topic, channel.schema, _module(channel).kind_of(channel.schema, channel.topic))
+
+
+def _module(channel: Channel) -> Any:
+    return ros_images if "/" in channel.schema else foxglove
+
+
+def _sample(row: Row, decode: Decode) -> Sample | None:
+    channel, module = row.channel, _module(row.channel)
+    message = decode(row.data)
+    try:
+        payload = module.payload_of(message, channel.schema, channel.topic)
+        stamp_ns = module.stamp_of(message) or row.logged_ns
+    except (TypeError, ValueError, AttributeError) as error:  # fields of JSON are of any type
+        raise MessageError(f"{channel.topic}: expected a {channel.schema}, found one with {error}") from error
+    return None if payload is None else Sample(channel.topic, stamp_ns, row.logged_ns, payload)
+
+
+def _decoder(channel: Channel) -> Decode:
+    """What makes a message of its bytes, or raises MessageError; BagError for an encoding that is not known."""
+    if _topic(channel).kind == "other":
+        raise MessageError(f"expected images or their calibration, found {channel.schema!r}")
+    if channel.encoding in _ROS and _module(channel) is ros_images:
+        return lambda data: deserialise(data, channel.schema, _ROS[channel.encoding])
+    if channel.encoding == "protobuf" and channel.schema_encoding == "protobuf":
+        return _protobuf_decoder(channel)
+    if channel.encoding == "json":
+        return lambda data: _from_json(data, channel.schema)
+    raise BagError(
+        f"{channel.topic}: expected {_ENCODINGS} as the encoding of its messages, found "
+        f"{channel.encoding!r} with a schema in {channel.schema_encoding!r}"
+    )
+
+
+def _protobuf_decoder(channel: Channel) -> Decode:
+    """By the schema in the file."""
+    factory = require("mcap_protobuf.decoder", "bags").DecoderFactory()
+    schema = require("mcap.records", "bags").Schema(
+        id=1, name=channel.schema, encoding=channel.schema_encoding, data=channel.schema_data
+    )
+    damaged = require("google.protobuf.message", "bags").DecodeError
+    try:
+        decode = factory.decoder_for(channel.encoding, schema)
+    except Exception as error:  # protobuf raises TypeError, DecodeError and others for what is no schema
+        raise BagError(f"{channel.topic}: the schema of {channel.schema} in the file is damaged") from error
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except damaged as error:
+            raise MessageError(
+                f"expected a {channel.schema}, found {len(data)} bytes that are none"
+            ) from error
+
+    return decoded
+
+
+def _from_json(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"expected a {name} as JSON, found {len(data)} bytes that are none") from error
+    if not isinstance(message, dict):
+        raise MessageError(f"expected a {name} as a JSON object, found {type(message).__name__}")
+    return message

@@ -1,0 +1,122 @@
+"""Video files: mp4, mov, avi, mkv, webm and whatever else OpenCV's ffmpeg decodes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import BagError
+from ...types import NANOSECONDS, Closing
+from ..messages.ros import first_bytes
+from ..samples import Colour, Losses, Sample, Topic
+
+_FALLBACK_FPS = 30.0
+_HEAD = 377  # bytes: to the third packet of an MPEG transport stream
+_BEGINS = (
+    rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
+    rb"RIFF.{4}AVI ",
+    rb"\x1aE\xdf\xa3",  # Matroska and WebM
+    rb"FLV\x01",
+    rb"OggS",
+    rb"0&\xb2u\x8ef\xcf\x11",  # ASF: wmv
+    rb"\x00\x00\x01[\xba\xb3]",  # MPEG program stream, MPEG video
+    rb"G.{187}G.{187}G",  # MPEG transport stream
+    rb"YUV4MPEG2 ",
+)
+_BEGIN = re.compile(b"|".join(_BEGINS), re.DOTALL)
+
+Image = npt.NDArray[np.uint8]
+
+
+class VideoBag(Closing):
+    """A video as one colour topic, its frames decoded to bgr8: a SampleReader.
+
+    Stamps count from the video's start; a frame whose time the file does not tell follows the one before by the
+    period of the video's rate. Raises BagError for a file without a frame that can be decoded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lost: str | None = None
+        if next(_Playback(path).frames(), None) is None:
+            raise BagError(
+                f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
+            )
+        self.topics: tuple[Topic, ...] = (Topic(f"/{path.stem}/image", "video", "colour"),)
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Whether a file begins as a container of videos does."""
+        return path.is_file() and _BEGIN.match(first_bytes(path, _HEAD)) is not None
+
+    @property
+    def lost(self) -> str | None:
+        """After `samples` has ended: what could not be read and why, None where all was."""
+        return self._lost
+
+    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
+        """The frames in the order of the video, if its topic is among `topics`."""
+        self._lost = None
+        if self.topics[0].name not in topics:
+            return
+        playback = _Playback(self.path)
+        for stamp_ns, image in playback.frames():
+            height, width = image.shape[:2]
+            colour = Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
+            yield Sample(self.topics[0].name, stamp_ns, stamp_ns, colour)
+        self._lost = playback.lost()
+
+    def close(self) -> None:
+        """Nothing is held but by an iteration."""
+
+
+class _Playback:
+    """One pass over a video."""
+
+    def __init__(self, path: Path) -> None:
+        import cv2
+
+        self._path = path
+        self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+        fps = self._capture.get(cv2.CAP_PROP_FPS)
+        self._period_ns = round(
+            NANOSECONDS / (fps if math.isfinite(fps) and 0 < fps <= 1000 else _FALLBACK_FPS)
+        )
+        self._declared = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        self._end_ns = 0
+        self._bad = 0
+
+    def frames(self) -> Iterator[tuple[int, Image]]:
+        """Stamps in ns, and BGR uint8 [height, width, 3]."""
+        import cv2
+
+        try:
+            while self._capture.grab():
+                told_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
+                stamp_ns = told_ns if told_ns > self._end_ns - self._period_ns else self._end_ns
+                found, image = self._capture.retrieve()
+                self._end_ns = stamp_ns + self._period_ns
+                if found:
+                    yield stamp_ns, np.asarray(image, np.uint8)
+                else:
+                    self._bad += 1
+        finally:
+            self._capture.release()
+
+    def lost(self) -> str | None:
+        """What the video declares and did not give."""
+        losses = Losses()
+        # by time: where the rate varies, the declared count is an estimate
+        if 0 < self._declared * self._period_ns - self._end_ns - self._period_ns / 2 < math.inf:
+            seconds, declared = self._end_ns / NANOSECONDS, self._declared * self._period_ns / NANOSECONDS
+            losses.add(
+                f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
+            )
+        if self._bad:
+            losses.add(f"{self._bad} frames of {self._path.name} cannot be decoded")
+        return losses.text()

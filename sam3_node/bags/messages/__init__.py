@@ -1,0 +1,1 @@
+"""Camera messages of ROS and Foxglove."""

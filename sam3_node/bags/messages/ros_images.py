@@ -1,0 +1,273 @@
+"""ROS messages of cameras: what a deserialised Image, CompressedImage or CameraInfo holds, of ROS 1 and 2 alike."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import BagError, WireError
+from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
+from ...wire import decode_depth, encode_depth
+from ...wire.codec import MAX_SIDE
+from ...wire.images import compressed_size, is_depth_png
+from ..samples import Colour, Kind
+
+MILLIMETRE = 0.001
+"""Metres of a depth unit, as ROS has it (REP 118)."""
+
+Bytes = npt.NDArray[np.uint8]
+
+_KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics"}
+_MODELS = {
+    "": "none",
+    "none": "none",
+    "plumb_bob": "brown_conrady",
+    "rational_polynomial": "brown_conrady",
+    "thin_prism": "brown_conrady",
+    "equidistant": "fisheye",
+    "fisheye": "fisheye",
+}
+_COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV takes them
+_PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC1": "mono8"}
+_BAYER = {"rggb": "RGGB", "bggr": "BGGR", "gbrg": "GBRG", "grbg": "GRBG"}
+_PACKED_YUV = {"uyvy": "UYVY", "yuv422": "UYVY", "yuyv": "YUY2", "yuv422_yuy2": "YUY2"}
+_FOUR = {"bgra8": "BGRA2BGR", "8UC4": "BGRA2BGR", "rgba8": "RGBA2BGR"}
+_DEPTH = {"16UC1": "u2", "32FC1": "f4"}
+_DEPTH_WORD = re.compile(r"depth", re.IGNORECASE)
+_COLOUR_WORD = re.compile(
+    r"colou?r|rgb|infra|(?<![a-z])(ir|left|right|mono|grey|gray)(?![a-z])", re.IGNORECASE
+)
+_DEPTH_HEADER = struct.Struct("<iff")  # image_transport's compressedDepth: format, two depth parameters
+
+
+class MessageError(BagError):
+    """One message that is damaged; those around it may be whole."""
+
+
+def kind_of(type_name: str, topic: str) -> Kind:
+    """What messages of this ROS type hold; images are depth where the last telling word of the topic says so.
+
+    `type_name` is as ROS 1 or 2 spells it: sensor_msgs/Image or sensor_msgs/msg/Image.
+    """
+    package, _, name = type_name.rpartition("/")
+    kind = _KINDS.get(name) if package.split("/")[0] == "sensor_msgs" else None
+    if kind == "colour" and _names_depth(topic):
+        return "depth"
+    return kind or "other"  # type: ignore[return-value]
+
+
+def stamp_of(message: Any) -> int:
+    """The header's stamp in ns, 0 where there is none."""
+    stamp = getattr(getattr(message, "header", None), "stamp", None)
+    if stamp is None:
+        return 0
+    seconds, rest = ("sec", "nanosec") if hasattr(stamp, "sec") else ("secs", "nsecs")
+    return max(0, int(getattr(stamp, seconds, 0)) * NANOSECONDS + int(getattr(stamp, rest, 0)))
+
+
+def payload_of(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
+    """What a deserialised message holds; None for the CameraInfo of a camera that was never calibrated.
+
+    Depth is uint16 in millimetres, whichever encoding it had; it counts as aligned to the colour where the topic
+    says `aligned` or `registered`. Raises MessageError for a message that is damaged, BagError for an encoding
+    that is not known.
+    """
+    name = type_name.rpartition("/")[2]
+    if name == "CameraInfo":
+        return _intrinsics(message, topic)
+    if name == "CompressedImage":
+        return _compressed(message, topic)
+    if name == "Image":
+        return _raw(message, topic)
+    raise BagError(f"{topic}: expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}")
+
+
+def _names_depth(topic: str) -> bool:
+    # /camera/color/image_raw/compressedDepth is colour's topic with a transport for depth
+    for segment in reversed(topic.split("/")):
+        if _DEPTH_WORD.search(segment):
+            return True
+        if _COLOUR_WORD.search(segment):
+            return False
+    return False
+
+
+def _is_aligned(topic: str) -> bool:
+    return "aligned" in topic or "registered" in topic
+
+
+def _intrinsics(message: Any, topic: str) -> Intrinsics | None:
+    # ROS 1 has K and D where ROS 2 has k and d
+    matrix = [float(value) for value in (message.k if hasattr(message, "k") else message.K)]
+    coeffs = tuple(float(value) for value in (message.d if hasattr(message, "d") else message.D))
+    if not any(matrix):
+        return None
+    if len(matrix) != 9 or not all(map(math.isfinite, (*matrix, *coeffs))) or min(matrix[0], matrix[4]) <= 0:
+        raise MessageError(
+            f"{topic}: expected a camera matrix of 9 with positive focal lengths, found {matrix}"
+        )
+    fx, cx, fy, cy = matrix[0], matrix[2], matrix[4], matrix[5]
+    if not any(coeffs):
+        return Intrinsics(fx, fy, cx, cy)
+    model = _MODELS.get(message.distortion_model)
+    if model is None:
+        expected = ", ".join(filter(None, _MODELS))
+        raise MessageError(
+            f"{topic}: expected a distortion model of {expected}, found {message.distortion_model!r}"
+        )
+    if model == "none":
+        return Intrinsics(fx, fy, cx, cy)
+    if len(coeffs) not in _COUNTS[model]:
+        expected = ", ".join(map(str, _COUNTS[model]))
+        raise MessageError(f"{topic}: expected {expected} coefficients for {model}, found {len(coeffs)}")
+    return Intrinsics(fx, fy, cx, cy, model, coeffs)  # type: ignore[arg-type]
+
+
+def _raw(message: Any, topic: str) -> Colour | Depth:
+    width, height, encoding = int(message.width), int(message.height), str(message.encoding)
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
+        raise MessageError(f"{topic}: expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
+    if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
+        return _depth_of(_pixels(message, topic, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
+    if encoding in _PLAIN:
+        plain = _PLAIN[encoding]
+        data = _pixels(message, topic, "u1", 1 if plain == "mono8" else 3)
+        return Colour(width, height, plain, _flat(data))  # type: ignore[arg-type]
+    if encoding == "mono16":
+        return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, topic, "u2"))))
+    convert = _converter(encoding)
+    if convert is None:
+        raise BagError(f"{topic}: expected an encoding of {', '.join(known_encodings())}, found {encoding!r}")
+    return Colour(width, height, "bgr8", _flat(convert(message, topic)))
+
+
+def known_encodings() -> tuple[str, ...]:
+    """The encodings of sensor_msgs/Image that `payload_of` takes."""
+    bayer = (f"bayer_{pattern}{bits}" for pattern in _BAYER for bits in (8, 16))
+    return (*_PLAIN, "mono16", *_FOUR, *_PACKED_YUV, *_DEPTH, *bayer)
+
+
+def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
+    """What makes BGR of an Image of such an encoding, None where nothing does."""
+    if encoding in _FOUR:
+        return lambda message, topic: _cvt(_pixels(message, topic, "u1", 4), _FOUR[encoding], topic)
+    if encoding in _PACKED_YUV:
+        code = f"YUV2BGR_{_PACKED_YUV[encoding]}"
+        return lambda message, topic: _cvt(_pixels(message, topic, "u1", 2), code, topic)
+    bayer = re.fullmatch(r"bayer_([a-z]{4})(8|16)", encoding)
+    if bayer is None or bayer[1] not in _BAYER:
+        return None
+    code = f"Bayer{_BAYER[bayer[1]]}2BGR"
+    if bayer[2] == "8":
+        return lambda message, topic: _cvt(_pixels(message, topic, "u1"), code, topic)
+    return lambda message, topic: _cvt(_high_byte(_pixels(message, topic, "u2")), code, topic)
+
+
+def _cvt(image: Bytes, code: str, topic: str) -> Bytes:
+    import cv2
+
+    try:
+        return np.asarray(cv2.cvtColor(image, getattr(cv2, f"COLOR_{code}")), np.uint8)
+    except cv2.error as error:
+        raise MessageError(
+            f"{topic}: an image of {list(image.shape)} cannot be converted ({code})"
+        ) from error
+
+
+def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArray[Any]:
+    """The [height, width, channels] of an Image without the padding of its rows, in this machine's byte order."""
+    dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
+    height, width, data = int(message.height), int(message.width), _bytes(message.data)
+    row = width * channels * dtype.itemsize
+    step = int(message.step) or row
+    if step < row or data.size < step * (height - 1) + row:
+        raise MessageError(
+            f"{topic}: expected {width} x {height} {message.encoding} in rows of {row} bytes or more, found "
+            f"rows of {step} and {data.size} bytes in all"
+        )
+    rows = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
+    pixels = np.ascontiguousarray(rows).view(dtype).reshape(height, width, channels)
+    return pixels.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
+    return (image >> 8).astype(np.uint8)
+
+
+def _depth_of(image: npt.NDArray[Any], topic: str) -> Depth:
+    """Depth of uint16 [height, width] in mm, or of float in m."""
+    millimetres = image if image.dtype == np.uint16 else _to_millimetres(image)
+    return encode_depth(millimetres, "z16", MILLIMETRE, _is_aligned(topic))
+
+
+def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """uint16 mm; what is not finite, not positive or beyond 65.535 m is 0: unknown."""
+    millimetres = metres / np.float32(MILLIMETRE)
+    with np.errstate(invalid="ignore"):
+        known = (millimetres > 0) & (millimetres < np.iinfo(np.uint16).max + 0.5)
+    return np.rint(np.where(known, millimetres, 0)).astype(np.uint16)
+
+
+def _compressed(message: Any, topic: str) -> Colour | Depth:
+    data, format_ = _flat(_bytes(message.data)), str(message.format)
+    if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
+        return _compressed_depth(data, format_, topic)
+    if is_depth_png(data) and ("16UC1" in format_ or _names_depth(topic)):
+        return Depth(*_size(data, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), data)
+    encoding = _image_format(data)
+    if encoding is None:
+        raise MessageError(f"{topic}: expected a jpeg or png, found {bytes(data[:4])!r}... ({format_!r})")
+    return Colour(*_size(data, encoding, topic), encoding, data)  # type: ignore[arg-type]
+
+
+def _image_format(data: Buffer) -> str | None:
+    return {b"\xff\xd8": "jpeg", b"\x89P": "png"}.get(bytes(data[:2]))
+
+
+def _size(data: Buffer, encoding: str, topic: str) -> tuple[int, int]:
+    size = compressed_size(data, encoding)
+    if size is None:
+        raise MessageError(f"{topic}: expected a complete {encoding}, found {len(data)} bytes that are not")
+    if not all(1 <= side <= MAX_SIDE for side in size):
+        raise MessageError(f"{topic}: expected sides of 1 to {MAX_SIDE} pixels, found {size[0]} x {size[1]}")
+    return size
+
+
+def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
+    if "rvl" in format_.lower():
+        raise BagError(f"{topic}: expected compressedDepth as png, found {format_!r}")
+    image = data[_DEPTH_HEADER.size :]
+    if not is_depth_png(image):
+        raise MessageError(
+            f"{topic}: expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of "
+            f"{len(data)} bytes"
+        )
+    depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
+    if not format_.startswith("32FC1"):
+        return depth
+    return _depth_of(_from_inverse(depth, data, topic), topic)
+
+
+def _from_inverse(depth: Depth, header: Buffer, topic: str) -> npt.NDArray[np.float32]:
+    """Metres from the quantised inverse depth q of compressed_depth_image_transport: z = a / (q - b)."""
+    _, a, b = _DEPTH_HEADER.unpack_from(header)
+    try:
+        quantised = decode_depth(depth).astype(np.float32)
+    except WireError as error:
+        raise MessageError(f"{topic}: {error}") from error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(quantised > 0, np.float32(a) / (quantised - np.float32(b)), np.float32(0))
+
+
+def _bytes(data: Any) -> Bytes:
+    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+
+
+def _flat(image: Bytes) -> memoryview:
+    return np.ascontiguousarray(image).data.cast("B")

@@ -1,0 +1,1 @@
+"""Recording format of this package: reader and writer."""

@@ -1,0 +1,1 @@
+"""Command line: parsing, commands, and what they print."""

@@ -1,0 +1,1 @@
+"""TensorRT: library lookup, plan builder and runtime."""

@@ -1,0 +1,1 @@
+"""SAM 2 and SAM 3 video trackers as stages with plain tensor signatures."""

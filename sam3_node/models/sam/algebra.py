@@ -1,0 +1,156 @@
+"""Exact rearrangements of linear maps, and rotary position encoding.
+
+Attention whose values are narrower than its keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary encoding of x [..., hw, D], whose channels are pairs, by rotation float32 [hw, D / 2, (cos, sin)].
+
+    May work in place: `x` is not to be used afterwards.
+    """
+    if x.dtype == torch.float32 and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
+        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(torch.view_as_complex(rotation))
+        return x
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rotation.unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+def shares_memory(view: Tensor, base: Tensor) -> bool:
+    """Whether `view` begins where `base` begins, that is, whether work on it was in place."""
+    return not torch.compiler.is_compiling() and view.data_ptr() == base.data_ptr()
+
+
+@torch.no_grad()
+def join_linear(*layers: nn.Linear) -> nn.Linear:
+    """One linear map whose outputs are those of all `layers`, one after the other."""
+    joined = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
+    joined.to(layers[0].weight)
+    joined.weight.copy_(torch.cat([layer.weight for layer in layers]))
+    joined.bias.copy_(torch.cat([layer.bias for layer in layers]))
+    return joined
+
+
+@torch.no_grad()
+def patch_linear(layer: nn.Conv2d) -> nn.Linear:
+    """The linear map of flattened patches [C * p * p] that equals a convolution whose stride is its kernel."""
+    linear = nn.Linear(layer.weight[0].numel(), layer.out_channels, bias=layer.bias is not None).to(
+        layer.weight
+    )
+    linear.weight.copy_(layer.weight.flatten(1))
+    if layer.bias is not None:
+        linear.bias.copy_(layer.bias)
+    return linear
+
+
+@torch.no_grad()
+def fold_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
+    """One linear map equal to `second` after `first`."""
+    folded = nn.Linear(first.in_features, second.out_features).to(first.weight)
+    folded.weight.copy_(second.weight.double() @ first.weight.double())
+    folded.bias.copy_(second.weight.double() @ first.bias.double() + second.bias.double())
+    return folded
+
+
+@torch.no_grad()
+def fold_convolution(first: Any, second: Any) -> nn.Conv2d:
+    """One convolution equal to `second` (1x1) after `first`."""
+    pointwise = second.weight[:, :, 0, 0].double()
+    folded: Any = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
+    folded.to(first.weight)
+    folded.weight.copy_(torch.einsum("om,mikl->oikl", pointwise, first.weight.double()))
+    folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
+    return folded
+
+
+@torch.no_grad()
+def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
+    """One transposed convolution equal to `second` (1x1) after `first`."""
+    pointwise = second.weight[:, :, 0, 0].double()
+    folded: Any = nn.ConvTranspose2d(
+        first.in_channels, second.out_channels, first.kernel_size, stride=first.stride
+    )
+    folded.to(first.weight)
+    folded.weight.copy_(torch.einsum("om,imkl->iokl", pointwise, first.weight.double()))
+    folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
+    return folded
+
+
+@torch.no_grad()
+def centre_convolution(layer: Any) -> nn.Conv2d:
+    """The convolution whose output channels are those of `layer` less their mean, as a layer norm would make them."""
+    centred: Any = nn.Conv2d(
+        layer.in_channels, layer.out_channels, layer.kernel_size, stride=layer.stride, padding=layer.padding
+    ).to(layer.weight)
+    centred.weight.copy_(layer.weight - layer.weight.mean(dim=0, keepdim=True))
+    centred.bias.copy_(layer.bias - layer.bias.mean())
+    return centred
+
+
+def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
+    """The matrix [sizes[-1], sizes[0]] of bilinear resizing along one axis, size after size, antialiased downwards."""
+    matrix = torch.eye(sizes[0])[None, None]
+    for size in sizes[1:]:
+        matrix = F.interpolate(
+            matrix,
+            size=(size, sizes[0]),
+            mode="bilinear",
+            align_corners=False,
+            antialias=size < matrix.shape[-2],
+        )
+    return matrix[0, 0]
+
+
+MOST_SCORES = 1 << 24  # 64 MB: larger ones would leave the cache anyway
+
+
+class Attention(nn.Module):
+    """softmax(Q K^T / sqrt(D)) V with values narrower than keys.
+
+    On a CPU, small ones in float32 are computed in plain steps, in a scores buffer that is kept: for narrow values
+    that beats fused attention, which wants values as wide as keys. Elsewhere values are padded for the fused kernel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffer = torch.empty(0)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """query [N, L, D], key [N, T, D], value [N, T, V <= D], mask bool [N, 1, T] or None -> [N, L, V]."""
+        if self._is_plain_faster(query, key):
+            return self._in_steps(query, key, value, mask)
+        wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
+        attended = None if mask is None else mask[:, None]
+        out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None], attn_mask=attended)
+        return out[:, 0, :, : value.shape[-1]]
+
+    @staticmethod
+    def _is_plain_faster(query: Tensor, key: Tensor) -> bool:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        scores = query.shape[0] * query.shape[1] * key.shape[1]
+        return query.device.type == "cpu" and query.dtype == torch.float32 and scores <= MOST_SCORES
+
+    def _in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        scores = self._scores(query.shape[0], query.shape[1], key.shape[1])
+        torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2), out=scores)
+        if mask is not None:
+            scores.masked_fill_(~mask, float("-inf"))
+        torch.softmax(scores, dim=-1, out=scores)
+        return torch.bmm(scores, value)
+
+    def _scores(self, *shape: int) -> Tensor:
+        """A buffer of this shape, allocated anew only when it must grow."""
+        size = shape[0] * shape[1] * shape[2]
+        if self._buffer.numel() < size:
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(size)
+        return self._buffer[:size].view(shape)

@@ -1,0 +1,103 @@
+"""Image encoders: pixels to the three feature maps that the tracker reads, for SAM 3's and SAM 2's backbones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Sam3TrackerVideoModel
+
+from ...errors import ModelError
+from .algebra import fold_convolution, fold_transposed, patch_linear
+from .hiera import POOL, Hiera, z_order
+from .vit import WindowedViT
+
+
+def build_encoder(source: Any) -> nn.Module:
+    """The encoder stage of a transformers tracker."""
+    if isinstance(source, Sam3TrackerVideoModel):
+        return Sam3Encoder(source)
+    return Sam2Encoder(source)
+
+
+class Sam3Encoder(nn.Module):
+    """SAM 3's plain ViT and its simple feature pyramid.
+
+    Neighbouring linear maps of the pyramid are folded into one (transposed convolution with the 1x1 after it, 3x3
+    with the 1x1 that feeds the mask decoder), and the level that the tracker does not use is left out. Exact up to
+    rounding, and the two fine levels cost an eighth and a quarter.
+    """
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        vision = source.vision_encoder
+        self.shares_trunk = False
+        self.backbone = WindowedViT(vision.backbone)
+        fine, middle, top = vision.neck.fpn_layers[:3]
+        decoder = source.mask_decoder
+        first, activation, second = fine.scale_layers
+        self.fine = nn.Sequential(
+            first,
+            activation,
+            fold_transposed(second, fine.proj1),
+            fold_convolution(fine.proj2, decoder.conv_s0),
+        )
+        self.middle = nn.Sequential(
+            fold_transposed(middle.scale_layers[0], middle.proj1),
+            fold_convolution(middle.proj2, decoder.conv_s1),
+        )
+        self.top = nn.Sequential(top.proj1, top.proj2)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # tokens are channels-last already
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w].
+
+        With `shares_trunk` also what they are made of, [1, D, h, w].
+        """
+        image = self.backbone(pixels)
+        levels = self.fine(image), self.middle(image), self.top(image)
+        return (*levels, image) if self.shares_trunk else levels
+
+
+class Sam2Encoder(nn.Module):
+    """SAM 2's Hiera and its feature pyramid.
+
+    The two fine levels' 1x1 convolutions are folded with those that feed the mask decoder, and the position maps, which
+    the tracker does not use, are left out. Exact up to rounding.
+    """
+
+    fine_rows: Tensor
+    middle_rows: Tensor
+    top_rows: Tensor
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        vision, decoder = source.vision_encoder, source.mask_decoder
+        if sorted(vision.neck.fpn_top_down_levels) != [2, 3]:
+            raise ModelError(
+                f"SAM 2: expected a pyramid whose two coarse levels meet, found {vision.neck.fpn_top_down_levels}"
+            )
+        self.backbone = Hiera(vision.backbone)
+        coarse, top, middle, fine = vision.neck.convs
+        self.fine = patch_linear(fold_convolution(fine, decoder.conv_s0))
+        self.middle = patch_linear(fold_convolution(middle, decoder.conv_s1))
+        self.top, self.coarse = patch_linear(top), patch_linear(coarse)
+        for level, name in enumerate(("fine_rows", "middle_rows", "top_rows")):
+            self.register_buffer(name, z_order(self.backbone.grid >> level).argsort(), persistent=False)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
+        fine, middle, top, coarse = self.backbone(pixels)
+        top = self.top(top) + self.coarse(coarse).repeat_interleave(POOL, dim=1)
+        return (
+            _map(self.fine(fine), self.fine_rows),
+            _map(self.middle(middle), self.middle_rows),
+            _map(top, self.top_rows),
+        )
+
+
+def _map(tokens: Tensor, rows: Tensor) -> Tensor:
+    """Tokens [B, n, C] in Z order -> map [B, C, h, w], channels last in memory; `rows` undoes the order."""
+    return tokens[:, rows].transpose(1, 2).unflatten(2, (math.isqrt(len(rows)), -1))

@@ -1,0 +1,1 @@
+"""YOLO-World version 2: network, weights and converter."""

@@ -1,0 +1,93 @@
+"""The shape of a YOLO-World: the public scales, a small one, and the JSON that keeps it beside weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ModelError
+
+MODEL_TYPE = "yolo_world"
+STRIDES = (8, 16, 32)  # of the maps that the heads read, pixels of the input
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@dataclass(frozen=True)
+class YoloWorldConfig:
+    """Widths in channels, depths in blocks. Raises ModelError where they do not fit together.
+
+    channels: of the backbone's maps at strides 2, 4, 8, 16 and 32; the neck keeps the last three.
+    depths: blocks at strides 4, 8, 16 and 32; neck_depth: in each layer of the neck.
+    box_channels, embedding_channels: of the heads' towers for boxes and for similarities.
+    text_channels: of a phrase's vector; attention_channels: of each head of the max-sigmoid attention.
+    bins: in which a side's distance from its anchor falls, one stride each.
+    image_size: side of the square, in pixels, that the weights were trained to see.
+    """
+
+    channels: tuple[int, int, int, int, int]
+    depths: tuple[int, int, int, int]
+    neck_depth: int
+    box_channels: int
+    embedding_channels: int
+    text_channels: int = 512
+    attention_channels: int = 32
+    bins: int = 16
+    image_size: int = 640
+
+    def __post_init__(self) -> None:
+        for name, length in (("channels", 5), ("depths", 4)):
+            values = getattr(self, name)
+            if len(values) != length or not all(_is_positive(value) for value in values):
+                raise ModelError(
+                    f"YOLO-World {name}: expected {length} positive integers, found {list(values)}"
+                )
+        for field in dataclasses.fields(self)[2:]:
+            if not _is_positive(getattr(self, field.name)):
+                raise ModelError(
+                    f"YOLO-World {field.name}: expected a positive integer, found {getattr(self, field.name)!r}"
+                )
+        unit = 2 * self.attention_channels
+        if any(channels % unit for channels in self.channels[2:]):
+            raise ModelError(
+                f"YOLO-World channels at strides 8, 16 and 32: expected multiples of {unit}, twice attention_channels, "
+                f"found {list(self.channels[2:])}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """A map that `from_json` reads back."""
+        return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, found: Any) -> YoloWorldConfig:
+        """Read what `to_json` wrote; raises ModelError that names what is missing, unknown or wrong."""
+        kind = found.get("model_type") if isinstance(found, dict) else None
+        if kind != MODEL_TYPE:
+            raise ModelError(
+                f"expected a map with model_type {MODEL_TYPE}, found {kind or type(found).__name__}"
+            )
+        known = {field.name for field in dataclasses.fields(cls)}
+        if odd := sorted(found.keys() ^ (known | {"model_type"})):
+            raise ModelError(f"expected {', '.join(sorted(known))}; missing or unknown: {', '.join(odd)}")
+        values = {name: found[name] for name in known}
+        for name in ("channels", "depths"):
+            if not isinstance(values[name], list):
+                raise ModelError(f"{name}: expected a list, found {values[name]!r}")
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+Scale = typing.Literal["nano", "s", "m", "l", "x"]
+SCALES: dict[Scale, YoloWorldConfig] = {
+    "nano": YoloWorldConfig(
+        (16, 24, 48, 96, 160), (1, 1, 1, 1), 1, 32, 48, text_channels=64, attention_channels=8, image_size=320
+    ),
+    "s": YoloWorldConfig((32, 64, 128, 256, 512), (1, 2, 2, 1), 1, 64, 128),
+    "m": YoloWorldConfig((48, 96, 192, 384, 576), (2, 4, 4, 2), 2, 64, 192),
+    "l": YoloWorldConfig((64, 128, 256, 512, 512), (3, 6, 6, 3), 3, 64, 256),
+    "x": YoloWorldConfig((80, 160, 320, 640, 640), (3, 6, 6, 3), 3, 80, 320),
+}

@@ -1,0 +1,216 @@
+"""Reads the checkpoints in which the public YOLO-World weights come, without the package that wrote them.
+
+Such a file is a pickle of whole modules. torch's weights-only unpickler reads it, which calls nothing but torch's own
+functions that rebuild tensors and plain containers; the classes of the modules are replaced by inert stand-ins that
+keep what was stored in them. A file that names anything else is refused before it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from ...errors import ModelError
+from .config import YoloWorldConfig
+from .network import YoloWorld
+from .weights import build, save_yolo_world
+
+# classes of modules, the trainer's bag of options, and the numbers that unfinished training leaves in the file
+INERT = re.compile(
+    r"ultralytics\.nn\.\w+(\.\w+)+|ultralytics\.utils\.IterableSimpleNamespace|torch\.nn\.modules\.\w+\.\w+"
+    r"|numpy\._?core\.multiarray\.scalar|numpy\.dtype"
+)
+FAMILY = "MaxSigmoidAttnBlock"  # the class of module that only this architecture has
+FIRST_VERSION = "ImagePoolingAttn"
+
+RENAMED = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"^model\.0\.", "backbone.stem."),
+        (r"^model\.1\.", "backbone.stages.0.0."),
+        (r"^model\.2\.", "backbone.stages.0.1."),
+        (r"^model\.3\.", "backbone.stages.1.0."),
+        (r"^model\.4\.", "backbone.stages.1.1."),
+        (r"^model\.5\.", "backbone.stages.2.0."),
+        (r"^model\.6\.", "backbone.stages.2.1."),
+        (r"^model\.7\.", "backbone.stages.3.0."),
+        (r"^model\.8\.", "backbone.stages.3.1."),
+        (r"^model\.9\.", "backbone.pooling."),
+        (r"^model\.12\.", "neck.top_down.0."),
+        (r"^model\.15\.", "neck.top_down.1."),
+        (r"^model\.16\.", "neck.shrink.0."),
+        (r"^model\.18\.", "neck.bottom_up.0."),
+        (r"^model\.19\.", "neck.shrink.1."),
+        (r"^model\.21\.", "neck.bottom_up.1."),
+        (r"^model\.22\.cv2\.(\d+)\.", r"heads.\1.boxes."),
+        (r"^model\.22\.cv3\.(\d+)\.", r"heads.\1.embeddings."),
+        (r"^model\.22\.cv4\.(\d+)\.", r"heads.\1.contrast."),
+        (r"\.m\.(\d+)\.cv1\.", r".blocks.\1.first."),
+        (r"\.m\.(\d+)\.cv2\.", r".blocks.\1.second."),
+        (r"\.cv1\.", ".enter."),
+        (r"\.cv2\.", ".leave."),
+        (r"\.attn\.gl\.", ".attention.guide."),
+        (r"\.attn\.proj_conv\.", ".attention.project."),
+        (r"\.attn\.", ".attention."),
+        (r"\.bn\.", ".norm."),
+    )
+)
+CONSTANT = re.compile(r"^model\.22\.dfl\.")  # 0, 1, 2 …: the bins' distances
+SCALAR = re.compile(r"heads\.\d\.contrast\.(bias|logit_scale)")  # in some files a vector of one number
+
+
+def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
+    """Write a checkpoint's network as a folder that `load_yolo_world` reads, in float32; returns the network.
+
+    Text vectors in the checkpoint are left out: they are an input. Raises ModelError for a file that is damaged, names
+    a class or function that is not expected, or holds no YOLO-World of version 2; OutputError where `folder` cannot be
+    written.
+    """
+    tensors = read_checkpoint(source)
+    state = dict(_renamed(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
+    try:
+        config = _config(state)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+    model = build(config, state, origin=str(source))
+    save_yolo_world(model, folder)
+    return model
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of the modules in a checkpoint, the averaged ones where there are both; nothing in it is run."""
+    names = _foreign_names(path)
+    if refused := sorted(name for name in names if not INERT.fullmatch(name)):
+        raise ModelError(
+            f"{path} names {', '.join(refused)}: expected tensors, plain containers and modules of a YOLO-World alone; "
+            "the file was not read, and may be harmful"
+        )
+    kinds = {name.rpartition(".")[2] for name in names}
+    if FIRST_VERSION in kinds:
+        raise ModelError(
+            f"{path} holds a YOLO-World of version 1; expected version 2, such as yolov8s-worldv2.pt"
+        )
+    if FAMILY not in kinds:
+        raise ModelError(f"{path} holds no YOLO-World: expected a module {FAMILY}, found {_some(kinds)}")
+    root = _root(path, names)
+    try:
+        return dict(_tensors(root))
+    except ModelError as error:
+        raise ModelError(f"{path} is damaged: {error}") from error
+
+
+def _root(path: Path, names: list[str]) -> object:
+    """The network in a checkpoint, classes of these names being stood in for."""
+    try:
+        with safe_globals([(type("Inert", (_Inert,), {}), name) for name in names]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a hostile pickle provokes in torch's unpickler
+        raise ModelError(f"cannot read {path}: {_tell(error)}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: expected a map with 'model' or 'ema', found {type(found).__name__}")
+    return found["model"] if found.get("ema") is None and "model" in found else found.get("ema")
+
+
+class _Inert:
+    """Stands in for a class that is not to be imported: keeps what was stored and does nothing."""
+
+    stored: dict[str, Any]
+
+    def __new__(cls, *_: object) -> _Inert:
+        self = super().__new__(cls)
+        self.stored = {}
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        self.stored = state if isinstance(state, dict) else {}
+
+    def members(self, group: str) -> dict[str, Any]:
+        """What a module keeps under one of _parameters, _buffers and _modules."""
+        found = self.stored.get(group)
+        return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _foreign_names(path: Path) -> list[str]:
+    """Classes and functions that the pickle names beyond those that torch itself needs for tensors."""
+    try:
+        return get_unsafe_globals_in_checkpoint(path)
+    except (
+        Exception
+    ) as error:  # OSError, ValueError, RuntimeError of the zip reader, EOFError, UnpicklingError, …
+        raise ModelError(
+            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {_tell(error)}"
+        ) from error
+
+
+def _tensors(root: object) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers of stand-ins by their full names; a module in two places counts once."""
+    waiting: list[tuple[str, object]] = [("", root)]
+    seen: set[int] = set()
+    while waiting:
+        prefix, module = waiting.pop()
+        if id(module) in seen or (module is None and prefix):
+            continue
+        seen.add(id(module))
+        if not isinstance(module, _Inert):
+            raise ModelError(f"expected a module at {prefix or 'the root'}, found {type(module).__name__}")
+        for name, value in (module.members("_parameters") | module.members("_buffers")).items():
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise ModelError(f"expected a tensor at {prefix}{name}, found {type(value).__name__}")
+            yield prefix + name, value.detach()
+        waiting += [(f"{prefix}{name}.", child) for name, child in module.members("_modules").items()]
+
+
+def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
+    for pattern, new in RENAMED:
+        name = pattern.sub(new, name)
+    return name, value.squeeze() if SCALAR.fullmatch(name) else value
+
+
+def _config(state: dict[str, Tensor]) -> YoloWorldConfig:
+    """The configuration that the tensors' shapes imply."""
+
+    def depth(layer: str) -> int:
+        return len(
+            {name.split(".blocks.")[1].split(".")[0] for name in state if name.startswith(f"{layer}.blocks.")}
+        )
+
+    def size(name: str, axis: int = 0) -> int:
+        shape = list(state[name].shape) if name in state else []
+        if len(shape) <= axis:
+            raise ModelError(
+                f"expected a YOLO-World of version 2, not fused, found {name} {shape or 'missing'}"
+            )
+        return shape[axis]
+
+    def out(name: str) -> int:
+        return size(f"{name}.weight")
+
+    stages = [f"backbone.stages.{index}" for index in range(4)]
+    attention = "neck.top_down.0.attention"
+    return YoloWorldConfig(
+        channels=(out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),  # type: ignore[arg-type]
+        depths=tuple(depth(f"{stage}.1") for stage in stages),  # type: ignore[arg-type]
+        neck_depth=depth("neck.top_down.0"),
+        box_channels=out("heads.0.boxes.0.conv"),
+        embedding_channels=out("heads.0.embeddings.0.conv"),
+        text_channels=size(f"{attention}.guide.weight", 1),
+        attention_channels=out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
+        bins=out("heads.0.boxes.2") // 4,
+    )
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:5]) or "no module"
+
+
+def _tell(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no text'}"

@@ -1,0 +1,1 @@
+"""Node process: receives frames, steps the pipeline, publishes masks, answers requests."""

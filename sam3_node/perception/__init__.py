@@ -1,0 +1,1 @@
+"""Frame step without sockets: model, detector and one pipeline per camera."""

@@ -1,0 +1,1 @@
+"""Process groups: start, watch and stop several processes as one."""

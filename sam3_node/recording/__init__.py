@@ -1,0 +1,1 @@
+"""Recorder process: writes what cameras and node publish into MCAP files."""

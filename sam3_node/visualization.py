@@ -1,0 +1,259 @@
+"""Pictures of masks: overlays on the camera's image, contact sheets and video files."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from .errors import OutputError
+from .types import NANOSECONDS, Box, Closing, Instance, Mask, MaskFrame
+
+Image = npt.NDArray[np.uint8]
+Colour = tuple[int, int, int]
+
+# Okabe and Ito's palette without its black, then tints and shades of it: RGB
+# fmt: off
+PALETTE = (
+    "e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7",
+    "ffd17a", "b5e0fa", "7fd6b9", "a89b00", "8fa8ff", "ffa66b", "8c4a6b", "b07aff",
+)
+# fmt: on
+FILL = 0.45
+HELD_FOR_RATE = 10
+DARK, LIGHT = (24, 24, 24), (255, 255, 255)
+FONT = cv2.FONT_HERSHEY_SIMPLEX
+STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
+
+
+def colour_of(object_id: int) -> Colour:
+    """The BGR colour of an id, always the same, fit for colour-blind eyes; they repeat after 15."""
+    red, green, blue = bytes.fromhex(PALETTE[object_id % len(PALETTE)])
+    return blue, green, red
+
+
+def overlay(image: Image, masks: MaskFrame) -> Image:
+    """A copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged, and the times.
+
+    Masks of another size than the image are drawn scaled to it.
+    """
+    canvas = image.copy()
+    height, width = image.shape[:2]
+    shown = [(instance, _fit(instance.mask, (height, width))) for instance in masks.instances]
+    shown = [(instance, mask) for instance, mask in shown if mask.crop.size]
+    for instance, mask in shown:
+        _fill(canvas, mask, colour_of(instance.id))
+    for instance, mask in shown:
+        _outline(canvas, mask, colour_of(instance.id))
+    taken = [_write(canvas, (0, 0), status_text(masks), LIGHT, DARK)]
+    for instance, mask in shown:
+        taken.append(_tag(canvas, instance, mask.box, taken))
+    return canvas
+
+
+def status_text(masks: MaskFrame) -> str:
+    """Camera, frame, age at publishing and the longest stages, on one line."""
+    slowest = sorted(masks.stages_us.items(), key=lambda stage: -stage[1])[:3]
+    stages = " ".join(f"{name} {us / 1000:.0f}" for name, us in slowest)
+    latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
+    latency = f"{latency_ms:.0f} ms" if masks.published_ns else ""
+    hidden = [str(instance.id) for instance in masks.instances if not instance.mask.crop.size]
+    unseen = f"unseen {','.join(hidden)}" if hidden else ""
+    parts = (f"{masks.camera} #{masks.seq}", latency, f"({stages})" if stages else "", unseen)
+    return "  ".join(filter(None, parts))
+
+
+def _fit(mask: Mask, size: tuple[int, int]) -> Mask:
+    if mask.size == size:
+        return mask
+    scaled = cv2.resize(mask.full().view(np.uint8), size[::-1], interpolation=cv2.INTER_NEAREST)
+    return Mask.from_full(scaled.astype(np.bool_))
+
+
+def _fill(canvas: Image, mask: Mask, colour: Colour) -> None:
+    x0, y0, x1, y1 = mask.box
+    region = canvas[y0:y1, x0:x1]
+    tinted = cv2.addWeighted(region, 1.0 - FILL, np.full_like(region, colour), FILL, 0.0)
+    np.copyto(region, tinted, where=mask.crop[..., None])
+
+
+def _outline(canvas: Image, mask: Mask, colour: Colour) -> None:
+    x0, y0, _, _ = mask.box
+    contours, _ = cv2.findContours(
+        mask.crop.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(x0, y0)
+    )
+    width = max(2, round(canvas.shape[0] / 400))
+    cv2.drawContours(canvas, contours, -1, DARK, width + 2, cv2.LINE_AA)
+    cv2.drawContours(canvas, contours, -1, colour, width, cv2.LINE_AA)
+
+
+def _tag(canvas: Image, instance: Instance, box: Box, taken: Sequence[Box]) -> Box:
+    """Write id, label and score at the first free place: above the box, inside it, below it, or lower yet."""
+    label = instance.label.encode("ascii", "replace").decode()
+    words = (str(instance.id), label, f"{instance.score:.2f}{STATE_MARK[instance.state]}")
+    text = " ".join(filter(None, words))
+    width, height = _text_size(canvas, text)
+    x0, y0, _, y1 = box
+    x = min(x0, canvas.shape[1] - width)
+    candidates = [y0 - height, y0, y1 - height, y1, *range(y1, canvas.shape[0] - height, height)]
+    free = (
+        y for y in candidates if not any(_overlap((x, y, x + width, y + height), other) for other in taken)
+    )
+    y = next((y for y in free if 0 <= y <= canvas.shape[0] - height), max(y0 - height, 0))
+    colour = colour_of(instance.id)
+    return _write(canvas, (x, y), text, _readable_on(colour), colour)
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _readable_on(colour: Colour) -> Colour:
+    blue, green, red = colour
+    return DARK if 0.114 * blue + 0.587 * green + 0.299 * red > 110 else LIGHT
+
+
+def _font(canvas: Image) -> tuple[float, int, int]:
+    """Scale, thickness and padding in pixels for an image of this height."""
+    scale = max(0.4, canvas.shape[0] / 1080)
+    return scale, max(1, round(1.6 * scale)), max(3, round(8 * scale))
+
+
+def _text_size(canvas: Image, text: str) -> tuple[int, int]:
+    scale, thickness, padding = _font(canvas)
+    (width, height), baseline = cv2.getTextSize(text, FONT, scale, thickness)
+    return width + 2 * padding, height + baseline + padding
+
+
+def _write(canvas: Image, corner: tuple[int, int], text: str, ink: Colour, paper: Colour) -> Box:
+    """Text on a filled strip whose top-left corner is given; returns the strip's box."""
+    scale, thickness, padding = _font(canvas)
+    width, height = _text_size(canvas, text)
+    _, baseline = cv2.getTextSize(text, FONT, scale, thickness)
+    x, y = max(corner[0], 0), max(corner[1], 0)
+    box = (x, y, x + width, y + height)
+    cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), paper, cv2.FILLED)
+    origin = (x + padding, y + height - baseline - padding // 2 + 1)
+    cv2.putText(canvas, text, origin, FONT, scale, ink, thickness, cv2.LINE_AA)
+    return box
+
+
+def contact_sheet(images: Sequence[Image], captions: Sequence[str], columns: int) -> Image:
+    """Images (BGR uint8) on a grid, each under its caption, all at the size of the first.
+
+    Raises ValueError when there is no image, or not one caption for each.
+    """
+    if not images or len(images) != len(captions) or columns < 1:
+        raise ValueError(
+            f"expected images, a caption each and a column, found {len(images)}, {len(captions)}, {columns}"
+        )
+    height, width = images[0].shape[:2]
+    cells = [_cell(image, caption, (width, height)) for image, caption in zip(images, captions, strict=True)]
+    columns = min(columns, len(cells))
+    cells += [np.full_like(cells[0], DARK)] * (-len(cells) % columns)
+    rows = [np.hstack(cells[start : start + columns]) for start in range(0, len(cells), columns)]
+    return np.vstack(rows)
+
+
+def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
+    picture = image if image.shape[1::-1] == size else cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    _, strip = _text_size(picture, caption)
+    cell = cv2.copyMakeBorder(picture, strip + 4, 2, 2, 2, cv2.BORDER_CONSTANT, value=DARK)
+    _write(cell, (2, 2), caption, LIGHT, DARK)
+    return np.asarray(cell, dtype=np.uint8)
+
+
+class VideoWriter(Closing):
+    """An mp4 file of BGR frames; the first one decides the size, others are scaled to it."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path = path
+        self.frames = 0
+        self._fps = fps
+        self._writer: cv2.VideoWriter | None = None
+        self._size = (0, 0)
+
+    def write(self, image: Image) -> None:
+        """Add one frame; raises OutputError when the file cannot be written."""
+        if self._writer is None:
+            self._writer = self._open(image)
+        if image.shape[1::-1] != self._size:
+            image = np.asarray(cv2.resize(image, self._size), dtype=np.uint8)
+        self._writer.write(image)
+        self.frames += 1
+
+    def _open(self, image: Image) -> cv2.VideoWriter:
+        height, width = image.shape[:2]
+        self._size = (width, height)
+        make_folder(self.path.parent)
+        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
+        writer = cv2.VideoWriter(str(self.path), fourcc, self._fps, self._size)
+        if not writer.isOpened():
+            raise OutputError(f"cannot write a video to {self.path}: expected a writable .mp4 file")
+        return writer
+
+    def close(self) -> None:
+        """Finish the file; a writer that got no frame leaves none."""
+        if self._writer is not None:
+            self._writer.release()
+            self._writer = None
+
+
+class Film(Closing):
+    """An mp4 file whose rate is that of its first frames, which are held back until it is known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.frames = 0
+        self._held: list[tuple[Image, int]] = []
+        self._writer: VideoWriter | None = None
+
+    def add(self, image: Image, capture_ns: int) -> None:
+        """Add a frame, BGR uint8 [h, w, 3], taken at this time; raises OutputError as VideoWriter does."""
+        self.frames += 1
+        if self._writer is not None:
+            self._writer.write(image)
+            return
+        self._held.append((image, capture_ns))
+        if len(self._held) == HELD_FOR_RATE:
+            self._open()
+
+    def _open(self) -> None:
+        times = [capture_ns for _, capture_ns in self._held]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
+        fps = NANOSECONDS / statistics.median(gaps) if gaps else 30.0
+        self._writer = VideoWriter(self.path, min(max(fps, 1.0), 240.0))
+        for image, _ in self._held:
+            self._writer.write(image)
+        self._held.clear()
+
+    def close(self) -> None:
+        """Finish the file; a film that got no frame leaves none."""
+        if self._writer is None and self._held:
+            self._open()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents; raises OutputError naming it when that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {path}: {error.strerror}") from error
+
+
+def write_image(path: Path, image: Image) -> None:
+    """Write a PNG or JPEG file by its suffix; raises OutputError naming it when that is not possible."""
+    make_folder(path.parent)
+    try:
+        written = cv2.imwrite(str(path), image)
+    except cv2.error as error:
+        raise OutputError(f"cannot write {path}: {error.err}") from error
+    if not written:
+        raise OutputError(f"cannot write {path}: expected a writable .png or .jpg file")

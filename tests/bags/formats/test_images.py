@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bags.formats.images import FPS, ImagesBag
+from sam3_node.bags.samples import Colour, Sample
+from sam3_node.errors import BagError
+from sam3_node.types import Depth
+from sam3_node.wire import decode_depth
+from tests.support.paths import SHARED
+
+DATA = SHARED / "data"
+SIZE = (24, 32)
+
+
+def picture(index: int, size: tuple[int, int] = SIZE) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def millimetres(index: int) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 9000, SIZE, dtype=np.uint16)
+
+
+def write(folder: Path, names: list[str], depth: bool = False) -> Path:
+    """The image of each name by its place in the list."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, name in enumerate(names):
+        assert cv2.imwrite(str(folder / name), millimetres(index) if depth else picture(index))
+    return folder
+
+
+def read(path: Path) -> tuple[dict[str, list[Sample]], str | None]:
+    with ImagesBag(path) as bag:
+        found: dict[str, list[Sample]] = {topic.name: [] for topic in bag.topics}
+        for item in bag.samples(set(found)):
+            found[item.topic].append(item)
+        return found, bag.lost
+
+
+def check_colour(samples: list[Sample], files: list[Path]) -> None:
+    """The bytes of these files, at their times."""
+    assert [item.stamp_ns for item in samples] == [index * 10**9 // FPS for index in range(len(files))]
+    for item, file in zip(samples, files, strict=True):
+        assert isinstance(item.payload, Colour)
+        assert (item.payload.height, item.payload.width) == SIZE
+        assert item.payload.encoding == ("png" if file.suffix == ".png" else "jpeg")
+        assert bytes(item.payload.data) == file.read_bytes()
+
+
+def check_depth(samples: list[Sample], indices: list[int]) -> None:
+    assert [item.stamp_ns for item in samples] == [index * 10**9 // FPS for index in indices]
+    for item, index in zip(samples, indices, strict=True):
+        assert isinstance(item.payload, Depth)
+        assert (item.payload.encoding, item.payload.scale_m) == ("png16", 0.001)
+        assert np.array_equal(decode_depth(item.payload), millimetres(index))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "JPEG"])
+def test_a_folder_is_a_sequence_in_natural_order(tmp_path: Path, suffix: str) -> None:
+    names = [f"{number}.{suffix}" for number in (1, 2, 9, 10, 100)]
+    folder = write(tmp_path / "desk", names)
+    (folder / "notes.txt").write_text("no image")
+    assert ImagesBag.recognises(folder)
+    found, lost = read(folder)
+    assert list(found) == ["/desk/image"]
+    check_colour(found["/desk/image"], [folder / name for name in names])
+    assert lost is None
+
+
+@pytest.mark.parametrize("below", ["JPEGImages/480p", "JPEGImages", "."])
+def test_the_layout_of_davis_is_a_camera_for_each_sequence(tmp_path: Path, below: str) -> None:
+    names = [f"{number:05}.jpg" for number in range(4)]
+    for sequence in ("dog", "cows"):
+        write(tmp_path / below / sequence, names)
+        write(tmp_path / "Annotations" / "480p" / sequence, [name.replace("jpg", "png") for name in names])
+    for path in (tmp_path, tmp_path / below):
+        assert ImagesBag.recognises(path)
+        found, lost = read(path)
+        assert list(found) == ["/cows/image", "/dog/image"]
+        for sequence in ("dog", "cows"):
+            files = [tmp_path / below / sequence / name for name in names]
+            check_colour(found[f"/{sequence}/image"], files)
+        assert lost is None
+
+
+def test_two_resolutions_of_a_sequence_are_two_cameras(tmp_path: Path) -> None:
+    for resolution in ("480p", "1080p"):
+        write(tmp_path / "JPEGImages" / resolution / "dog", ["0.jpg"])
+    assert list(read(tmp_path)[0]) == ["/480p_dog/image", "/1080p_dog/image"]
+
+
+@pytest.mark.parametrize(
+    ("colour", "depth", "names"),
+    [
+        ("desk/color", "desk/depth", ("{}.jpg", "{}.png")),
+        ("desk", "desk/depth", ("{}.jpg", "{}.png")),
+        ("desk/rgb", "desk/depth", ("rgb_{}.jpg", "depth_{}.png")),
+        ("desk", "desk", ("frame-{}.color.jpg", "frame-{}.depth.png")),
+    ],
+)
+def test_depth_beside_the_images_has_their_times(
+    tmp_path: Path, colour: str, depth: str, names: tuple[str, str]
+) -> None:
+    write(tmp_path / colour, [names[0].format(index) for index in range(5)])
+    write(tmp_path / depth, [names[1].format(index) for index in range(5)], depth=True)
+    (tmp_path / depth / names[1].format(3)).unlink()
+    found, lost = read(tmp_path / "desk")
+    assert list(found) == ["/desk/image", "/desk/depth"]
+    check_colour(found["/desk/image"], [tmp_path / colour / names[0].format(index) for index in range(5)])
+    check_depth(found["/desk/depth"], [0, 1, 2, 4])
+    assert lost is None
+
+
+def test_depth_of_other_names_goes_by_its_place(tmp_path: Path) -> None:
+    write(tmp_path / "rgb", ["1305.1.png", "1305.2.png"])
+    write(tmp_path / "depth", ["1305.15.png", "1305.25.png"], depth=True)
+    found, _ = read(tmp_path)
+    check_depth(found[f"/{tmp_path.name}/depth"], [0, 1])
+
+
+def test_what_is_no_image_is_passed_over_and_told(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(7)]
+    folder = write(tmp_path / "desk", names)
+    (folder / "2.jpg").write_bytes((folder / "2.jpg").read_bytes()[:-300])
+    (folder / "3.jpg").write_bytes(b"")
+    cv2.imwrite(str(folder / "5.jpg"), picture(5, (30, 40)))
+    write(folder / "depth", [f"{number}.png" for number in range(7)], depth=True)
+    cv2.imwrite(str(folder / "depth" / "1.png"), picture(1))
+    found, lost = read(folder)
+    period = 10**9 / FPS
+    assert [round(item.stamp_ns / period) for item in found["/desk/image"]] == [0, 1, 4, 6]
+    assert [round(item.stamp_ns / period) for item in found["/desk/depth"]] == [0, 2, 3, 4, 5, 6]
+    assert lost is not None
+    assert "3 of /desk/image passed over, the first because: 2.jpg" in lost
+    assert "1 of /desk/depth passed over, the first because: 1.png" in lost
+
+
+def test_only_the_chosen_topics_come_and_every_reading_begins_anew(tmp_path: Path) -> None:
+    for sequence in ("dog", "cows"):
+        write(tmp_path / sequence, ["0.jpg", "1.jpg"])
+    with ImagesBag(tmp_path) as bag:
+        next(bag.samples({"/dog/image"}))
+        for _ in range(2):
+            assert [item.topic for item in bag.samples({"/dog/image"})] == ["/dog/image"] * 2
+
+
+def test_folders_without_images_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path, tmp_path / "empty"):
+        assert not ImagesBag.recognises(path)
+        with pytest.raises(BagError, match=r"expected images .* found none"):
+            ImagesBag(path)
+    assert not ImagesBag.recognises(tmp_path / "absent")
+
+
+def test_real_sequences_are_read_whole() -> None:
+    if not (DATA / "davis").is_dir():
+        pytest.skip("the shared images are not here")
+    with ImagesBag(DATA / "davis") as bag:
+        assert "/dog/image" in {topic.name for topic in bag.topics}
+        samples = list(bag.samples({"/dog/image"}))
+        assert len(samples) == 60
+        assert bag.lost is None
+    with ImagesBag(DATA / "rgbd" / "kitchen") as bag:
+        assert len(list(bag.samples({"/kitchen/depth"}))) == 60

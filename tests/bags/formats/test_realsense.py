@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import random
+import sqlite3
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("rosbags")
+
+from rosbags.rosbag1 import Writer
+
+from sam3_node.bags.formats.realsense import RealSenseBag, lens_of
+from sam3_node.bags.messages.ros_images import MessageError
+from sam3_node.errors import BagError
+from sam3_node.types import Depth, Intrinsics
+from tests.support import ros_recordings as ros
+
+SIZE = (48, 64)
+FRAMES = 6
+START_MS = 1_700_000_000_000.0
+PERIOD_MS = 33.25
+UNITS = 0.0005
+COEFFS = (0.1, 0.2, 0.003, 0.004, 0.05)
+COLOUR, DEPTH, INFRA = "/device_0/color/image_raw", "/device_0/depth/image_raw", "/device_0/infra1/image_raw"
+LENS = Intrinsics(60.0, 61.0, 31.5, 23.5, "brown_conrady", COEFFS)
+
+
+class Stream(NamedTuple):
+    """One stream to record: its kind, index and format as the SDK names them."""
+
+    kind: str
+    number: int
+    form: str
+    bytes_per_pixel: int
+
+
+RGB, Z16, Y8 = Stream("color", 0, "rgb8", 3), Stream("depth", 0, "z16", 2), Stream("infrared", 1, "y8", 1)
+
+
+def pixels(stream: Stream, index: int) -> np.ndarray:
+    rng = np.random.default_rng([index, stream.bytes_per_pixel])
+    if stream.form == "z16":
+        return rng.integers(0, 9000, SIZE, dtype=np.uint16)
+    return rng.integers(0, 256, (*SIZE, stream.bytes_per_pixel), dtype=np.uint8)
+
+
+def profile_of(rs: Any, stream: Stream, uid: int) -> Any:
+    lens = rs.intrinsics()
+    lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
+    lens.model, lens.coeffs = rs.distortion.brown_conrady, list(COEFFS)
+    profile = rs.video_stream()
+    profile.type, profile.index, profile.uid = getattr(rs.stream, stream.kind), stream.number, uid
+    profile.width, profile.height, profile.fps, profile.bpp = *SIZE[::-1], 30, stream.bytes_per_pixel
+    profile.fmt, profile.intrinsics = getattr(rs.format, stream.form), lens
+    return profile
+
+
+def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
+    """A recording of a camera made of software, by the SDK's own recorder."""
+    rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)  # its library libusb may lack, too
+    device = rs.software_device()
+    device.register_info(rs.camera_info.name, "software")
+    sensors = [device.add_sensor(f"sensor {stream.kind}") for stream in streams]
+    profiles = [
+        sensor.add_video_stream(profile_of(rs, stream, uid)).as_video_stream_profile()
+        for uid, (sensor, stream) in enumerate(zip(sensors, streams, strict=True))
+    ]
+    recorder = rs.recorder(str(path), device)
+    opened, queue = recorder.query_sensors(), rs.frame_queue(frames * len(streams))
+    for sensor in opened:
+        sensor.open(sensor.get_stream_profiles()[0])
+        sensor.start(queue)
+    for index in range(frames):
+        for sensor, profile, stream in zip(sensors, profiles, streams, strict=True):
+            sensor.on_video_frame(frame_of(rs, stream, profile, index))
+    awaited = time.monotonic() + 20
+    for _ in range(frames * len(streams)):
+        queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
+    for sensor in opened:
+        sensor.stop()
+        sensor.close()
+    return path
+
+
+def frame_of(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
+    frame = rs.software_video_frame()
+    frame.pixels, frame.bpp = pixels(stream, index), stream.bytes_per_pixel
+    frame.stride = SIZE[1] * stream.bytes_per_pixel
+    frame.timestamp, frame.domain = START_MS + index * PERIOD_MS, rs.timestamp_domain.system_time
+    frame.frame_number, frame.profile = index, profile
+    if stream.kind == "depth":
+        frame.depth_units = UNITS
+    return frame
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("realsense") / "take.db3", (RGB, Z16, Y8))
+
+
+def read(path: Path) -> tuple[dict[str, list[ros.Shot]], str | None]:
+    """What each topic says, in its order."""
+    with RealSenseBag(path) as bag:
+        found: dict[str, list[ros.Shot]] = {topic.name: [] for topic in bag.topics}
+        for item in bag.samples(set(found)):
+            if isinstance(item.payload, Depth):
+                assert item.payload.scale_m == pytest.approx(UNITS)
+            found[item.topic].append(ros.told(iter([item]))[0])
+        return found, bag.lost
+
+
+def stamp_ns(index: int) -> int:
+    return round((START_MS + index * PERIOD_MS) * 1e6)
+
+
+def check(shots: Sequence[ros.Shot], expected: Sequence[np.ndarray]) -> None:
+    assert len(shots) == len(expected)
+    for index, (shot, image) in enumerate(zip(shots, expected, strict=True)):
+        assert abs(shot.stamp_ns - stamp_ns(index)) < 1000
+        assert np.array_equal(shot.payload, image)
+
+
+def bgr(index: int) -> np.ndarray:
+    return pixels(RGB, index)[:, :, ::-1]
+
+
+def grey(index: int) -> np.ndarray:
+    return np.repeat(pixels(Y8, index), 3, axis=2)
+
+
+def depth(index: int) -> np.ndarray:
+    return pixels(Z16, index)
+
+
+def test_a_database_is_read_to_the_last_pixel(recording: Path) -> None:
+    assert RealSenseBag.recognises(recording)
+    found, lost = read(recording)
+    for topic, image in ((COLOUR, bgr), (DEPTH, depth), (INFRA, grey)):
+        check(found[topic], [image(index) for index in range(FRAMES)])
+        (lens,) = (shot.payload for shot in found[topic.replace("image_raw", "camera_info")])
+        assert (lens.model, lens.fx, lens.cy) == ("brown_conrady", 60.0, 23.5)
+        assert lens.coeffs == pytest.approx(COEFFS)
+    assert lost is None
+
+
+def test_topics_are_named_as_its_ros_driver_names_them(recording: Path) -> None:
+    with RealSenseBag(recording) as bag:
+        assert {topic.name: topic.kind for topic in bag.topics} == {
+            COLOUR: "colour",
+            DEPTH: "depth",
+            INFRA: "colour",
+            "/device_0/color/camera_info": "intrinsics",
+            "/device_0/depth/camera_info": "intrinsics",
+            "/device_0/infra1/camera_info": "intrinsics",
+        }
+
+
+def test_only_the_chosen_topics_come_and_every_reading_begins_anew(recording: Path) -> None:
+    with RealSenseBag(recording) as bag:
+        next(bag.samples({DEPTH}))
+        for _ in range(2):
+            check(ros.told(bag.samples({COLOUR})), [bgr(index) for index in range(FRAMES)])
+
+
+def test_images_that_png_cannot_hold(tmp_path: Path) -> None:
+    yuyv = Stream("color", 0, "yuyv", 2)
+    found, lost = read(record(tmp_path / "take.db3", [yuyv], 2))
+    expected = [cv2.cvtColor(pixels(yuyv, index), cv2.COLOR_YUV2BGR_YUY2) for index in range(2)]
+    check(found[COLOUR], expected)
+    assert lost is None
+
+
+def test_images_whose_metadata_is_lost_still_come(tmp_path: Path, recording: Path) -> None:
+    path = tmp_path / "take.db3"
+    path.write_bytes(recording.read_bytes())
+    database = sqlite3.connect(path)
+    database.execute(
+        "DELETE FROM messages WHERE timestamp > 0 AND topic_id IN "
+        "(SELECT id FROM topics WHERE name LIKE '%/metadata') AND id NOT IN (SELECT min(m.id) FROM messages m "
+        "JOIN topics t ON t.id = m.topic_id WHERE t.name LIKE '%/metadata' GROUP BY t.id)"
+    )
+    database.commit()
+    database.close()
+    found, _ = read(path)
+    for topic, image in ((COLOUR, bgr), (DEPTH, depth)):
+        assert [shot.stamp_ns for shot in found[topic][1:]] == [shot.logged_ns for shot in found[topic][1:]]
+        for index, shot in enumerate(found[topic]):
+            assert np.array_equal(shot.payload, image(index))
+
+
+def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, recording: Path) -> None:
+    content, path = recording.read_bytes(), tmp_path / "take.db3"
+    rng = random.Random(4)
+    for size in sorted(rng.randrange(30_000, len(content) - 5000) for _ in range(10)):
+        path.write_bytes(content[:size])
+        found, lost = read(path)
+        assert lost is not None
+        assert sum(map(len, found.values())) > 0
+        for topic, image in ((COLOUR, bgr), (DEPTH, depth), (INFRA, grey)):
+            for index, shot in enumerate(found.get(topic, [])):
+                assert np.array_equal(shot.payload, image(index))
+
+
+def write_bag(path: Path, frames: int) -> Path:
+    """A `.bag` as the SDK wrote them: an Image has the depth units behind it, and Z16 is called mono16."""
+    store, types = ros.STORES[1], ros.STORES[1].types
+    header = types["std_msgs/msg/Header"]
+    stamp_type, image_type = types["builtin_interfaces/msg/Time"], types["sensor_msgs/msg/Image"]
+    streams = {
+        "/device_0/sensor_0/Depth_0": (Z16, "mono16"),
+        "/device_0/sensor_0/Infrared_1": (Stream("infrared", 1, "y16", 2), "16UC1"),
+        "/device_0/sensor_1/Color_0": (RGB, "rgb8"),
+    }
+    with Writer(path) as writer:
+        for prefix in streams:
+            shot = ros.Shot(ros.INFO, 0, 0, LENS)
+            message = ros.message_of(shot, 1)
+            message.width, message.height, message.distortion_model = *SIZE[::-1], "Brown Conrady"
+            type_name = "sensor_msgs/msg/CameraInfo"
+            connection = writer.add_connection(f"{prefix}/info/camera_info", type_name, typestore=store)
+            writer.write(connection, 1, store.serialize_ros1(message, type_name))
+        connections = {
+            prefix: writer.add_connection(f"{prefix}/image/data", "sensor_msgs/msg/Image", typestore=store)
+            for prefix in streams
+        }
+        for index in range(frames):
+            stamp = stamp_type(*divmod(stamp_ns(index), 1_000_000_000))
+            for prefix, (stream, encoding) in streams.items():
+                data = pixels(stream, index).reshape(-1).view(np.uint8)
+                step = data.size // SIZE[0]
+                message = image_type(header(index, stamp, "1"), *SIZE, encoding, 0, step, data)
+                raw = bytes(store.serialize_ros1(message, "sensor_msgs/msg/Image"))
+                units = UNITS if stream is Z16 else 0.0
+                writer.write(connections[prefix], 1 + index, raw + struct.pack("<f", units))
+    return path
+
+
+def test_a_bag_of_the_older_sdk_is_read_to_the_last_pixel(tmp_path: Path) -> None:
+    path = write_bag(tmp_path / "take.bag", FRAMES)
+    assert RealSenseBag.recognises(path)
+    found, lost = read(path)
+    check(found[COLOUR], [bgr(index) for index in range(FRAMES)])
+    check(found[DEPTH], [depth(index) for index in range(FRAMES)])
+    infra = Stream("infrared", 1, "y16", 2)
+    check(found[INFRA], [np.repeat(pixels(infra, index)[:, :, 1:], 3, axis=2) for index in range(FRAMES)])
+    assert [shot.payload for shot in found["/device_0/color/camera_info"]] == [LENS]
+    assert lost is None
+
+
+def test_a_cut_bag_gives_what_lies_before_the_cut(tmp_path: Path) -> None:
+    path = write_bag(tmp_path / "take.bag", FRAMES)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found, lost = read(path)
+    assert 0 < len(found[COLOUR]) < FRAMES
+    check(found[COLOUR], [bgr(index) for index in range(len(found[COLOUR]))])
+    assert lost is not None
+
+
+def test_other_recordings_are_refused(tmp_path: Path) -> None:
+    other = ros.write_ros1(tmp_path / "other.bag", 1)
+    folder = ros.write_ros2(tmp_path / "other", 1)
+    database = next(folder.glob("*.db3"))
+    for path in (other, database):
+        assert not RealSenseBag.recognises(path)
+        with pytest.raises(BagError, match="expected a recording of RealSense's SDK"):
+            RealSenseBag(path)
+    assert not RealSenseBag.recognises(folder)
+    assert not RealSenseBag.recognises(tmp_path / "absent.db3")
+
+
+@pytest.mark.parametrize("model", ["brown_conrady", "modified_brown_conrady", "inverse_brown_conrady"])
+def test_lenses_project_as_the_sdk_does(model: str) -> None:
+    rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)
+    lens = rs.intrinsics()
+    lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = 1280, 720, 640.0, 641.0, 643.0, 357.0
+    lens.model, lens.coeffs = getattr(rs.distortion, model), [-0.055, 0.066, -0.0003, 0.0008, -0.021]
+    name = model.replace("_", " ").title()
+    found = lens_of((1280, 720), (640.0, 641.0, 643.0, 357.0), name, lens.coeffs)
+    assert found is not None
+    camera = np.array([[found.fx, 0, found.cx], [0, found.fy, found.cy], [0, 0, 1]])
+    rays = np.append(np.random.default_rng(6).uniform(-0.5, 0.5, (50, 2)), np.ones((50, 1)), axis=1)
+    pixels = cv2.projectPoints(rays, np.zeros(3), np.zeros(3), camera, np.array(found.coeffs))[0][:, 0]
+    expected = [rs.rs2_project_point_to_pixel(lens, list(ray)) for ray in rays]
+    assert np.abs(pixels - expected).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("model", "coeffs", "expected"),
+    [
+        ("None", COEFFS, Intrinsics(60.0, 61.0, 31.5, 23.5)),
+        ("Brown Conrady", (0.0,) * 5, Intrinsics(60.0, 61.0, 31.5, 23.5)),
+        ("Inverse Brown Conrady", COEFFS, LENS),
+        ("Kannala Brandt4", COEFFS, Intrinsics(60.0, 61.0, 31.5, 23.5, "fisheye", COEFFS[:4])),
+    ],
+)
+def test_lenses_of_every_model(model: str, coeffs: tuple[float, ...], expected: Intrinsics) -> None:
+    assert lens_of((64, 48), (60.0, 61.0, 31.5, 23.5), model, coeffs) == expected
+
+
+def test_lenses_that_are_none() -> None:
+    assert lens_of((64, 48), (0.0, 0.0, 0.0, 0.0), "None", (0.0,) * 5) is None
+    for matrix, model, coeffs in (
+        ((60.0, 61.0, 31.5, 23.5), "Ftheta", COEFFS),
+        ((float("nan"), 61.0, 31.5, 23.5), "None", COEFFS),
+        ((60.0, 61.0, 31.5, 23.5), "Brown Conrady", (0.1,)),
+    ):
+        with pytest.raises(MessageError, match="expected a lens of"):
+            lens_of((64, 48), matrix, model, coeffs)

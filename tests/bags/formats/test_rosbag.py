@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import sqlite3
+import struct
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rosbags")
+
+from sam3_node.bags.formats.rosbag import RosBag
+from sam3_node.bags.formats.rosbag1 import MAGIC
+from sam3_node.errors import BagError
+from tests.support import ros_recordings as ros
+
+FRAMES = 20
+ALL = frozenset(ros.TYPES)
+
+
+def read(path: Path, topics: frozenset[str] = ALL) -> tuple[list[ros.Shot], str | None]:
+    with RosBag(path) as bag:
+        return ros.told(bag.samples(topics)), bag.lost
+
+
+@pytest.fixture(scope="module")
+def bag_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ros.write_ros1(tmp_path_factory.mktemp("ros1") / "drive.bag", FRAMES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ros.write_ros2(tmp_path_factory.mktemp("ros2") / "drive", FRAMES)
+
+
+def unindexed(path: Path, target: Path) -> Path:
+    """A bag as a recorder leaves it that is killed: its header points at no index, and there is none."""
+    content = bytearray(path.read_bytes())
+    place = content.index(b"index_pos=") + len(b"index_pos=")
+    (index,) = struct.unpack_from("<Q", content, place)
+    content[place : place + 8] = bytes(8)
+    target.write_bytes(content[:index])
+    return target
+
+
+@pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
+def test_a_bag_of_ros_1_is_read_to_the_last_pixel(tmp_path: Path, compression: str | None) -> None:
+    path = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression)
+    assert RosBag.recognises(path)
+    found, lost = read(path)
+    assert ros.same(found, list(ros.shots(FRAMES)))
+    assert lost is None
+
+
+@pytest.mark.parametrize(
+    ("storage", "compression"),
+    [
+        ("SQLITE3", None),
+        ("SQLITE3", "MESSAGE"),
+        ("SQLITE3", "FILE"),
+        ("MCAP", None),
+        ("MCAP", "STORAGE"),
+        ("MCAP", "MESSAGE"),
+        ("MCAP", "FILE"),
+    ],
+)
+def test_a_folder_of_ros_2_is_read_to_the_last_pixel(
+    tmp_path: Path, storage: str, compression: str | None
+) -> None:
+    path = ros.write_ros2(tmp_path / "drive", FRAMES, storage, compression)
+    assert RosBag.recognises(path)
+    found, lost = read(path)
+    assert ros.same(found, list(ros.shots(FRAMES)))
+    assert lost is None
+
+
+def test_topics_tell_what_they_hold(bag_file: Path, folder: Path) -> None:
+    for path, prefix in ((bag_file, "sensor_msgs/"), (folder, "sensor_msgs/msg/")):
+        with RosBag(path) as bag:
+            assert {topic.name: topic.kind for topic in bag.topics} == {
+                ros.COLOUR: "colour",
+                ros.DEPTH: "depth",
+                ros.INFO: "intrinsics",
+            }
+            assert {topic.type for topic in bag.topics} == {f"{prefix}Image", f"{prefix}CameraInfo"}
+
+
+def test_only_the_chosen_topics_come_and_every_reading_begins_anew(bag_file: Path, folder: Path) -> None:
+    for path in (bag_file, folder):
+        with RosBag(path) as bag:
+            next(bag.samples({ros.COLOUR}))
+            for topic in ALL:
+                expected = [shot for shot in ros.shots(FRAMES) if shot.topic == topic]
+                assert ros.same(ros.told(bag.samples({topic})), expected)
+
+
+def test_a_lone_database_is_read_too(folder: Path) -> None:
+    assert ros.same(read(next(folder.glob("*.db3")))[0], list(ros.shots(FRAMES)))
+
+
+@pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
+def test_an_unindexed_bag_gives_all_its_chunks(tmp_path: Path, compression: str | None) -> None:
+    whole = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression)
+    found, lost = read(unindexed(whole, tmp_path / "killed.bag"))
+    assert ros.same(found, list(ros.shots(FRAMES)))
+    assert lost is not None
+    assert "no index" in lost
+
+
+def test_the_open_chunk_of_a_killed_recorder_counts(tmp_path: Path, bag_file: Path) -> None:
+    # a recorder writes a chunk's length when it closes it: until then it is 0, and messages follow
+    content = bytearray(unindexed(bag_file, tmp_path / "killed.bag").read_bytes())
+    length_at = content.index(b"size=", content.rindex(b"compression=none")) + len(b"size=") + 4
+    end = length_at + 4 + struct.unpack_from("<I", content, length_at)[0]
+    content[length_at : length_at + 4] = bytes(4)
+    (tmp_path / "killed.bag").write_bytes(content[:end])
+    assert ros.same(read(tmp_path / "killed.bag")[0], list(ros.shots(FRAMES)))
+
+
+@pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
+def test_a_cut_bag_gives_what_lies_before_the_cut(tmp_path: Path, compression: str | None) -> None:
+    content = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression).read_bytes()
+    expected, cut = list(ros.shots(FRAMES)), tmp_path / "cut.bag"
+    rng = random.Random(1)
+    for size in sorted(rng.randrange(30_000, len(content)) for _ in range(15)):
+        cut.write_bytes(content[:size])
+        found, lost = read(cut)
+        assert ros.same(found, expected[: len(found)])
+        # all but the chunk that is cut, which holds three frames
+        assert len(found) >= len(expected) * size / len(content) - 12
+        assert lost is not None
+
+
+def test_a_damaged_bag_gives_what_lies_before_the_damage(tmp_path: Path, bag_file: Path) -> None:
+    content, expected = bag_file.read_bytes(), list(ros.shots(FRAMES))
+    damaged, rng = tmp_path / "damaged.bag", random.Random(2)
+    for _ in range(15):
+        place = rng.randrange(30_000, len(content) - 5000)
+        damaged.write_bytes(content[:place] + rng.randbytes(40) + content[place + 40 :])
+        found, _ = read(damaged)
+        before = int(len(expected) * place / len(content)) - 12
+        assert ros.same(found[:before], expected[:before])
+
+
+def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, folder: Path) -> None:
+    content, expected = next(folder.glob("*.db3")).read_bytes(), list(ros.shots(FRAMES))
+    half = tmp_path / "drive"
+    half.mkdir()
+    rng = random.Random(3)
+    for size in sorted(rng.randrange(40_000, len(content) - 5000) for _ in range(15)):
+        (half / "drive_0.db3").write_bytes(content[:size])
+        found, lost = read(half)
+        assert ros.same(found, expected[: len(found)])
+        # its tables take the first 40 kB
+        assert len(found) >= len(expected) * (size - 40_000) / len(content) - 12
+        assert lost is not None
+        assert "no metadata.yaml" in lost
+
+
+def test_a_cut_mcap_in_a_folder_gives_its_whole_chunks(tmp_path: Path) -> None:
+    frames = 400
+    path = ros.write_ros2(tmp_path / "drive", frames, "MCAP")
+    file, expected = next(path.glob("*.mcap")), list(ros.shots(frames))
+    content = file.read_bytes()
+    (path / "metadata.yaml").unlink()
+    file.write_bytes(content[: len(content) * 9 // 10])
+    found, lost = read(path)
+    assert ros.same(found, expected[: len(found)])
+    assert len(found) >= len(expected) // 3
+    assert lost is not None
+
+
+def test_a_recorder_that_was_killed_leaves_what_it_had_committed(tmp_path: Path, folder: Path) -> None:
+    # its journal still holds the newest messages
+    killed = tmp_path / "drive"
+    killed.mkdir()
+    content = next(folder.glob("*.db3")).read_bytes()
+    (tmp_path / "first.db3").write_bytes(content)
+    writer = sqlite3.connect(tmp_path / "first.db3")
+    writer.execute("PRAGMA journal_mode=WAL")
+    writer.execute("PRAGMA wal_autocheckpoint=0")
+    writer.execute("INSERT INTO messages SELECT id + 1000, topic_id, timestamp, data FROM messages")
+    writer.commit()
+    for suffix in ("", "-wal"):
+        (killed / f"drive_0.db3{suffix}").write_bytes((tmp_path / f"first.db3{suffix}").read_bytes())
+    writer.close()
+    assert ros.same(read(killed)[0], [*ros.shots(FRAMES), *ros.shots(FRAMES)])
+
+
+def test_files_come_in_the_order_of_their_numbers_and_absent_ones_are_told(tmp_path: Path) -> None:
+    path = ros.write_ros2(tmp_path / "drive", 2)
+    file = path / "drive.db3"
+    for number in (10, 2, 1):
+        (path / f"drive_{number}.db3").write_bytes(file.read_bytes())
+    file.unlink()
+    for number in (1, 2, 10):
+        database = sqlite3.connect(path / f"drive_{number}.db3")
+        database.execute("UPDATE messages SET timestamp = timestamp + ?", (number,))
+        database.commit()
+        database.close()
+    found, lost = read(path)
+    offsets = [shot.logged_ns - shot.stamp_ns - ros.DELAY_NS for shot in found]
+    assert offsets == sorted(offsets)
+    assert len(found) == 18
+    assert lost is not None
+    assert "drive.db3" in lost
+
+
+def test_one_damaged_file_costs_only_itself(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "drive"
+    path.mkdir()
+    for number in (1, 2, 3):
+        (path / f"drive_{number}.db3").write_bytes(next(folder.glob("*.db3")).read_bytes())
+    (path / "drive_2.db3").write_bytes(b"nothing")
+    found, lost = read(path)
+    assert ros.same(found, [*ros.shots(FRAMES), *ros.shots(FRAMES)])
+    assert lost is not None
+    assert "drive_2.db3" in lost
+
+
+def test_a_message_that_is_none_is_passed_over_and_told(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "one.db3").write_bytes(next(folder.glob("*.db3")).read_bytes())
+    database = sqlite3.connect(tmp_path / "one.db3")
+    database.execute("UPDATE messages SET data = ? WHERE id IN (1, 5)", (bytes(30),))
+    database.commit()
+    database.close()
+    found, lost = read(tmp_path / "one.db3")
+    expected = list(ros.shots(FRAMES))
+    assert ros.same(found, [*expected[1:4], *expected[5:]])
+    assert lost is not None
+    assert f"1 of {ros.COLOUR} passed over" in lost
+    assert f"1 of {ros.DEPTH} passed over" in lost
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"#ROSBAG V1.2\n", MAGIC, MAGIC + bytes(5000), b"SQLite format 3\x00"]
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+    for name in ("drive.bag", "drive.db3"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(BagError, match=r"expected .*, found "):
+            RosBag(path)
+
+
+def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
+    assert not RosBag.recognises(tmp_path)
+    with pytest.raises(BagError, match=r"expected a ROS 2 bag in .*, found no file"):
+        RosBag(tmp_path)
+    (tmp_path / "metadata.yaml").write_text("rosbag2_bagfile_information: {}")
+    with pytest.raises(BagError, match=r"expected a ROS 2 bag in .*, found no file"):
+        RosBag(tmp_path)
+
+
+def test_a_damaged_chunk_costs_only_itself(tmp_path: Path) -> None:
+    path = ros.write_ros1(tmp_path / "drive.bag", FRAMES, "LZ4")
+    content = bytearray(path.read_bytes())
+    starts = [match.end() for match in re.finditer(rb"compression=lz4", bytes(content))]
+    content[starts[2] + 20 : starts[2] + 60] = bytes(40)
+    path.write_bytes(content)
+    found, lost = read(path)
+    expected = list(ros.shots(FRAMES))
+    assert len(expected) - 12 <= len(found) < len(expected)
+    assert {shot[:3] for shot in found} < {shot[:3] for shot in expected}
+    assert found[-1].payload == expected[-1].payload
+    assert lost is not None
+    assert "1 of the chunks of drive.bag passed over" in lost
+
+
+def recoded(folder: Path, target: Path, number: int) -> Path:
+    """The database of a folder with another encoding in one of its messages."""
+    target.write_bytes(next(folder.glob("*.db3")).read_bytes())
+    database = sqlite3.connect(target)
+    (data,) = database.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone()
+    assert b"bgr8" in data
+    database.execute("UPDATE messages SET data = ? WHERE id = ?", (data.replace(b"bgr8", b"nv21"), number))
+    database.commit()
+    database.close()
+    return target
+
+
+def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
+    tmp_path: Path, folder: Path
+) -> None:
+    with pytest.raises(BagError, match="found 'nv21'"):
+        read(recoded(folder, tmp_path / "first.db3", 1))
+    found, lost = read(recoded(folder, tmp_path / "amid.db3", 4))
+    expected = list(ros.shots(FRAMES))
+    assert ros.same(found, [*expected[:3], *expected[4:]])
+    assert lost is not None
+    assert "found 'nv21'" in lost
+
+
+def test_no_damage_raises_anything_but_our_error(tmp_path: Path, bag_file: Path, folder: Path) -> None:
+    rng = random.Random(5)
+    for source in (bag_file, next(folder.glob("*.db3"))):
+        content, path = source.read_bytes(), tmp_path / source.name
+        for _ in range(40):
+            damaged = bytearray(content)
+            for _ in range(rng.choice((1, 30, 300))):
+                place = rng.randrange(16, len(damaged))
+                damaged[place : place + 4] = rng.randbytes(4)
+            path.write_bytes(damaged)
+            with contextlib.suppress(BagError):
+                read(path)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bags.formats.video import VideoBag
+from sam3_node.bags.samples import Colour
+from sam3_node.errors import BagError
+from tests.support.paths import SHARED
+
+VIDEOS = SHARED / "data" / "video"
+SIZE = (48, 64)
+FPS = 25
+FRAMES = 30
+CODECS = {"mp4": "mp4v", "mov": "mp4v", "avi": "MJPG", "mkv": "mp4v", "webm": "VP80", "ts": "mpg2"}
+
+
+def frame(index: int) -> np.ndarray:
+    """Four squares of colour, brighter from frame to frame."""
+    corners = np.array([[[40, 90, 140], [140, 40, 90]], [[90, 140, 40], [60, 60, 60]]], np.uint8)
+    return cv2.resize(corners, SIZE[::-1], interpolation=cv2.INTER_NEAREST) + np.uint8(3 * index)
+
+
+def write(path: Path) -> Path:
+    codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix[1:]])
+    writer = cv2.VideoWriter(str(path), codec, FPS, SIZE[::-1])
+    if not writer.isOpened():
+        pytest.skip(f"OpenCV has no encoder for {path.suffix} here")
+    for index in range(FRAMES):
+        writer.write(frame(index))
+    writer.release()
+    return path
+
+
+def read(path: Path) -> tuple[list[int], list[np.ndarray], str | None]:
+    stamps, images = [], []
+    with VideoBag(path) as bag:
+        for item in bag.samples({topic.name for topic in bag.topics}):
+            assert isinstance(item.payload, Colour)
+            assert item.payload.encoding == "bgr8"
+            assert item.stamp_ns == item.logged_ns
+            shape = (item.payload.height, item.payload.width, 3)
+            stamps.append(item.stamp_ns)
+            images.append(np.frombuffer(item.payload.data, np.uint8).reshape(shape))
+        return stamps, images, bag.lost
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_every_frame_comes_at_its_time(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"take.{suffix}")
+    assert VideoBag.recognises(path)
+    stamps, images, lost = read(path)
+    assert np.abs(np.array(stamps) - np.arange(FRAMES) * 1e9 / FPS).max() < 1e6
+    assert len(images) == FRAMES
+    for index, image in enumerate(images):
+        # lossy codecs: the middle of each square
+        found, expected = image[12::24, 16::32].astype(int), frame(index)[12::24, 16::32].astype(int)
+        assert np.abs(found - expected).max() < 25
+    assert lost is None
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mkv"])
+def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"take.{suffix}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    stamps, images, lost = read(path)
+    assert FRAMES // 4 < len(images) < FRAMES
+    assert stamps == sorted(stamps)
+    assert lost is not None
+    assert "of 1.2 s" in lost
+
+
+def test_a_topic_is_named_by_the_file_and_every_reading_begins_anew(tmp_path: Path) -> None:
+    with VideoBag(write(tmp_path / "take.avi")) as bag:
+        assert [(topic.name, topic.kind) for topic in bag.topics] == [("/take/image", "colour")]
+        next(bag.samples({"/take/image"}))
+        assert [item.stamp_ns for item in bag.samples({"/take/image"})][:2] == [0, 40_000_000]
+        assert not list(bag.samples({"/other/image"}))
+
+
+def test_files_without_a_frame_are_refused(tmp_path: Path) -> None:
+    whole = write(tmp_path / "take.mp4").read_bytes()
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(whole[: len(whole) // 2])  # its index was at the end
+    assert VideoBag.recognises(cut)
+    with pytest.raises(BagError, match=r"expected a video at .*, found no frame"):
+        VideoBag(cut)
+
+
+def test_other_files_are_not_taken_for_videos(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "one.png"), frame(0))
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    for path in (tmp_path / "one.png", tmp_path / "empty.mp4", tmp_path, tmp_path / "absent.mp4"):
+        assert not VideoBag.recognises(path)
+
+
+def test_a_real_video_is_read_to_its_end() -> None:
+    path = VIDEOS / "16_robotarm.mp4"
+    if not path.is_file():
+        pytest.skip("the shared videos are not here")
+    with VideoBag(path) as bag:
+        stamps = [item.stamp_ns for item in bag.samples({"/16_robotarm/image"})]
+        assert len(stamps) == 250
+        assert stamps[-1] == 9_960_000_000
+        assert bag.lost is None

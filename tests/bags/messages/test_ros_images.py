@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bags.messages.ros_images import MessageError, kind_of, payload_of, stamp_of
+from sam3_node.bags.samples import Colour
+from sam3_node.errors import BagError
+from sam3_node.types import Depth, Frame, Intrinsics
+from sam3_node.wire import decode_depth, decode_image
+
+SIZE = (12, 16)
+IMAGE, COMPRESSED, INFO = (
+    "sensor_msgs/msg/Image",
+    "sensor_msgs/msg/CompressedImage",
+    "sensor_msgs/msg/CameraInfo",
+)
+COLOUR_TOPIC, DEPTH_TOPIC = "/camera/color/image_raw", "/camera/depth/image_rect_raw"
+BGR = np.random.default_rng(3).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+MILLIMETRES = np.random.default_rng(4).integers(0, 5000, SIZE, dtype=np.uint16)
+
+
+def image(pixels: np.ndarray, encoding: str, padding: int = 0, big_endian: bool = False) -> SimpleNamespace:
+    """A sensor_msgs/Image of these pixels, each row followed by `padding` bytes."""
+    if big_endian:
+        pixels = pixels.astype(pixels.dtype.newbyteorder(">"))
+    rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
+    data = np.pad(rows, ((0, 0), (0, padding)), constant_values=77)
+    return SimpleNamespace(
+        height=pixels.shape[0],
+        width=pixels.shape[1],
+        encoding=encoding,
+        is_bigendian=int(big_endian),
+        step=data.shape[1],
+        data=data.ravel(),
+    )
+
+
+def info(**changes: Any) -> SimpleNamespace:
+    k = [60.0, 0.0, 7.5, 0.0, 61.0, 5.5, 0.0, 0.0, 1.0]
+    message = SimpleNamespace(k=np.array(k), d=np.zeros(5), distortion_model="plumb_bob")
+    vars(message).update(changes)
+    return message
+
+
+def colour_of(message: object, topic: str = COLOUR_TOPIC, type_name: str = IMAGE) -> np.ndarray:
+    payload = payload_of(message, type_name, topic)
+    assert isinstance(payload, Colour)
+    return decode_image(Frame("c", 0, 0, payload.width, payload.height, payload.encoding, payload.data))
+
+
+def depth_of(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) -> np.ndarray:
+    payload = payload_of(message, type_name, topic)
+    assert isinstance(payload, Depth)
+    assert payload.scale_m == 0.001
+    return decode_depth(payload)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize(
+    ("pixels", "encoding"),
+    [
+        (BGR, "bgr8"),
+        (BGR, "8UC3"),
+        (BGR[:, :, ::-1], "rgb8"),
+        (cv2.cvtColor(BGR, cv2.COLOR_BGR2BGRA), "bgra8"),
+        (cv2.cvtColor(BGR, cv2.COLOR_BGR2RGBA), "rgba8"),
+    ],
+)
+def test_colour_is_what_was_taken(pixels: np.ndarray, encoding: str, padding: int) -> None:
+    assert np.array_equal(colour_of(image(np.ascontiguousarray(pixels), encoding, padding)), BGR)
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+def test_grey_of_8_and_16_bits(padding: int) -> None:
+    grey = BGR[:, :, 0]
+    expected = cv2.cvtColor(grey, cv2.COLOR_GRAY2BGR)
+    wide = grey.astype(np.uint16) * 257
+    assert np.array_equal(colour_of(image(grey.copy(), "mono8", padding)), expected)
+    assert np.array_equal(colour_of(image(wide, "mono16", padding)), expected)
+    assert np.array_equal(colour_of(image(wide, "mono16", padding, big_endian=True)), expected)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "places"),
+    [("rggb", "rggb"), ("bggr", "bggr"), ("gbrg", "gbrg"), ("grbg", "grbg")],
+)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_bayer_patterns_keep_their_colours(pattern: str, places: str, bits: int) -> None:
+    colour = {"b": 200, "g": 120, "r": 40}
+    mosaic = np.tile(np.array([colour[place] for place in places], np.uint8).reshape(2, 2), (6, 8))
+    pixels = mosaic if bits == 8 else mosaic.astype(np.uint16) << 8
+    found = colour_of(image(np.ascontiguousarray(pixels), f"bayer_{pattern}{bits}"))
+    assert np.array_equal(found[4, 4], [200, 120, 40])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "order"), [("yuv422", "uyvy"), ("uyvy", "uyvy"), ("yuyv", "yuyv"), ("yuv422_yuy2", "yuyv")]
+)
+def test_packed_yuv_keeps_its_colours(encoding: str, order: str) -> None:
+    y, u, v = cv2.cvtColor(np.full((1, 1, 3), (200, 120, 40), np.uint8), cv2.COLOR_BGR2YUV)[0, 0]
+    first, second = ([u, y], [v, y]) if order == "uyvy" else ([y, u], [y, v])
+    pixels = np.tile(np.array([first, second], np.uint8), (SIZE[0], SIZE[1] // 2, 1))
+    found = colour_of(image(pixels, encoding))
+    assert np.abs(found.astype(int) - (200, 120, 40)).max() <= 30  # video range against full range
+
+
+@pytest.mark.parametrize("big_endian", [False, True])
+@pytest.mark.parametrize("padding", [0, 4])
+def test_depth_in_millimetres_and_metres(big_endian: bool, padding: int) -> None:
+    assert np.array_equal(depth_of(image(MILLIMETRES, "16UC1", padding, big_endian)), MILLIMETRES)
+    metres = (MILLIMETRES / 1000).astype(np.float32)
+    assert np.array_equal(depth_of(image(metres, "32FC1", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(depth_of(image(MILLIMETRES, "mono16", padding, big_endian)), MILLIMETRES)
+
+
+def test_metres_that_are_none_are_unknown() -> None:
+    metres = np.full(SIZE, 1.5, np.float32)
+    metres[0, :5] = [np.nan, np.inf, -np.inf, -1.0, 70.0]
+    found = depth_of(image(metres, "32FC1"))
+    assert np.array_equal(found[0, :6], [0, 0, 0, 0, 0, 1500])
+
+
+def test_depth_is_aligned_where_its_topic_says_so() -> None:
+    for topic, aligned in (("/camera/aligned_depth_to_color/image_raw", True), (DEPTH_TOPIC, False)):
+        payload = payload_of(image(MILLIMETRES, "16UC1"), IMAGE, topic)
+        assert isinstance(payload, Depth)
+        assert payload.aligned == aligned
+
+
+@pytest.mark.parametrize("extension", ["jpeg", "png"])
+def test_compressed_colour_passes_through(extension: str) -> None:
+    data = cv2.imencode(f".{extension}", BGR)[1]
+    payload = payload_of(SimpleNamespace(format="whatever", data=data), COMPRESSED, COLOUR_TOPIC)
+    assert isinstance(payload, Colour)
+    assert (payload.encoding, payload.width, payload.height) == (extension, SIZE[1], SIZE[0])
+    assert bytes(payload.data) == data.tobytes()
+
+
+def test_compressed_depth_passes_through() -> None:
+    png = cv2.imencode(".png", MILLIMETRES)[1].tobytes()
+    for header, format_, topic in (
+        (bytes(12), "16UC1; compressedDepth png", f"{DEPTH_TOPIC}/compressedDepth"),
+        (b"", "16UC1; png compressed", f"{DEPTH_TOPIC}/compressed"),
+    ):
+        message = SimpleNamespace(format=format_, data=header + png)
+        payload = payload_of(message, COMPRESSED, topic)
+        assert isinstance(payload, Depth)
+        assert (payload.encoding, bytes(payload.data)) == ("png16", png)
+        assert np.array_equal(depth_of(message, topic, COMPRESSED), MILLIMETRES)
+
+
+def test_inverse_depth_becomes_millimetres() -> None:
+    # depth = a / (value - b), as compressed_depth_image_transport quantises it
+    a, b = 25_600.0, -2500.0
+    values = np.random.default_rng(5).integers(1, 60_000, SIZE, dtype=np.uint16)
+    values[0, 0] = 0
+    data = struct.pack("<iff", 0, a, b) + cv2.imencode(".png", values)[1].tobytes()
+    message = SimpleNamespace(format="32FC1; compressedDepth png", data=data)
+    found = depth_of(message, f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)
+    expected = np.rint(1000 * a / (values.astype(np.float64) - b))
+    expected[0, 0] = 0
+    assert np.abs(found - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "coeffs", "expected"),
+    [
+        ("plumb_bob", (0.1, 0.2, 0.003, 0.004, 0.05), "brown_conrady"),
+        ("rational_polynomial", (0.1, 0.2, 0.003, 0.004, 0.05, 0.6, 0.07, 0.008), "brown_conrady"),
+        ("equidistant", (0.1, 0.2, 0.003, 0.004), "fisheye"),
+        ("plumb_bob", (0.0,) * 5, "none"),
+        ("", (), "none"),
+    ],
+)
+def test_intrinsics_of_every_distortion(model: str, coeffs: tuple[float, ...], expected: str) -> None:
+    found = payload_of(info(distortion_model=model, d=np.array(coeffs)), INFO, "/camera/color/camera_info")
+    assert found == Intrinsics(60.0, 61.0, 7.5, 5.5, expected, () if expected == "none" else coeffs)  # type: ignore[arg-type]
+
+
+def test_intrinsics_by_the_names_of_ros_1() -> None:
+    matrix = [60.0, 0.0, 7.5, 0.0, 61.0, 5.5, 0.0, 0.0, 1.0]
+    message = SimpleNamespace(K=matrix, D=[], distortion_model="plumb_bob")
+    assert payload_of(message, "sensor_msgs/CameraInfo", "/c/camera_info") == Intrinsics(60.0, 61.0, 7.5, 5.5)
+
+
+def test_a_camera_that_was_never_calibrated_says_nothing() -> None:
+    assert payload_of(info(k=np.zeros(9)), INFO, "/c/camera_info") is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"k": np.full(9, np.nan)},
+        {"k": -np.ones(9)},
+        {"d": np.ones(3)},
+        {"d": np.ones(5), "distortion_model": "pincushion"},
+    ],
+)
+def test_impossible_intrinsics_are_refused_by_topic(changes: dict[str, Any]) -> None:
+    with pytest.raises(MessageError, match=r"^/c/camera_info: expected .* found "):
+        payload_of(info(**changes), INFO, "/c/camera_info")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"width": 0},
+        {"height": 100_000},
+        {"step": 3},
+        {"data": np.zeros(10, np.uint8)},
+        {"data": np.zeros(0, np.uint8)},
+    ],
+)
+def test_impossible_sizes_are_refused_by_topic(changes: dict[str, Any]) -> None:
+    message = image(BGR, "bgr8")
+    vars(message).update(changes)
+    with pytest.raises(MessageError, match=f"^{COLOUR_TOPIC}: expected .* found "):
+        payload_of(message, IMAGE, COLOUR_TOPIC)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xd8\xff", b"GIF89a" * 10, cv2.imencode(".png", BGR)[1].tobytes()[:-20]]
+)
+@pytest.mark.parametrize("format_", ["jpeg", "16UC1; compressedDepth png"])
+def test_damaged_compressed_images_are_refused(data: bytes, format_: str) -> None:
+    with pytest.raises(MessageError, match=COLOUR_TOPIC):
+        payload_of(SimpleNamespace(format=format_, data=data), COMPRESSED, COLOUR_TOPIC)
+
+
+def test_unknown_encodings_name_those_that_are_known() -> None:
+    with pytest.raises(BagError, match=r"expected an encoding of rgb8, .* found 'nv12'") as raised:
+        payload_of(image(BGR, "nv12"), IMAGE, COLOUR_TOPIC)
+    assert not isinstance(raised.value, MessageError)
+    rvl = SimpleNamespace(format="16UC1; compressedDepth rvl", data=bytes(100))
+    with pytest.raises(BagError, match="rvl"):
+        payload_of(rvl, COMPRESSED, f"{DEPTH_TOPIC}/compressedDepth")
+    with pytest.raises(BagError, match="PointCloud2"):
+        payload_of(rvl, "sensor_msgs/msg/PointCloud2", "/points")
+
+
+@pytest.mark.parametrize(
+    ("type_name", "topic", "kind"),
+    [
+        (IMAGE, "/camera/color/image_raw", "colour"),
+        ("sensor_msgs/Image", "/camera/depth/image_rect_raw", "depth"),
+        (IMAGE, "/camera/aligned_depth_to_color/image_raw", "depth"),
+        (IMAGE, "/depth_camera/rgb/image_raw", "colour"),
+        (IMAGE, "/depth_camera/left/image_raw", "colour"),
+        (COMPRESSED, "/camera/color/image_raw/compressedDepth", "depth"),
+        (INFO, "/camera/depth/camera_info", "intrinsics"),
+        ("sensor_msgs/msg/Imu", "/imu", "other"),
+        ("my_msgs/msg/Image", "/camera/image", "other"),
+    ],
+)
+def test_what_topics_hold(type_name: str, topic: str, kind: str) -> None:
+    assert kind_of(type_name, topic) == kind
+
+
+def test_stamps_of_both_ros() -> None:
+    def stamped(**stamp: int) -> SimpleNamespace:
+        return SimpleNamespace(header=SimpleNamespace(stamp=SimpleNamespace(**stamp)))
+
+    assert stamp_of(stamped(sec=3, nanosec=5)) == 3_000_000_005
+    assert stamp_of(stamped(secs=3, nsecs=5)) == 3_000_000_005
+    assert stamp_of(stamped(sec=0, nanosec=0)) == 0
+    assert stamp_of(SimpleNamespace()) == 0

@@ -1,0 +1,335 @@
+"""open_bag: the format told by content, all cameras in order, damage survived, clear errors; and bag:FILE plays it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.errors import BagError
+from sam3_node.types import Frame
+from sam3_node.wire import decode_depth, decode_image
+
+pytest.importorskip("mcap_ros2")
+pytest.importorskip("mcap_protobuf")
+pytest.importorskip("foxglove_schemas_protobuf")
+pytest.importorskip("rosbags")
+
+from rosbags.rosbag1 import Writer as Ros1Writer
+from rosbags.rosbag2 import Writer as Ros2FolderWriter
+
+from sam3_node.bags import MaskBagWriter, open_bag
+from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.cameras.sources import open_camera
+from sam3_node.settings import CameraSettings
+from tests.support.mcap_files import (
+    PERIOD_NS,
+    ROS1,
+    ROS2,
+    T0,
+    WRITERS,
+    Moment,
+    colour_pixels,
+    depth_pixels,
+    jpeg,
+    rgbd,
+    ros_message,
+    uncompressed,
+    write_json,
+    write_protobuf,
+    write_ros2,
+)
+from tests.support.recordings import frame_at, write_recording
+from tests.support.wire_examples import masks, plain
+
+FAST = CameraSettings(fps=1000)
+
+
+def read(path: Path, topics: Sequence[str] = ()) -> tuple[list[Frame], str | None]:
+    with open_bag(path, topics) as bag:
+        return list(bag), bag.lost
+
+
+def record(path: Path, frames: Sequence[Frame]) -> Path:
+    """As `sam3-node record` does."""
+    with RecordWriter(path) as writer:
+        for frame in frames:
+            writer.write_frame(frame, frame.capture_ns)
+            writer.flush()
+    return path
+
+
+def write_rosbag1(path: Path) -> Path:
+    with Ros1Writer(path) as writer:
+        connections = {}
+        for moment in rgbd(4):
+            message = ros_message(moment, ROS1)
+            if moment.topic not in connections:
+                connections[moment.topic] = writer.add_connection(
+                    moment.topic, message.__msgtype__, typestore=ROS1
+                )
+            data = ROS1.serialize_ros1(message, message.__msgtype__)
+            writer.write(connections[moment.topic], moment.logged_ns, data)
+    return path
+
+
+def write_rosbag2(path: Path) -> Path:
+    with Ros2FolderWriter(path, version=9) as writer:
+        connections = {}
+        for moment in rgbd(4):
+            message = ros_message(moment, ROS2)
+            if moment.topic not in connections:
+                connections[moment.topic] = writer.add_connection(
+                    moment.topic, message.__msgtype__, typestore=ROS2
+                )
+            data = ROS2.serialize_cdr(message, message.__msgtype__)
+            writer.write(connections[moment.topic], moment.logged_ns, data)
+    return path
+
+
+def write_ros2_folder_without_metadata(path: Path) -> Path:
+    path.mkdir()
+    moments = list(rgbd(4))
+    write_ros2(path / "run_10.mcap", moments[6:])
+    write_ros2(path / "run_9.mcap", moments[:6])
+    return path
+
+
+KINDS = {
+    **WRITERS,
+    "ROS 1 bag": lambda path, _: write_rosbag1(path),
+    "ROS 2 folder": lambda path, _: write_rosbag2(path),
+    "ROS 2 folder, never closed": lambda path, _: write_ros2_folder_without_metadata(path),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_format_gives_the_same_frames_whatever_the_file_is_called(tmp_path: Path, kind: str) -> None:
+    path = KINDS[kind](tmp_path / "recording.bin", rgbd(4))
+    with open_bag(path) as bag:
+        assert bag.cameras == ("camera",)
+        for _ in range(2):
+            frames = list(bag)
+            assert [(frame.camera, frame.seq, frame.capture_ns, frame.clock) for frame in frames] == [
+                ("camera", index, T0 + index * PERIOD_NS, "system") for index in range(4)
+            ]
+    for index, frame in enumerate(frames):
+        assert np.array_equal(decode_image(frame), colour_pixels(index))
+        assert frame.depth is not None
+        assert frame.depth.aligned
+        assert np.array_equal(decode_depth(frame.depth), depth_pixels(index))
+        assert frame.intrinsics is not None
+        assert (frame.intrinsics.fx, frame.intrinsics.model) == (60.0, "brown_conrady")
+
+
+def test_the_bundled_recording_is_a_bag() -> None:
+    with open_bag(TABLETOP) as bag:
+        assert [frame.seq for frame in bag] == list(range(225))
+        assert (bag.cameras, bag.lost) == (("tabletop",), None)
+
+
+def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
+    expected = [frame_at(0), frame_at(0, "left"), frame_at(1), frame_at(1, "left")]
+    write_recording(tmp_path / "compact.mcap", expected)
+    record(tmp_path / "recorded.mcap", expected)
+    assert [plain(frame) for frame in read(tmp_path / "compact.mcap")[0]] == [
+        plain(frame) for frame in expected
+    ]
+    for path, topic in (
+        (tmp_path / "compact.mcap", "frame/left"),
+        (tmp_path / "recorded.mcap", "/left/image"),
+    ):
+        assert open_bag(path).cameras == ("table", "left")
+        frames, lost = read(path)
+        assert [(frame.camera, frame.seq, frame.colour, frame.times) for frame in frames] == [
+            (frame.camera, frame.seq, frame.colour, frame.times) for frame in expected
+        ]
+        assert lost is None
+        for wanted in ("left", topic):
+            assert {frame.camera for frame in read(path, [wanted])[0]} == {"left"}
+        with pytest.raises(BagError, match="expected right, found the cameras table, left"):
+            open_bag(path, ["right"])
+
+
+@pytest.mark.parametrize("write", [write_recording, record])
+def test_splits_of_a_recording_are_one_bag(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    for split in (0, 2, 10):
+        write(tmp_path / f"run_{split}.mcap", [frame_at(seq) for seq in range(3 * split, 3 * split + 3)])
+    with MaskBagWriter(tmp_path / "masks.mcap") as other:
+        other.write(masks())
+    (tmp_path / "run_11.mcap").write_bytes(b"")
+    frames, lost = read(tmp_path)
+    assert [frame.seq for frame in frames] == [0, 1, 2, 6, 7, 8, 30, 31, 32]
+    assert lost is None
+
+
+@pytest.mark.parametrize("write", [write_recording, record])
+def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    large = cv2.imencode(".png", np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8))[
+        1
+    ].tobytes()
+    from dataclasses import replace
+
+    def frame(seq: int) -> Frame:
+        return replace(frame_at(seq), encoding="png", width=640, height=480, colour=large)
+
+    write(tmp_path / "run_0.mcap", [frame(seq) for seq in range(6)])
+    write(tmp_path / "run_1.mcap", [frame(seq) for seq in range(6, 9)])
+    first = tmp_path / "run_0.mcap"
+    first.write_bytes(first.read_bytes()[: 7 << 19])
+    frames, lost = read(tmp_path)
+    seqs = [frame.seq for frame in frames]
+    assert seqs[:2] == [0, 1]
+    assert seqs[-3:] == [6, 7, 8]
+    assert len(seqs) < 9
+    assert lost is not None
+    assert "run_0.mcap" in lost
+    assert "run_1.mcap" not in lost
+
+
+@pytest.mark.parametrize("write", [write_recording, record, *WRITERS.values()])
+def test_a_recording_cut_anywhere_never_raises_once_it_is_open(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "cut.mcap"
+    own = write in (write_recording, record)
+    write(path, [frame_at(seq) for seq in range(6)] if own else rgbd(6))
+    data, opened = path.read_bytes(), 0
+    for length in np.random.default_rng(2).integers(0, len(data), 25):
+        path.write_bytes(data[:length])
+        try:
+            bag = open_bag(path)
+        except BagError:
+            continue
+        opened += 1
+        assert [frame.seq for frame in bag] == list(range(len(list(bag))))
+    assert opened
+
+
+def test_several_cameras_come_in_order_and_topics_narrow_them(tmp_path: Path) -> None:
+    moments = [
+        Moment(f"/{name}/image", "compressed", T0 + index * PERIOD_NS + at, jpeg(index), "jpeg")
+        for index in range(3)
+        for at, name in enumerate(("front", "wrist"))
+    ]
+    path = write_protobuf(tmp_path / "two.mcap", moments)
+    frames, _ = read(path)
+    assert [(frame.camera, frame.seq) for frame in frames] == [
+        (name, index) for index in range(3) for name in ("front", "wrist")
+    ]
+    for wanted in ("wrist", "/wrist/image"):
+        assert [frame.camera for frame in read(path, [wanted])[0]] == ["wrist"] * 3
+    with pytest.raises(
+        BagError, match=r"expected back, found the cameras front \(/front/image\), wrist \(/wrist/im"
+    ):
+        open_bag(path, ["wrist", "back"])
+
+
+def test_a_camera_that_cannot_be_read_is_an_error_that_choosing_others_avoids(tmp_path: Path) -> None:
+    good = Moment("/front/image", "compressed", T0, jpeg(0), "jpeg")
+    odd = Moment("/thermal/image", "raw", T0 + 1, colour_pixels(0).tobytes(), "hsv8")
+    path = write_json(tmp_path / "odd.mcap", [good, odd])
+    with pytest.raises(BagError, match=r"/thermal/image: expected an encoding of .*, found 'hsv8'"):
+        read(path)
+    assert len(read(path, ["front"])[0]) == 1
+
+
+def test_what_is_no_recording_is_refused_with_the_formats(tmp_path: Path) -> None:
+    (tmp_path / "empty.bag").write_bytes(b"")
+    (tmp_path / "garbage.mcap").write_bytes(bytes(range(256)) * 9)
+    (tmp_path / "text.db3").write_text("not a database")
+    (tmp_path / "folder").mkdir()
+    for name, what in (
+        ("absent.mcap", "found no file at"),
+        ("empty.bag", "found an empty one at"),
+        ("garbage.mcap", "found another file at"),
+        ("text.db3", "found another file at"),
+        ("folder", "found a folder without one at"),
+    ):
+        with pytest.raises(
+            BagError, match=rf"expected a recording, {what} .*{name}; what is read: MCAP .*video"
+        ):
+            open_bag(tmp_path / name)
+
+
+def test_recordings_without_messages_or_cameras_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BagError, match="no message at all"):
+        open_bag(write_ros2(tmp_path / "bare.mcap", []))
+    with MaskBagWriter(tmp_path / "masks.mcap") as writer:
+        writer.write(masks())
+    with pytest.raises(BagError, match=r"expected a topic with colour images .*, found masks/wrist-1 \(\)"):
+        open_bag(tmp_path / "masks.mcap")
+    with pytest.raises(BagError, match=r"found /camera/color/camera_info \(sensor_msgs/msg/CameraInfo\)"):
+        open_bag(write_ros2(tmp_path / "info.mcap", [Moment("/camera/color/camera_info", "info", T0)]))
+
+
+def test_a_closed_bag_ends_its_iteration(tmp_path: Path) -> None:
+    bag = open_bag(write_json(tmp_path / "rgbd.mcap", rgbd(5)))
+    frames = iter(bag)
+    next(frames)
+    bag.close()
+    bag.close()
+    assert not list(frames)
+
+
+def test_a_recording_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    for write in (write_recording, lambda path: write_json(path, rgbd(2))):
+        bag = open_bag(write(tmp_path / "gone.mcap"))
+        (tmp_path / "gone.mcap").unlink()
+        with pytest.raises(BagError, match="cannot read"):
+            list(bag)
+
+
+@pytest.mark.parametrize("format_", sorted(WRITERS))
+def test_any_recording_is_played_as_a_camera(tmp_path: Path, format_: str) -> None:
+    path = WRITERS[format_](tmp_path / "rgbd.mcap", rgbd(3))
+    captured = list(open_camera(f"bag:{path}", FAST))
+    assert [item.times for item in captured] == [{"media_ns": index * PERIOD_NS} for index in range(3)]
+    assert np.array_equal(captured[2].pixels(), colour_pixels(2))
+    found = captured[2].depth_pixels()
+    assert found is not None
+    assert np.array_equal(found, depth_pixels(2))
+
+
+def test_a_camera_of_a_recording_is_played_by_its_name(tmp_path: Path) -> None:
+    path = write_recording(tmp_path / "two.mcap", [frame_at(0), frame_at(5, "left"), frame_at(1)])
+    for uri, camera, count in ((f"bag:{path}", "table", 2), (f"bag:{path}?camera=left", "left", 1)):
+        assert [item.image.camera for item in open_camera(uri, FAST)] == [camera] * count  # type: ignore[union-attr]
+    with pytest.raises(BagError, match="expected right, found the cameras table, left"):
+        open_camera(f"bag:{path}?camera=right", FAST)
+    odd = path.rename(tmp_path / "two?camera=one.mcap")
+    assert len(list(open_camera(f"bag:{odd}", FAST))) == 2
+
+
+def test_a_cut_recording_is_played_as_far_as_it_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_ros2(tmp_path / "cut.mcap", rgbd(12), **uncompressed(6000))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with caplog.at_level(logging.WARNING):
+        captured = list(open_camera(f"bag:{path}", FAST))
+    assert 0 < len(captured) < 12
+    assert "cut.mcap is cut off" in caplog.text
+
+
+def test_folders_of_images_and_videos_are_bags(tmp_path: Path) -> None:
+    folder = tmp_path / "JPEGImages" / "cup"
+    folder.mkdir(parents=True)
+    for index in range(3):
+        (folder / f"{index:05}.jpg").write_bytes(jpeg(index))
+    frames, lost = read(tmp_path)
+    assert [(frame.camera, frame.seq, frame.colour) for frame in frames] == [
+        ("cup", index, jpeg(index)) for index in range(3)
+    ]
+    assert (frames[0].clock, lost) == ("device", None)
+    video = tmp_path / "video.mp4"
+    writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
+    for index in range(4):
+        writer.write(np.full((48, 64, 3), 40 * index, np.uint8))
+    writer.release()
+    frames, _ = read(video)
+    assert [frame.capture_ns for frame in frames] == [index * 100_000_000 for index in range(4)]
+    assert decode_image(frames[3]).mean() == pytest.approx(120, abs=4)

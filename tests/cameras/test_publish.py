@@ -1,0 +1,214 @@
+"""The camera process, for real: its own process, a socket, and a subscriber in this one."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.calibration import load_calibration
+from sam3_node.cameras.publish import frame_from, run_camera
+from sam3_node.cameras.scene import Scene
+from sam3_node.errors import CameraError, SettingsError, TransportError
+from sam3_node.settings import CameraSettings, load_settings
+from sam3_node.transport.channels import FrameSubscriber, Received
+from sam3_node.types import Intrinsics
+from sam3_node.wire import decode_depth, decode_image
+from tests.support.paths import ROOT, SHARED
+
+EXAMPLE = ROOT / "calibration" / "example.toml"
+ROBOT_ARM = SHARED / "data" / "video" / "16_robotarm.mp4"
+PROGRAM = """
+import sys
+from sam3_node.cameras.publish import run_camera
+from sam3_node.settings import load_settings
+from sam3_node.processes.signals import stop_on_signals
+run_camera(load_settings(overrides=dict(zip(sys.argv[1::2], sys.argv[2::2]))), stop_on_signals())
+"""
+SMALL = "scene:shapes?seed=5&width=160&height=120"
+
+
+@contextmanager
+def camera_process(**fields: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A camera process on a free port, and the endpoint of its ready line. Keywords are section__field."""
+    options = {"transport.frames": "tcp://127.0.0.1:0"} | {
+        key.replace("__", "."): value for key, value in fields.items()
+    }
+    arguments = [sys.executable, "-c", PROGRAM, *itertools.chain(*options.items())]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline().split()
+            assert ready[:4] == ["camera", "cam0", "publishing", "on"], process.communicate()[1]
+            yield process, ready[4]
+        finally:
+            process.kill()
+
+
+def take(subscriber: FrameSubscriber, count: int) -> list[Received]:
+    taken = [subscriber.take(timeout_ms=10_000) for _ in range(count)]
+    return [received for received in taken if received is not None]
+
+
+def scene_image(index: int) -> CapturedImage:
+    return CapturedImage(Scene().render(index)[0], time.time_ns())
+
+
+def test_frames_of_a_scene_process_match_their_truth_by_seq() -> None:
+    fields = {"camera__source": SMALL, "camera__fps": "60"}
+    with camera_process(**fields) as (_, endpoint), FrameSubscriber([endpoint]) as subscriber:
+        received = take(subscriber, 5)
+    scene = Scene.from_uri(SMALL)
+    assert len(received) == 5
+    for item in received:
+        np.testing.assert_array_equal(decode_image(item.frame), scene.render(item.frame.seq)[0])
+        assert item.frame.capture_ns <= item.frame.sent_ns <= item.received_ns
+
+
+def test_lossless_delivery_gives_every_frame_from_zero_then_the_process_ends() -> None:
+    options = {"camera__source": SMALL, "camera__fps": "500", "camera__frames": "40"}
+    with camera_process(**options, transport__delivery="every") as (process, endpoint):
+        with FrameSubscriber([endpoint], delivery="every") as subscriber:
+            time.sleep(0.3)  # back-pressure: nothing is lost while nobody takes
+            assert [item.frame.seq for item in take(subscriber, 40)] == list(range(40))
+        out, _ = process.communicate(timeout=10)
+    assert out.startswith("camera cam0 captured 40 frames in ")
+    assert out.rstrip().endswith("0 not sent")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"transport__delivery": "every"}, {"camera__fps": "0.05"}])
+def test_sigterm_ends_the_process_with_a_summary(options: dict[str, str]) -> None:
+    """Waiting for a slow camera, and for a subscriber that never comes, included."""
+    with camera_process(camera__source=SMALL, **options) as (process, _):
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=5)
+    assert process.returncode == 0
+    assert "camera cam0 captured" in out
+
+
+def test_a_restarted_camera_is_heard_again() -> None:
+    first = camera_process(camera__source=SMALL)
+    with first as (process, endpoint), FrameSubscriber([endpoint]) as subscriber:
+        assert len(take(subscriber, 3)) == 3
+        process.kill()
+        process.wait()
+        killed_ns = time.time_ns()
+        with camera_process(camera__source=SMALL, transport__frames=endpoint):
+            received = take(subscriber, 3)
+    assert received[-1].frame.capture_ns > killed_ns
+
+
+def test_a_video_file_process(tmp_path: Path) -> None:
+    path = tmp_path / "ramp.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 25, (160, 120))
+    for i in range(8):
+        writer.write(np.full((120, 160, 3), 30 * i, np.uint8))
+    writer.release()
+    options = {"camera__source": f"video:{path}", "camera__encoding": "jpeg", "transport__delivery": "every"}
+    with (
+        camera_process(**options) as (_, endpoint),
+        FrameSubscriber([endpoint], delivery="every") as subscriber,
+    ):
+        received = take(subscriber, 8)
+    levels = [float(decode_image(item.frame).mean()) for item in received]
+    np.testing.assert_allclose(levels, [30 * i for i in range(8)], atol=4)
+
+
+@pytest.mark.skipif(not ROBOT_ARM.is_file(), reason="needs the shared test video")
+def test_a_real_recording_is_resized_and_sent_as_jpeg() -> None:
+    options = {"camera__source": f"video:{ROBOT_ARM}", "camera__encoding": "jpeg", "camera__width": "640"}
+    with camera_process(**options) as (_, endpoint), FrameSubscriber([endpoint]) as subscriber:
+        received = take(subscriber, 5)
+    assert {decode_image(item.frame).shape for item in received} == {(360, 640, 3)}
+    first, last = received[0].frame, received[-1].frame
+    assert last.times["media_ns"] - first.times["media_ns"] == (last.seq - first.seq) * 40_000_000
+
+
+def test_run_camera_reports_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = load_settings(
+        overrides={"camera.source": SMALL + "&frames=4", "transport.frames": "tcp://127.0.0.1:0"}
+    )
+    summary = run_camera(settings, threading.Event())
+    assert (summary.captured, summary.unsent) == (4, 0)
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("camera.source", "video:/nowhere.mp4", CameraError),
+        ("camera.source", "scene:nothing", CameraError),
+        ("camera.calibration", Path("/nowhere.toml"), SettingsError),
+        ("transport.frames", ("tcp://256.0.0.1:1",), TransportError),
+    ],
+)
+def test_run_camera_cannot_start_on_wrong_settings(field: str, value: object, error: type[Exception]) -> None:
+    overrides = {"transport.frames": ("tcp://127.0.0.1:0",), field: value}
+    with pytest.raises(error):
+        run_camera(load_settings(overrides=overrides), threading.Event())
+
+
+def test_a_calibration_of_another_aspect_ratio_ends_the_camera() -> None:
+    overrides = {
+        "camera.source": "scene:shapes?width=320&height=180",
+        "camera.calibration": EXAMPLE,
+        "transport.frames": "tcp://127.0.0.1:0",
+    }
+    with pytest.raises(SettingsError, match="aspect ratio"):
+        run_camera(load_settings(overrides=overrides), threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [(0, 0, (640, 480)), (320, 0, (320, 240)), (0, 960, (1280, 960)), (300, 300, (300, 300)), (1, 1, (1, 1))],
+)
+def test_images_are_resized_as_asked(width: int, height: int, expected: tuple[int, int]) -> None:
+    frame = frame_from(scene_image(0), 7, CameraSettings(width=width, height=height))
+    assert (frame.width, frame.height, frame.seq, frame.camera) == (*expected, 7, "cam0")
+    assert decode_image(frame).shape == (*expected[::-1], 3)
+
+
+@pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "png", "jpeg"])
+def test_colours_survive_their_encoding(encoding: str) -> None:
+    captured = scene_image(3)
+    frame = frame_from(captured, 0, CameraSettings(encoding=encoding, jpeg_quality=95))  # type: ignore[arg-type]
+    difference = np.abs(decode_image(frame).astype(int) - captured.image)
+    assert difference.mean() < (4 if encoding == "jpeg" else 1e-9)
+
+
+def test_calibration_is_scaled_with_the_image_and_outranks_the_device() -> None:
+    captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, intrinsics=Intrinsics(1, 1, 1, 1))
+    half = frame_from(captured, 0, CameraSettings(width=320), load_calibration(EXAMPLE)).intrinsics
+    assert half is not None
+    assert (half.fx, half.model) == (535.92 / 2, "brown_conrady")
+    assert half.cx == pytest.approx((342.28 + 0.5) / 2 - 0.5)
+    own = frame_from(captured, 0, CameraSettings()).intrinsics
+    assert own == Intrinsics(1, 1, 1, 1)
+
+
+def test_depth_is_resized_without_mixing_surfaces() -> None:
+    depth = np.full((480, 640), 500, np.uint16)
+    depth[:, 320:] = 2000
+    captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, depth=depth, depth_scale_m=0.0005)
+    frame = frame_from(captured, 0, CameraSettings(width=210))
+    assert frame.depth is not None
+    assert (frame.depth.scale_m, frame.depth.aligned) == (0.0005, True)
+    found = decode_depth(frame.depth)
+    assert found.shape == (frame.height, frame.width)
+    assert set(np.unique(found)) == {500, 2000}
+    calibrated = frame_from(captured, 0, CameraSettings(), load_calibration(EXAMPLE)).depth
+    assert calibrated is not None
+    assert calibrated.scale_m == 0.001

@@ -1,0 +1,113 @@
+"""video:FILE on real files: each frame once and in order, a clean end, clear errors for what is not video."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.cameras.sources import open_camera
+from sam3_node.cameras.video import VideoSource
+from sam3_node.errors import CameraError
+from sam3_node.settings import CameraSettings
+from tests.support.paths import SHARED
+
+ROBOT_ARM = SHARED / "data" / "video" / "16_robotarm.mp4"
+FAST = CameraSettings(fps=1000)
+
+
+def write_video(path: Path, frames: int = 12, fps: float = 25.0) -> Path:
+    """Frame i is a flat grey of 20 * i."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, (160, 120))
+    for i in range(frames):
+        writer.write(np.full((120, 160, 3), 20 * i, np.uint8))
+    writer.release()
+    return path
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    return write_video(tmp_path / "grey.mp4")
+
+
+def greys(source: object) -> list[int]:
+    return [round(float(captured.image.mean()) / 20) for captured in source]  # type: ignore[attr-defined]
+
+
+def test_every_frame_comes_once_in_order_then_it_ends(video: Path) -> None:
+    source = open_camera(f"video:{video}", FAST)
+    assert source.name == f"video:{video}"
+    assert greys(source) == list(range(12))
+    source.close()
+
+
+def test_images_carry_capture_and_media_time(video: Path) -> None:
+    captured = list(open_camera(f"video:{video}", FAST))
+    assert captured[0].image.shape == (120, 160, 3)
+    stamps = [item.capture_ns for item in captured]
+    assert stamps == sorted(stamps)
+    assert [item.times["media_ns"] for item in captured[:3]] == [0, 40_000_000, 80_000_000]
+
+
+def test_its_own_rate_is_kept_unless_settings_say_otherwise(video: Path) -> None:
+    captured = list(open_camera(f"video:{video}", CameraSettings()))
+    assert captured[-1].capture_ns - captured[0].capture_ns >= 0.43e9  # 11 intervals of 40 ms
+
+
+def test_looping_starts_again(video: Path) -> None:
+    source = open_camera(f"video:{video}", CameraSettings(fps=1000, loop=True))
+    assert greys(itertools.islice(source, 26)) == [*range(12), *range(12), 0, 1]
+    source.close()
+    assert greys(source) == []
+
+
+def test_stop_ends_even_a_looping_video(video: Path) -> None:
+    stop = threading.Event()
+    source = iter(VideoSource(str(video), 0.01, True, stop))
+    next(source)
+    threading.Timer(0.05, stop.set).start()
+    assert next(source, None) is None
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.mp4", tmp_path):
+        with pytest.raises(CameraError, match=f"no file at {path}"):
+            open_camera(f"video:{path}", FAST)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 4096, b"not a video", b"\x00\x00\x00\x20ftypisom" + b"\xff" * 999]
+)
+def test_damaged_files_are_camera_errors(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.mp4"
+    path.write_bytes(content)
+    with pytest.raises(CameraError, match="no readable video"):
+        open_camera(f"video:{path}", FAST)
+
+
+def test_a_file_cut_short_is_refused_or_ends_cleanly(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "whole.avi", frames=12)
+    cut = tmp_path / "cut.avi"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    try:
+        found = greys(open_camera(f"video:{cut}", FAST))
+    except CameraError:
+        return
+    assert found == list(range(len(found)))
+
+
+@pytest.mark.parametrize("uri", ["", "video", "bag", "/dev/video0", "Scene:shapes"])
+def test_unknown_schemes_name_the_known_ones(uri: str) -> None:
+    with pytest.raises(CameraError, match=r"scene:tabletop, .*bag:FILE, video:FILE or webcam:INDEX"):
+        open_camera(uri, FAST)
+
+
+@pytest.mark.skipif(not ROBOT_ARM.is_file(), reason="needs the shared test video")
+def test_a_real_recording() -> None:
+    captured = list(itertools.islice(open_camera(f"video:{ROBOT_ARM}", CameraSettings(fps=200)), 20))
+    assert {item.image.shape for item in captured} == {(720, 1280, 3)}
+    assert captured[19].times["media_ns"] == 19 * 40_000_000

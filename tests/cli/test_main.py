@@ -1,0 +1,254 @@
+"""The command line: light, complete, and one line for each error."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sam3_node.cli import commands as verbs
+from sam3_node.cli import main as cli
+from sam3_node.cli.doctor import parse_requirement, satisfies
+from sam3_node.errors import ProcessError
+from sam3_node.settings import options
+from sam3_node.transport import ControlServer
+from sam3_node.types import Mask
+from sam3_node.wire import Reply, Request, encode_mask
+
+VERBS = (
+    "run",
+    "camera",
+    "watch",
+    "object",
+    "segment",
+    "prompt",
+    "demo",
+    "doctor",
+    "status",
+    "pause",
+    "resume",
+    "reset",
+    "vocabulary",
+    "weights",
+    "engine",
+    "calibrate",
+)
+
+
+def sam3_node(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sam3_node", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_help_lists_the_verbs_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom sam3_node.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'cv2', 'zmq'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for verb in VERBS:
+        assert re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE)
+
+
+def test_every_setting_is_an_option_with_its_help() -> None:
+    text = " ".join(sam3_node("run", "--help").stdout.split())
+    for option in options():
+        if option.is_text:
+            assert f"--{option.name}" in text
+            assert " ".join(option.help.split()[:4]) in text
+
+
+def test_version() -> None:
+    assert sam3_node("--version").stdout.startswith("sam3-node ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("run", "--tracker.bank_size", "1"), "tracker.bank_size"),
+        (("run", "--profile", "nowhere.toml"), "nowhere.toml"),
+        (("run", "--transport.masks", "nonsense"), "nonsense"),
+        (("camera", "hologram:0"), "hologram"),
+        (("camera", "video:nowhere.mp4"), "nowhere.mp4"),
+        (("object", "add", "--mask", "nowhere.png"), "nowhere.png"),
+        (("watch", "--transport.masks", "nonsense"), "nonsense"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(arguments: tuple[str, ...], named: str) -> None:
+    done = sam3_node(*arguments)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("sam3-node: error: ")]
+    assert len(lines) == 1
+    assert named in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_asking_where_no_node_is() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    done = sam3_node("status", "--transport.control", endpoint)
+    assert done.returncode == 2
+    assert endpoint in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("object", "add", "--point", "1,2,3"),
+        ("segment", "--box", "a,b,c,d"),
+        ("prompt", "mug", "--most", "mug"),
+        ("fly",),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    done = sam3_node(*arguments)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+
+
+def test_doctor_reports_the_core(tmp_path: Path) -> None:
+    done = sam3_node(
+        "doctor", "--transport.masks", f"ipc://{tmp_path}/masks", "--transport.control", "tcp://127.0.0.1:*"
+    )
+    assert done.returncode == 0, done.stdout
+    for name in ("python", "pyzmq", "cv2", "transport.masks", "clock"):
+        assert f"  {name} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "the core works"
+
+
+def test_doctor_sees_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        done = sam3_node("doctor", "--transport.control", endpoint)
+    row = next(line for line in done.stdout.splitlines() if "transport.control" in line)
+    assert row.startswith("warn")
+
+
+def test_doctor_needs_no_torch() -> None:
+    code = "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("warn  torch ")]
+    assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in row
+
+
+def test_run_without_torch_names_the_extra() -> None:
+    code = (
+        "import sys, importlib.abc\n"
+        "class Absent(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch': raise ModuleNotFoundError('No module named torch', name='torch')\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from sam3_node.cli.main import main\nsys.exit(main(['run']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "within"),
+    [
+        ("2.13.0+cpu", ">=2.11,<2.14", True),
+        ("2.14.0", "<2.14,>=2.11", False),
+        ("4.14.0.94", ">=4.14,<5", True),
+        ("5.0", ">=4.14,<5", False),
+        ("1.0.8rc1", ">=1.0.8", True),
+        ("27", "", True),
+    ],
+)
+def test_version_bounds(version: str, bounds: str, within: bool) -> None:
+    assert satisfies(version, bounds) is within
+
+
+def test_requirements_are_taken_apart() -> None:
+    assert parse_requirement('torch<2.14,>=2.11; extra == "node"') == ("torch", "<2.14,>=2.11", "node")
+    assert parse_requirement("pyzmq>=26") == ("pyzmq", ">=26", "")
+    assert parse_requirement("sam3-node[bags,node]; extra == 'dev'") == ("sam3-node", "", "dev")
+
+
+def asked(result: object, *arguments: str) -> tuple[Request, str]:
+    """What a verb asks a node for, and what it prints when the answer is `result`."""
+    with ControlServer("tcp://127.0.0.1:0") as server:
+        command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
+        asker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        found = server.receive(timeout_ms=30000)
+        assert found is not None
+        peer, request = found
+        server.reply(peer, Reply(request.id, result))
+        printed, _ = asker.communicate(timeout=30)
+    assert asker.returncode == 0
+    return request, printed
+
+
+def test_status_is_json() -> None:
+    request, printed = asked({"paused": False}, "status")
+    assert request.op == "status"
+    assert json.loads(printed) == {"paused": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "args"),
+    [(("pause",), {}), (("resume",), {}), (("reset",), {}), (("reset", "--camera", "a"), {"camera": "a"})],
+)
+def test_the_node_is_paused_resumed_and_reset(arguments: tuple[str, ...], args: dict[str, str]) -> None:
+    request, printed = asked({}, *arguments)
+    assert (request.op, request.args, printed) == (arguments[0], args, "")
+
+
+def test_the_list_of_objects_says_whose_they_are() -> None:
+    line = {"id": 1, "label": "cup", "state": "occluded", "score": 0.5, "age": 12, "frames_since_seen": 3}
+    objects = [{"camera": camera, **line} for camera in ("left", "right")]
+    printed = asked({"objects": objects}, "object", "list")[1].splitlines()
+    assert [found.split()[:3] for found in printed] == [["left", "1", "cup"], ["right", "1", "cup"]]
+    assert printed[0].endswith("age 12  unseen for 3")
+
+
+def test_adding_prints_the_id_and_refining_the_mask() -> None:
+    assert asked({"id": 4, "camera": "cam0"}, "object", "add", "--point", "5,6")[1] == "4\n"
+    mask = encode_mask(Mask.from_full(np.ones((4, 6), dtype=np.bool_)))
+    reply = {"id": 4, "camera": "cam0", "seq": 9, "score": 0.5, "mask": mask}
+    request, printed = asked(reply, "object", "refine", "4", "--point", "5,6", "--exclude", "1,1")
+    assert request.args == {"id": 4, "points": [[5.0, 6.0], [1.0, 1.0]], "labels": [1, 0]}
+    assert printed == "seq 9  score 0.500  area 24  box 0,0,6,4\n"
+
+
+def test_names_go_with_their_limits() -> None:
+    limits = ("--score", "red mug=0.4", "--most", "bottle=2", "--most", "red mug=1")
+    request, printed = asked({"prompts": []}, "prompt", "red mug", "bottle", *limits)
+    assert (request.op, printed) == ("set_prompts", "")
+    assert request.args == {
+        "prompts": ["red mug", "bottle"],
+        "scores": {"red mug": 0.4},
+        "most": {"bottle": 2, "red mug": 1},
+    }
+
+
+def test_the_last_lines_of_a_process_stay_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ProcessError("node ended with exit code 3; its last lines:\n  one\n  two")
+
+    monkeypatch.setattr(verbs, "status", fail)
+    assert cli.main(["status"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "sam3-node: error: node ended with exit code 3; its last lines:",
+        "  one",
+        "  two",
+    ]

@@ -1,0 +1,172 @@
+"""The watcher on real sockets: plain lines, the live table, the summary, and videos paired by seq."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.cli.watch import Screen, Statistics, plain_lines, run_watch
+from sam3_node.errors import SettingsError
+from sam3_node.settings import Settings, load_settings
+from sam3_node.transport.channels import FramePublisher, MaskPublisher
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
+
+SIZE = (48, 64)
+
+
+def masks_at(seq: int, camera: str = "cam0", label: str = "red mug") -> MaskFrame:
+    full = np.zeros(SIZE, dtype=np.bool_)
+    full[10:20, 10:30] = True
+    instance = Instance(7, label, 0.75, "tracked", 4, 0, Mask.from_full(full))
+    return MaskFrame(
+        camera,
+        seq,
+        time.time_ns() - 5_000_000,
+        SIZE[1],
+        SIZE[0],
+        stages_us={"track": 8000},
+        instances=(instance,),
+    )
+
+
+def frame_at(seq: int, camera: str = "cam0") -> Frame:
+    pixels = np.full((*SIZE, 3), 100, dtype=np.uint8)
+    return Frame(camera, seq, time.time_ns(), SIZE[1], SIZE[0], "bgr8", pixels.tobytes())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def watching(
+    settings: Settings, out: io.StringIO, overlay: Path | None = None, frames: int = 0
+) -> Iterator[tuple[threading.Thread, threading.Event]]:
+    stop = threading.Event()
+    thread = threading.Thread(target=run_watch, args=(settings, overlay, frames, stop, out))
+    thread.start()
+    try:
+        yield thread, stop
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def send_until(send: Callable[[int], object], done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    seq = 0
+    while not done():
+        assert time.monotonic() < deadline
+        send(seq)
+        seq += 1
+        time.sleep(0.02)
+
+
+def settings_for(masks: str, frames: str = "tcp://127.0.0.1:9") -> Settings:
+    return load_settings(None, {"transport.masks": masks, "transport.frames": frames})
+
+
+def test_each_message_becomes_plain_lines_and_the_end_a_summary() -> None:
+    out = io.StringIO()
+    with (
+        MaskPublisher("tcp://127.0.0.1:*") as publisher,
+        watching(settings_for(publisher.endpoint), out, frames=5) as (thread, _),
+    ):
+        send_until(lambda seq: publisher.send(masks_at(seq)), lambda: not thread.is_alive())
+    lines = out.getvalue().splitlines()
+    assert lines[0] == f"watch masks from {publisher.endpoint}"
+    assert lines[1].startswith("cam0 #")
+    assert "[track 8.0]" in lines[1]
+    assert lines[2].split() == ["7", "red", "mug", "tracked", "0.75", "200", "px", "box", "10,10,30,20"]
+    assert lines[-1].startswith("summary: 5 frames, age p50 ")
+
+
+def test_without_masks_it_stops_when_told_and_says_so() -> None:
+    out = io.StringIO()
+    with watching(settings_for("tcp://127.0.0.1:9"), out) as (_, stop):
+        time.sleep(0.2)
+        stop.set()
+    assert out.getvalue().splitlines()[-1] == "summary: no masks came"
+
+
+def test_a_terminal_is_redrawn_in_place() -> None:
+    out = Terminal()
+    screen = Screen(out)
+    for seq in range(2):
+        screen.show(masks_at(seq), 5.0, 30.0)
+        time.sleep(0.12)
+    assert out.getvalue().count("\x1b[2F\x1b[J") == 1
+
+
+def test_control_characters_of_a_label_do_not_reach_the_terminal() -> None:
+    lines = plain_lines(masks_at(1, label="\x1b[2Jmug\n"), 5.0, 30.0)
+    assert "?[2Jmug?" in lines[1]
+
+
+def test_statistics_count_rate_age_and_skips() -> None:
+    found = Statistics()
+    assert found.fps("cam0") == 0.0
+    for number in range(11):
+        masks = replace(masks_at(number), capture_ns=number * 100_000_000, skipped=2)
+        age_ms = found.add(masks, number * 100_000_000 + 7_000_000)
+    assert age_ms == pytest.approx(7.0)
+    assert found.fps("cam0") == pytest.approx(10.0)
+    assert found.summary() == "summary: 11 frames, age p50 7.0 ms p99 7.0 ms, 22 skipped"
+
+
+def test_on_another_clock_ages_count_from_the_arrival_at_the_node() -> None:
+    masks = replace(masks_at(1), capture_ns=17, clock="device", received_ns=10_000_000)
+    assert Statistics().add(masks, 14_000_000) == pytest.approx(4.0)
+
+
+def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> None:
+    out, path = io.StringIO(), tmp_path / "overlay.mp4"
+    with (
+        FramePublisher("tcp://127.0.0.1:*") as frames,
+        MaskPublisher("tcp://127.0.0.1:*") as publisher,
+        watching(settings_for(publisher.endpoint, frames.endpoint), out, path, frames=20) as (thread, _),
+    ):
+
+        def send(seq: int) -> None:
+            for camera in ("cam0", "left"):
+                frames.send(frame_at(seq, camera))
+            time.sleep(0.01)
+            for camera in ("cam0", "left"):
+                publisher.send(masks_at(seq, camera))
+
+        send_until(send, lambda: not thread.is_alive())
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert len(written) == 2
+    assert "overlay.mp4" in written
+    assert "wrote" in out.getvalue()
+    read, image = cv2.VideoCapture(str(path)).read()
+    assert read
+    assert image.shape == (*SIZE, 3)
+
+
+def test_masks_whose_frame_never_came_are_counted(tmp_path: Path) -> None:
+    out, path = io.StringIO(), tmp_path / "overlay.mp4"
+    with (
+        MaskPublisher("tcp://127.0.0.1:*") as publisher,
+        watching(settings_for(publisher.endpoint), out, path, frames=3) as (thread, _),
+    ):
+        send_until(lambda seq: publisher.send(masks_at(seq)), lambda: not thread.is_alive())
+    assert "3 messages had no frame to be drawn on" in out.getvalue()
+    assert not path.exists()
+
+
+def test_an_overlay_of_lossless_delivery_is_refused(tmp_path: Path) -> None:
+    settings = load_settings(None, {"transport.delivery": "every"})
+    with pytest.raises(SettingsError, match="an overlay needs"):
+        run_watch(settings, tmp_path / "o.mp4", 1, threading.Event(), io.StringIO())

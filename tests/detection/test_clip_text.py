@@ -1,0 +1,153 @@
+"""CLIP's text tower against transformers' own, alone and behind a vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import CLIPModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+from sam3_node.detection.clip_text import ClipText
+from sam3_node.detection.phrase_encoder import VocabularyFirst, check_encoder
+from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.errors import RequestError, VocabularyError
+from tests.support.tiny_clip import CLIP, LETTERS, TOKENS, vocabulary, write_tiny_clip
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clip") / "tiny-clip"
+    write_tiny_clip(folder)
+    return folder
+
+
+def copied(folder: Path, target: Path, leave_out: str = "") -> Path:
+    target.mkdir()
+    for path in folder.iterdir():
+        if path.name != leave_out:
+            (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def reference(folder: Path, texts: list[str]) -> np.ndarray:
+    """As transformers' own whole model and tokenizer encode one text at a time."""
+    model, tokenizer = CLIPModel.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
+    rows = []
+    with torch.inference_mode():
+        for text in texts:
+            found = model.get_text_features(**tokenizer([text], return_tensors="pt"))
+            rows.append(torch.nn.functional.normalize(found.pooler_output, dim=-1)[0].numpy())
+    return np.stack(rows)
+
+
+def test_the_tower_encodes_the_bare_phrase(clip: Path) -> None:
+    encoder = ClipText(clip)
+    assert (encoder.model, encoder.dimension) == ("tiny-clip", 8)
+    names = ["red mug", "cup", "wooden spoon"]
+    found = encoder.encode(["Red  mug", "cup", " wooden spoon", "CUP"])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, reference(clip, [*names, "cup"]), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert abs(found[0] @ found[1]) < 0.999
+    assert encoder.encode([]).shape == (0, 8)
+
+
+def test_many_phrases_come_in_order_and_the_memory_of_them_is_bounded(clip: Path) -> None:
+    names = [f"{first}{second}" for first in LETTERS[:10] for second in LETTERS[:9]]
+    encoder = ClipText(clip, cached=3)
+    found = encoder.encode(names)
+    np.testing.assert_allclose(
+        found[[0, 63, 64, 89]], reference(clip, [names[i] for i in (0, 63, 64, 89)]), atol=1e-6
+    )
+    np.testing.assert_array_equal(encoder.encode(names[-3:]), found[-3:])
+    np.testing.assert_allclose(encoder.encode(names[::-1]), found[::-1], atol=1e-6)
+
+
+def test_phrases_that_are_remembered_are_not_encoded_again(clip: Path) -> None:
+    encoder, runs = ClipText(clip, cached=2), []
+    encoder._tower.register_forward_hook(lambda *_: runs.append(1))
+    for phrases, expected in (
+        (["mug", "cup"], 1),
+        (["cup", "MUG"], 1),
+        (["mug"], 1),
+        (["fork"], 2),
+        (["mug", "fork"], 2),
+        (["cup"], 3),
+    ):
+        encoder.encode(phrases)
+        assert len(runs) == expected, phrases
+
+
+def test_too_many_tokens_are_refused(clip: Path) -> None:
+    encoder = ClipText(clip)
+    assert encoder.encode(["a" * (TOKENS - 2)]).shape == (1, 8)
+    with pytest.raises(RequestError, match=rf"at most {TOKENS} tokens, found {TOKENS + 1} in 'aaa"):
+        encoder.encode(["mug", "a" * (TOKENS - 1)])
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_that_lacks_a_file_says_which(clip: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(clip, tmp_path / "clip", leave_out=name)
+    lacking = "vocab.json, merges.txt" if name == "tokenizer.json" else name
+    with pytest.raises(VocabularyError, match=rf"clip lacks {lacking}; expected the files.*openai/clip-vit"):
+        ClipText(folder)
+
+
+def test_a_folder_without_a_text_tower_is_refused(clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"no folder .*nowhere; expected the files of a CLIP"):
+        ClipText(tmp_path / "nowhere")
+    folder = copied(clip, tmp_path / "clip")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    with pytest.raises(VocabularyError, match="holds a bert model; expected the files of a CLIP"):
+        ClipText(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"other": np.eye(2, dtype=np.float32)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VocabularyError, match=r"lacks \d+ tensors of a CLIP text tower .*text_"):
+        ClipText(folder)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        broken = copied(clip, tmp_path / f"broken-{name}")
+        (broken / name).write_bytes(b"{ nothing")
+        with pytest.raises(VocabularyError, match=r"cannot load .*expected the files of a CLIP"):
+            ClipText(broken)
+
+
+def test_weights_that_are_not_numbers_are_told(clip: Path, tmp_path: Path) -> None:
+    folder = copied(clip, tmp_path / "clip")
+    tower = CLIPTextModelWithProjection.from_pretrained(folder)
+    with torch.no_grad():
+        tower.text_projection.weight.fill_(torch.nan)
+    tower.save_pretrained(folder)
+    with pytest.raises(VocabularyError, match="not usable"):
+        ClipText(folder).encode(["mug"])
+
+
+def test_the_vocabulary_comes_before_the_tower(clip: Path) -> None:
+    tower = ClipText(clip, model=CLIP)
+    known = Vocabulary(("mug", "cup"), np.eye(2, 8, dtype=np.float32), CLIP)
+    both = VocabularyFirst(known, tower)
+    assert (both.model, both.dimension) == (CLIP, 8)
+    found = both.encode(["fork", "CUP", "spoon", "mug"])
+    np.testing.assert_array_equal(found[[1, 3]], known.vectors[[1, 0]])
+    np.testing.assert_array_equal(found[[0, 2]], tower.encode(["fork", "spoon"]))
+    assert both.encode([]).shape == (0, 8)
+    with pytest.raises(RequestError, match="empty"):
+        both.encode(["mug", ""])
+    with pytest.raises(VocabularyError, match="8 from"):
+        VocabularyFirst(vocabulary("mug"), tower)
+
+
+def test_an_encoder_fits_a_detector_by_dimension_and_model() -> None:
+    known = vocabulary("mug")
+    check_encoder(known, 6)
+    check_encoder(known, 6, "/weights/clip-vit-base-patch32/")
+    with pytest.raises(
+        VocabularyError, match=f"vectors of 512 numbers, found 6 from {CLIP}; use a vocabulary"
+    ):
+        check_encoder(known, 512)
+    with pytest.raises(VocabularyError, match="from laion/other, found those from"):
+        check_encoder(known, 6, "laion/other")

@@ -1,0 +1,191 @@
+"""Grounding DINO against transformers' model and processor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertTokenizer, GroundingDinoForObjectDetection, GroundingDinoProcessor
+from transformers.image_transforms import get_size_with_aspect_ratio
+from transformers.models.grounding_dino.image_processing_pil_grounding_dino import (
+    GroundingDinoImageProcessorPil,
+)
+
+from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size, load_grounding_dino
+from sam3_node.errors import ModelError, RequestError, UnknownPhraseError
+from sam3_node.models.boxes import box_iou
+from sam3_node.models.pixels import normalised
+from sam3_node.models.pretrained import IMAGENET
+from tests.support.tiny_detectors import QUERIES, picture, write_tiny_grounding_dino
+
+NAMES = ["red mug", "bottle", "spoons"]
+SMALL = {"shortest": 64, "longest": 107}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dino") / "tiny-dino"
+    write_tiny_grounding_dino(folder)
+    return folder
+
+
+def detector(folder: Path, **options: float) -> GroundingDinoDetector:
+    """A detector that keeps boxes however they overlap, unless told otherwise."""
+    model = GroundingDinoForObjectDetection.from_pretrained(folder)
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    return GroundingDinoDetector(
+        model, tokenizer, name="tiny", **(SMALL | {"iou": 1.0, "limit": 1000} | options)
+    )
+
+
+def processor(folder: Path) -> GroundingDinoProcessor:
+    return GroundingDinoProcessor(
+        GroundingDinoImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 107}),
+        BertTokenizer.from_pretrained(folder),
+    )
+
+
+def test_text_and_pixels_are_those_of_the_processor(folder: Path) -> None:
+    mine, image = detector(folder), picture(90, 120)
+    wanted = processor(folder)(images=image[..., ::-1].copy(), text=[NAMES], return_tensors="pt")
+    assert torch.equal(mine.prepare(NAMES).tokens, wanted.input_ids)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
+    size = input_size((90, 120), **SMALL)
+    pixels = normalised(image, size, mean, std, torch.float32)
+    assert pixels.shape == wanted.pixel_values.shape
+    assert (pixels - wanted.pixel_values).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("names", [NAMES, ["mug", "red mug", "a mug"]])
+def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names: list[str]) -> None:
+    """Compared in what words score: the processor lets full stops compete as well."""
+    mine, image = detector(folder), picture(90, 120)
+    query = mine.prepare(names)
+    out = raw(mine, image, query.tokens)
+    marks = query.owners == len(names)
+    out.logits = out.logits.clone()
+    out.logits[..., : len(marks)] = out.logits[..., : len(marks)].masked_fill(marks, -torch.inf)
+    found = mine.detect(image, query, 0.5)
+    assert len(found) > 5
+    assert len({d.label for d in found}) > 1
+    for d in found:
+        part = {"threshold": d.score - 1e-6, "text_threshold": d.score - 1e-6, "target_sizes": [(90, 120)]}
+        wanted = processor(folder).post_process_grounded_object_detection(out, query.tokens, **part)[0]
+        last = wanted["scores"].argmin()
+        assert wanted["scores"][last].item() == pytest.approx(d.score, abs=1e-6)
+        np.testing.assert_allclose(d.box, in_frame(wanted["boxes"][last]), atol=1e-3)
+        assert wanted["text_labels"][last].removeprefix("##") in d.label
+
+
+def raw(mine: GroundingDinoDetector, image: np.ndarray, tokens: torch.Tensor) -> object:
+    """The whole model's own outputs on a frame."""
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
+    pixels = normalised(image, input_size(image.shape[:2], **SMALL), mean, std, torch.float32)
+    with torch.inference_mode():
+        return mine._model(pixel_values=pixels, input_ids=tokens)
+
+
+def in_frame(box: torch.Tensor) -> list[float]:
+    return torch.minimum(box.clamp(min=0), torch.tensor([120.0, 90.0, 120.0, 90.0])).tolist()
+
+
+def test_a_token_belongs_to_the_phrase_that_it_was_written_for(folder: Path) -> None:
+    """Whatever the phrases have in common, and a full stop inside one."""
+    query = detector(folder).prepare(["mug", "Dr. Pepper", "red mug"])
+    assert query.phrases == ("mug", "Dr. Pepper", "red mug")
+    assert query.owners.tolist() == [3, 0, 3, 1, 1, 1, 3, 2, 2, 3, 3]
+    assert query.tokens[0, 1] == query.tokens[0, 8]
+
+
+def test_the_order_of_phrases_does_not_matter(folder: Path) -> None:
+    mine = detector(folder)
+    first, second = (mine.detect(picture(), mine.prepare(names), 0.5) for names in (NAMES, NAMES[::-1]))
+    assert [d.label for d in first] == [d.label for d in second]
+    np.testing.assert_allclose([d.box for d in first], [d.box for d in second], atol=1e-2)
+
+
+def test_of_one_phrases_overlapping_boxes_the_best_stays(folder: Path) -> None:
+    every = detector(folder)
+    query = every.prepare(["mug"])
+    found, left = (d.detect(picture(), query, 0.0) for d in (every, detector(folder, iou=0.3)))
+    assert set(left) < set(found)
+    assert left[0] == found[0]
+    boxes = torch.tensor([d.box for d in left])
+    assert (box_iou(boxes, boxes) - torch.eye(len(boxes)) <= 0.3001).all()
+    assert detector(folder, limit=2).detect(picture(), query, 0.0) == found[:2]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 480), (480, 1), (37, 641), (64, 64)])
+def test_a_frame_of_any_size_will_do(folder: Path, size: tuple[int, int]) -> None:
+    mine = detector(folder)
+    height, width = size
+    found = mine.detect(picture(*size), mine.prepare(NAMES), 0.0)
+    assert len(found) > QUERIES // 2
+    for x0, y0, x1, y1 in (d.box for d in found):
+        assert 0 <= x0 < x1 <= width
+        assert 0 <= y0 < y1 <= height
+
+
+@pytest.mark.parametrize("size", [(480, 640), (1080, 1920), (720, 1280), (800, 800), (100, 600), (2000, 900)])
+def test_the_input_is_as_large_as_the_processor_makes_it(size: tuple[int, int]) -> None:
+    wanted = get_size_with_aspect_ratio(size, 800, 1333)
+    np.testing.assert_allclose(input_size(size, 800, 1333), wanted, atol=1)
+
+
+def test_words_that_the_model_does_not_know_are_told(folder: Path) -> None:
+    mine = detector(folder)
+    assert mine.prepare(["杯 mug"]).tokens.shape == (1, 5)
+    for phrase in ("杯", "\u200b", "杯 🍵"):
+        with pytest.raises(UnknownPhraseError, match="expected words that tiny knows, found none in "):
+            mine.prepare(["mug", phrase])
+
+
+def test_more_words_than_the_model_reads_are_refused(folder: Path) -> None:
+    mine = detector(folder)
+    assert mine.prepare(["mug"] * 11).tokens.shape == (1, 24)
+    with pytest.raises(
+        RequestError, match="at most 24 tokens in all, found 26 in 12 phrases; look for fewer"
+    ):
+        mine.prepare(["mug"] * 12)
+
+
+def test_the_folder_tells_how_pixels_are_made(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for size in (None, "large", {"shortest_edge": 0, "longest_edge": 10}):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+        assert limits(load_grounding_dino(tmp_path)) == (800, 1333)
+    found = {
+        "size": {"shortest_edge": 64, "longest_edge": 107},
+        "image_mean": [0, 0, 0],
+        "image_std": [1, 1, 1],
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(found))
+    mine = load_grounding_dino(tmp_path)
+    assert limits(mine) == (64, 107)
+    assert (mine._mean.flatten().tolist(), mine._std.flatten().tolist()) == ([0, 0, 0], [1, 1, 1])
+    assert mine.name == tmp_path.name
+    assert mine.detect(picture(), mine.prepare(NAMES), 0.0)
+
+
+def limits(mine: GroundingDinoDetector) -> tuple[int, int]:
+    return mine._shortest, mine._longest
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_damaged_files_are_clear_errors(folder: Path, tmp_path: Path, file: str) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:500])
+    with pytest.raises(ModelError, match=f"cannot load {tmp_path}: expected a folder or hub repository with"):
+        load_grounding_dino(tmp_path)
+
+
+def test_a_folder_without_its_parts_says_which(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no folder .*nowhere"):
+        load_grounding_dino(tmp_path / "nowhere")
+    shutil.copytree(folder, tmp_path, ignore=shutil.ignore_patterns("tokenizer*"), dirs_exist_ok=True)
+    with pytest.raises(ModelError, match=r"no tokenizer: expected tokenizer\.json \(or vocab\.txt\)"):
+        load_grounding_dino(tmp_path)

@@ -1,0 +1,174 @@
+"""The door to detectors: every kind, and where phrases have their vectors from."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sam3_node.detection import load
+from sam3_node.detection.load import load_detector
+from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, VocabularyError
+from sam3_node.models.yolo.network import YoloWorld
+from sam3_node.models.yolo.weights import save_yolo_world
+from tests.support.tiny_clip import vocabulary, write_tiny_clip
+from tests.support.tiny_detectors import picture, vary, write_tiny_grounding_dino, write_tiny_sam3
+from tests.support.tiny_yolo import TINY
+
+DIMENSION = 8  # of tiny_clip's vectors
+CLIP_NAME = "tiny-clip"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A YOLO-World without a vocabulary, and what else there may be, side by side."""
+    root = tmp_path_factory.mktemp("weights")
+    write_tiny_yolo(root / "tiny-yolo")
+    write_tiny_clip(root / CLIP_NAME)
+    names().save(root / "names.safetensors")
+    return root
+
+
+def write_tiny_yolo(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = YoloWorld(dataclasses.replace(TINY, text_channels=DIMENSION)).eval()
+    vary(model)
+    save_yolo_world(model, folder)
+
+
+def names(dimension: int = DIMENSION) -> Vocabulary:
+    return vocabulary("mug", "red cup", model=CLIP_NAME, dimension=dimension)
+
+
+def test_a_vocabulary_knows_its_phrases_alone(weights: Path) -> None:
+    mine = load_detector("yolo-world", weights / "tiny-yolo", vocabulary=weights / "names.safetensors")
+    assert mine.name == "tiny-yolo"
+    assert mine.detect(picture(), mine.prepare(["Red Cup"]), 0.0)[0].label == "Red Cup"
+    with pytest.raises(UnknownPhraseError, match="'fork'"):
+        mine.prepare(["mug", "fork"])
+
+
+def test_a_text_encoder_knows_all_phrases(weights: Path) -> None:
+    mine = load_detector("yolo-world", str(weights / "tiny-yolo"), text_encoder=weights / CLIP_NAME)
+    assert mine.detect(picture(), mine.prepare(["fork"]), 0.0)[0].label == "fork"
+
+
+def test_the_vocabulary_comes_before_the_text_encoder(weights: Path) -> None:
+    both = load_detector(
+        "yolo-world",
+        weights / "tiny-yolo",
+        vocabulary=weights / "names.safetensors",
+        text_encoder=weights / CLIP_NAME,
+    )
+    vectors = both.prepare(["mug", "fork"]).vectors.numpy()
+    np.testing.assert_array_equal(vectors[0], names().encode(["mug"])[0])
+    assert both.prepare(["fork"]).vectors.shape == (1, DIMENSION)
+
+
+def test_the_vocabulary_beside_the_weights_is_taken_where_none_is_named(tmp_path: Path) -> None:
+    write_tiny_yolo(tmp_path)
+    with pytest.raises(
+        VocabularyError, match=r"found none; set detector\.vocabulary .*vocabulary build.*with CLIP"
+    ):
+        load_detector("yolo-world", tmp_path)
+    names().save(tmp_path / "vocabulary.safetensors")
+    assert load_detector("yolo-world", tmp_path).prepare(["mug"]).phrases == ("mug",)
+    (tmp_path / "vocabulary.safetensors").write_bytes(b"nothing")
+    with pytest.raises(VocabularyError, match=r"cannot read .*vocabulary\.safetensors"):
+        load_detector("yolo-world", tmp_path)
+
+
+def test_a_vocabulary_of_another_model_is_refused(weights: Path, tmp_path: Path) -> None:
+    names(6).save(tmp_path / "other.safetensors")
+    with pytest.raises(VocabularyError, match="vectors of 8 numbers, found 6"):
+        load_detector("yolo-world", weights / "tiny-yolo", vocabulary=tmp_path / "other.safetensors")
+    vocabulary("mug", dimension=DIMENSION, model="another").save(tmp_path / "other.safetensors")
+    with pytest.raises(VocabularyError, match="from another, found those from tiny-clip"):
+        load_detector(
+            "yolo-world",
+            weights / "tiny-yolo",
+            vocabulary=tmp_path / "other.safetensors",
+            text_encoder=weights / CLIP_NAME,
+        )
+
+
+def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
+    found = [
+        load_detector(
+            "yolo-world", weights / "tiny-yolo", vocabulary=weights / "names.safetensors", image_size=size
+        )
+        for size in (64, 640, 0)
+    ]
+    small, public, default = (d.detect(picture(), d.prepare(["mug"]), 0.0) for d in found)
+    assert small != public
+    assert public == default
+    with pytest.raises(ModelError, match="multiples of 32"):
+        load_detector(
+            "yolo-world", weights / "tiny-yolo", vocabulary=weights / "names.safetensors", image_size=100
+        )
+
+
+def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "NANO", tmp_path / "nano")
+    with pytest.raises(ModelError, match=r"no folder .*nano: expected the bundled detector"):
+        load_detector("yolo-world")
+    write_tiny_yolo(tmp_path / "nano")
+    names().save(tmp_path / "nano/vocabulary.safetensors")
+    bundled = load_detector("yolo-world")
+    assert bundled.name == "nano"
+    same = load_detector("yolo-world", tmp_path / "nano")
+    query = bundled.prepare(["mug"])
+    assert bundled.detect(picture(), query, 0.1) == same.detect(picture(), query, 0.1)
+
+
+@pytest.mark.parametrize("damage", ["absent", "truncated", "another file", "no config"])
+def test_damaged_weights_are_clear_errors(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "weights"
+    if damage != "absent":
+        write_tiny_yolo(folder)
+        names().save(folder / "vocabulary.safetensors")
+    file = folder / "model.safetensors"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:1000])
+    elif damage == "another file":
+        file.with_name("model.safetensors.sha256").unlink()
+        file.write_bytes((folder / "vocabulary.safetensors").read_bytes())
+    elif damage == "no config":
+        (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=str(folder)):
+        load_detector("yolo-world", folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"), [("sam3-concept", write_tiny_sam3), ("grounding-dino", write_tiny_grounding_dino)]
+)
+def test_the_others_read_phrases_themselves(weights: Path, tmp_path: Path, kind: str, write: object) -> None:
+    write(tmp_path / "tiny")
+    mine = load_detector(kind, tmp_path / "tiny")
+    assert mine.name == "tiny"
+    found = mine.detect(picture(), mine.prepare(["red mug", "spoon"]), 0.0)
+    assert {d.label for d in found} <= {"red mug", "spoon"}
+    assert found
+    for option in ({"vocabulary": weights / "names.safetensors"}, {"text_encoder": weights / CLIP_NAME}):
+        with pytest.raises(VocabularyError, match=f"for yolo-world alone, found one for {kind}"):
+            load_detector(kind, tmp_path / "tiny", **option)
+    with pytest.raises(RequestError):
+        mine.prepare(["a" * 199])
+    with pytest.raises(ModelError, match=f"a folder or a hub name for {kind}, found nano"):
+        load_detector(kind)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ModelError, match="yolo-world, sam3-concept or grounding-dino, found 'yolo'"):
+        load_detector("yolo")
+
+
+def test_the_door_is_light() -> None:
+    code = "import sys, sam3_node.detection.load; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

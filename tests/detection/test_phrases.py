@@ -1,0 +1,91 @@
+"""Phrases: cleaned, bounded, compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sam3_node.detection.phrases import (
+    MAX_CHARACTERS,
+    MAX_PROMPTS,
+    clean_phrase,
+    clean_prompts,
+    nearest_phrases,
+)
+from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.errors import RequestError
+from tests.support.tiny_clip import CLIP, NAMES, vocabulary
+
+
+@pytest.mark.parametrize(
+    ("given", "cleaned"),
+    [
+        ("mug", "mug"),
+        ("  Red \t\n mug ", "Red mug"),
+        ("cafe\u0301", "caf\u00e9"),
+        ("x" * MAX_CHARACTERS, "x" * MAX_CHARACTERS),
+    ],
+)
+def test_a_phrase_is_cleaned(given: str, cleaned: str) -> None:
+    assert clean_phrase(given) == cleaned
+
+
+@given(st.text(max_size=MAX_CHARACTERS))
+def test_cleaning_is_idempotent_or_refuses(phrase: str) -> None:
+    try:
+        cleaned = clean_phrase(phrase)
+    except RequestError:
+        return
+    assert clean_phrase(cleaned) == cleaned
+    assert Vocabulary((cleaned,), np.ones((1, 2), np.float32), CLIP).encode([f" {phrase}\n"]).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "told"),
+    [
+        ("", "found an empty one"),
+        (" \t\n", "found an empty one"),
+        ("x" * 10_000, "at most 200 characters, found 10000"),
+        ("red\x00mug", r"no control characters, found 'red\\x00mug'"),
+        ("\ud800", "no control characters"),
+        (7, "expected text, found int"),
+        (None, "expected text, found NoneType"),
+        (b"mug", "expected text, found bytes"),
+    ],
+)
+def test_what_is_no_phrase_is_refused(phrase: object, told: str) -> None:
+    with pytest.raises(RequestError, match=told) as caught:
+        clean_prompts(["mug", phrase])
+    assert len(str(caught.value)) < 300
+    with pytest.raises(RequestError, match=told):
+        vocabulary("mug").encode(["mug", phrase])  # type: ignore[list-item]
+    assert phrase not in vocabulary("mug")
+
+
+def test_prompts_keep_their_order_and_the_first_of_equals() -> None:
+    assert clean_prompts(["Red mug", "bottle", "red  MUG", "bottle"]) == ("Red mug", "bottle")
+    assert clean_prompts([]) == ()
+
+
+def test_too_many_prompts_are_refused() -> None:
+    assert len(clean_prompts([f"thing {index}" for index in range(MAX_PROMPTS)])) == MAX_PROMPTS
+    with pytest.raises(RequestError, match="at most 256 phrases at once, found 1000"):
+        clean_prompts(["mug"] * 1000)
+    with pytest.raises(RequestError, match="expected a list of phrases, found str"):
+        clean_prompts("mug")
+
+
+@pytest.mark.parametrize(
+    ("phrase", "nearest"),
+    [
+        ("red mug", ["mug", "red cup"]),
+        ("botle", ["bottle"]),
+        ("BOTTLES", ["bottle"]),
+        ("spoon of wood", ["wooden spoon"]),
+        ("xyz", []),
+    ],
+)
+def test_the_nearest_phrases_are_those_spelt_alike(phrase: str, nearest: list[str]) -> None:
+    assert nearest_phrases(phrase, NAMES) == nearest

@@ -1,0 +1,187 @@
+"""Vocabularies: lookup, what they refuse, and their file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from safetensors.numpy import save_file
+
+from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.errors import OutputError, UnknownPhraseError, VocabularyError
+from tests.support.tiny_clip import CLIP, NAMES, vocabulary
+
+GOOD = {"version": "1", "model": CLIP, "phrases": json.dumps(["mug", "cup"])}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "names.safetensors"
+    vocabulary(*NAMES).save(path)
+    return path
+
+
+def test_lookup_is_by_whatever_case_and_white_space() -> None:
+    known = vocabulary("Red mug", "bottle")
+    found = known.encode(["bottle", " red  MUG ", "bottle"])
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, known.vectors[[1, 0, 1]])
+    assert known.encode([]).shape == (0, 6)
+    assert known.phrases == ("Red mug", "bottle")
+    assert "RED MUG" in known
+    assert "mug" not in known
+
+
+def test_an_unknown_phrase_tells_the_nearest_known_ones() -> None:
+    with pytest.raises(UnknownPhraseError) as caught:
+        vocabulary(*NAMES).encode(["red mug", "mug", "xyz", "q1", "q2"])
+    assert caught.value.code == "unknown_phrase"
+    assert str(caught.value) == (
+        "not among the 4 phrases of the vocabulary: 'red mug' (nearest: 'mug', 'red cup'), 'xyz' (nearest: none), "
+        "'q1' (nearest: none) and 1 more; name one that is, or build a vocabulary with it: "
+        "`sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
+    )
+
+
+def test_a_vocabulary_cannot_be_changed() -> None:
+    given = np.eye(2, dtype=np.float32)
+    known = Vocabulary(("mug", "cup"), given, CLIP)
+    given[:] = 7
+    known.encode(["mug"])[:] = 7
+    np.testing.assert_array_equal(known.vectors, np.eye(2))
+    with pytest.raises(ValueError, match="read-only"):
+        known.vectors[0, 0] = 7
+
+
+@given(
+    arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 9)),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False),
+    )
+)
+def test_vectors_get_unit_length_and_files_keep_every_bit(
+    tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray
+) -> None:
+    vectors[:, 0] += ~vectors.any(axis=1)
+    known = Vocabulary(tuple(f"thing {row}" for row in range(len(vectors))), vectors, CLIP)
+    exact = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    np.testing.assert_allclose(known.vectors, exact, atol=2e-6)
+    path = tmp_path_factory.getbasetemp() / "roundtrip.safetensors"
+    known.save(path)
+    again = Vocabulary.load(path)
+    assert (again.phrases, again.model) == (known.phrases, known.model)
+    assert again.vectors.dtype == np.float32
+    np.testing.assert_array_equal(again.vectors, known.vectors)
+
+
+@pytest.mark.parametrize(
+    ("phrases", "vectors", "model", "told"),
+    [
+        ((), np.zeros((0, 3)), CLIP, r"at least one, found shape \[0, 3\]"),
+        (("mug",), np.ones(3), CLIP, r"each of 1 phrases, at least one, found shape \[3\]"),
+        (("mug",), np.ones((2, 3)), CLIP, r"each of 1 phrases, at least one, found shape \[2, 3\]"),
+        (("mug",), np.ones((1, 0)), CLIP, r"found shape \[1, 0\]"),
+        (("mug", "cup"), [[1, 2], [0, 0]], CLIP, "row 1 is zero"),
+        (("mug", "cup"), [[1, 2], [np.nan, 0]], CLIP, "row 1 is not finite"),
+        (("mug", "cup"), [[1, np.inf], [1, 0]], CLIP, "row 0 is not finite"),
+        (("mug", "cup"), [[1e300, 1], [1, 0]], CLIP, "row 0 is not finite"),
+        (("mug", "mug"), np.eye(2), CLIP, "each phrase once, found 'mug' and 'mug'"),
+        (("mug", " MUG"), np.eye(2), CLIP, "each phrase once, found 'mug' and 'MUG'"),
+        (("mug", ""), np.eye(2), CLIP, "found an empty one"),
+        (("mug", 3), np.eye(2), CLIP, "expected text, found int"),
+        (("mug",), np.eye(1), " ", "expected the name of the model"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused(phrases: tuple, vectors: object, model: str, told: str) -> None:
+    with pytest.raises(VocabularyError, match=told):
+        Vocabulary(phrases, vectors, model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "told"),
+    [
+        (
+            {"vectors": np.eye(2, dtype=np.float32)},
+            None,
+            "expected a vocabulary of version 1, found no version",
+        ),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"version": "2"}, "version 1, found 2"),
+        ({"weights": np.eye(2, dtype=np.float32)}, GOOD, "expected a tensor 'vectors', found weights"),
+        ({"vectors": np.eye(2, dtype=np.float16)}, GOOD, "dtype F32, found F16"),
+        ({"vectors": np.eye(2, dtype=np.int64)}, GOOD, "dtype F32, found I64"),
+        ({"vectors": np.eye(3, dtype=np.float32)}, GOOD, r"each of 2 phrases, .* found shape \[3, 3\]"),
+        ({"vectors": np.ones((2, 2, 2), np.float32)}, GOOD, r"found shape \[2, 2, 2\]"),
+        ({"vectors": np.full((2, 2), np.nan, np.float32)}, GOOD, "row 0 is not finite"),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": "mug, cup"}, "a JSON list 'phrases'"),
+        (
+            {"vectors": np.eye(2, dtype=np.float32)},
+            GOOD | {"phrases": "[" * 100_000},
+            "a JSON list 'phrases'",
+        ),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '{"mug": 1}'}, "a JSON list 'phrases'"),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", "A"]'}, "each phrase once"),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", null]'}, "expected text"),
+        (
+            {"vectors": np.eye(2, dtype=np.float32)},
+            {"version": "1", "phrases": '["a", "b"]'},
+            "the name of the model",
+        ),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, tensors: dict, metadata: dict | None, told: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(
+        VocabularyError, match=rf"bad\.safetensors: .*{told}.*; build one with .sam3-node vocabulary build"
+    ):
+        Vocabulary.load(path)
+
+
+def test_a_file_that_is_none_or_damaged_is_refused(file: Path, tmp_path: Path) -> None:
+    whole = file.read_bytes()
+    for content in (b"", b"{}", whole[:-1], whole[:40], b"\xff" * 64):
+        file.write_bytes(content)
+        with pytest.raises(VocabularyError, match=r"names\.safetensors: expected .*; build one with"):
+            Vocabulary.load(file)
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(VocabularyError, match="cannot read"):
+            Vocabulary.load(path)
+
+
+def test_saving_replaces_a_file_whole_or_not_at_all(file: Path, tmp_path: Path) -> None:
+    vocabulary("cup").save(file)
+    assert Vocabulary.load(file).phrases == ("cup",)
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "nowhere/names", file / "names", Path("/")):
+        with pytest.raises(OutputError, match="cannot write"):
+            vocabulary("mug").save(path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", file.name]
+
+
+def test_loading_needs_no_torch(file: Path) -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from sam3_node.cli.main import main\n"
+        f"sys.exit(main(['vocabulary', 'build', 'mug', '--from', {str(file)!r}, '-o', {str(file)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Vocabulary.load(file).phrases == ("mug",)
+
+
+def test_a_vocabulary_extended_keeps_its_own_vectors() -> None:
+    known, other = vocabulary("mug", "cup"), Vocabulary(("CUP", "fork"), np.eye(2, 6, dtype=np.float32), CLIP)
+    both = known.extended(other)
+    assert both.phrases == ("mug", "cup", "fork")
+    np.testing.assert_array_equal(both.encode(["cup", "fork"]), [known.vectors[1], other.vectors[1]])
+    assert known.phrases == ("mug", "cup")
+    with pytest.raises(VocabularyError, match=f"expected phrase vectors from {CLIP}, found those from other"):
+        known.extended(vocabulary("fork", model="other"))

@@ -1,0 +1,204 @@
+"""TensorRT plans: real ones, built here by TensorRT-RTX, which needs no GPU for it; run only where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("tensorrt_rtx")
+
+from sam3_node.engines.export import export
+from sam3_node.engines.graphs import Replayed, record_cuda, use_graphs
+from sam3_node.engines.quantize import Scales, export_quantised, weights_digest
+from sam3_node.engines.recipes import Recipe
+from sam3_node.engines.specs import STAGES, Stage, stages_of
+from sam3_node.engines.tensorrt.build import build, fp8_layers
+from sam3_node.engines.tensorrt.library import find_library
+from sam3_node.engines.tensorrt.run import TensorRTRun
+from sam3_node.errors import EngineError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam.stages import Stages
+from tests.engines.test_graphs import tracked
+from tests.support.tiny import tiny_model
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+GENERATIONS = ("sm89", "sm120")
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt builds for the local GPU alone"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def nano() -> TrackerModel:
+    return load_tracker("nano", dtype="float16")
+
+
+@pytest.fixture(scope="module")
+def small() -> Stage:
+    """The quickest stage to build."""
+    return stages_of(tiny_model())["remember"]
+
+
+@pytest.fixture(scope="module")
+def small_onnx(small: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(small, tmp_path_factory.mktemp("onnx") / "remember.onnx")
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_nano_is_built_for_two_generations(nano: TrackerModel, name: str, tmp_path: Path) -> None:
+    stage = stages_of(nano)[name]
+    path = export(stage, tmp_path / "stage.onnx")
+    assert fp8_layers(path) == 0
+    plans = [build(path, stage, gpu) for gpu in GENERATIONS]
+    weights = sum(value.nbytes for value in stage.module.parameters())
+    assert all(len(plan) > weights / 2 for plan in plans)
+    assert plans[0] != plans[1]
+
+
+def test_the_fp8_encoder_holds_fp8_layers(nano: TrackerModel, tmp_path: Path) -> None:
+    layers = Recipe().chosen(nano.encode_stage)
+    amax = dict.fromkeys(layers, 8.0)
+    scales = Scales(model="nano", digest=weights_digest(nano), frames=1, amax=amax)
+    path = export_quantised(nano, scales, None, tmp_path / "encode.onnx")
+    # each turns its input and its weights into FP8; weights may be stored as FP8 numbers already
+    assert len(layers) <= fp8_layers(path) <= 2 * len(layers)
+    for gpu in GENERATIONS:
+        assert build(path, stages_of(nano)["encode"], gpu)
+
+
+def test_progress_is_told_until_the_plan_is_there(small: Stage, small_onnx: Path) -> None:
+    told: list[float] = []
+    assert build(small_onnx, small, "sm89", progress=told.append)
+    assert told == sorted(told)
+    assert all(0 <= fraction <= 1 for fraction in told)
+
+
+def test_an_interrupt_ends_a_build(small: Stage, small_onnx: Path) -> None:
+    def interrupt(fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(small_onnx, small, "sm89", progress=interrupt)
+    assert build(small_onnx, small, "sm89")
+
+
+def _of_another_stage(onnx: Path, stage: Stage) -> None:
+    build(onnx, stages_of(tiny_model())["encode"], "sm89")
+
+
+def _of_another_dtype(onnx: Path, stage: Stage) -> None:
+    build(onnx, stages_of(tiny_model(), dtype=torch.float16)["remember"], "sm89")
+
+
+def _not_onnx(onnx: Path, stage: Stage) -> None:
+    build(Path(__file__), stage, "sm89")
+
+
+def _not_there(onnx: Path, stage: Stage) -> None:
+    build(onnx.with_name("absent.onnx"), stage, "sm89")
+
+
+def _for_an_unknown_generation(onnx: Path, stage: Stage) -> None:
+    build(onnx, stage, "sm42")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [
+        (_of_another_stage, r"not the stage encode: expected \('pixels'.* found \('top'"),
+        (_of_another_dtype, r"not the stage remember: expected .*'HALF'.* found .*'FLOAT'"),
+        (_not_onnx, "cannot read .*test_engines_tensorrt.py"),
+        (_not_there, "found none at .*absent.onnx"),
+        (_for_an_unknown_generation, "builds for .*sm89.* found 'sm42'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    attempt: Callable[[Path, Stage], None], said: str, small: Stage, small_onnx: Path
+) -> None:
+    with pytest.raises(EngineError, match=said):
+        attempt(small_onnx, small)
+
+
+def test_the_library_has_what_contexts_are_made_by() -> None:
+    """By its documentation; making one needs a GPU."""
+    api = find_library().api
+    assert api.ExecutionContextAllocationStrategy.USER_MANAGED
+    assert api.DynamicShapesKernelSpecializationStrategy.EAGER
+    config = ("set_execution_context_allocation_strategy", "dynamic_shapes_kernel_specialization_strategy")
+    assert all(hasattr(api.IRuntimeConfig, name) for name in config)
+    engine = ("create_runtime_config", "create_execution_context", "device_memory_size_v2")
+    assert all(hasattr(api.ICudaEngine, name) for name in engine)
+    context = ("set_device_memory", "set_input_shape", "set_tensor_address", "execute_async_v3")
+    assert all(hasattr(api.IExecutionContext, name) for name in context)
+
+
+@NO_GPU
+def test_without_a_gpu_this_one_cannot_be_built_for(small: Stage, small_onnx: Path) -> None:
+    with pytest.raises(EngineError, match=r"torch finds none; name the generation .*--gpu: one of .*sm89"):
+        build(small_onnx, small)
+
+
+@NO_GPU
+def test_without_a_gpu_a_plan_cannot_run(small: Stage, small_onnx: Path) -> None:
+    plan = build(small_onnx, small, "sm89")
+    with pytest.raises(EngineError, match=r"expected a GPU to run a TensorRT plan on.*--engine.kind torch"):
+        TensorRTRun(plan, small)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", STAGES)
+def test_a_plan_gives_what_torch_gives(name: str, tmp_path: Path) -> None:
+    stage = stages_of(tiny_model().cuda())[name]
+    run = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
+    for objects in (1, 2, 4) if stage.varies else (1,):
+        inputs = stage.examples(objects)
+        found, expected = _tuple(run(*inputs)), _tuple(stage.module(*inputs))
+        for port, have, want in zip(stage.outputs, found, expected, strict=True):
+            assert have.shape == port.sized(objects)
+            assert torch.cosine_similarity(have.float().flatten(), want.float().flatten(), dim=0) > 0.99
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", STAGES)
+def test_recordings_of_several_numbers_of_objects_survive_one_another(name: str, tmp_path: Path) -> None:
+    stage = stages_of(tiny_model().cuda())[name]
+    plan = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
+    run = Replayed(plan, partial(record_cuda, pool=torch.cuda.graph_pool_handle()))
+    counts = (1, 2, 4) if stage.varies else (1,)
+    expected = {}
+    for objects in counts:
+        expected[objects] = _tuple(plan(*stage.examples(objects, seed=objects)))
+        run(*stage.examples(objects))
+    for objects in (*counts, *counts):
+        found = _tuple(run(*stage.examples(objects, seed=objects)))
+        assert all(torch.equal(have, want) for have, want in zip(found, expected[objects], strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_tracker_of_engines_in_graphs_gives_what_the_engines_give(tmp_path: Path) -> None:
+    model = tiny_model().cuda()
+    ports = stages_of(model)
+    runs = (
+        TensorRTRun(build(export(ports[name], tmp_path / f"{name}.onnx"), ports[name]), ports[name])
+        for name in STAGES
+    )
+    model.stages, model.static_shapes = Stages(*runs), True
+    plain = tracked(model, 3)
+    use_graphs(model)
+    assert all(isinstance(stage, Replayed) for stage in model.stages)
+    assert (tracked(model, 3) - plain).abs().max() < 1e-4
+
+
+def _tuple(found: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)

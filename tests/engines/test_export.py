@@ -1,0 +1,302 @@
+"""Exported stages: what onnxruntime makes of them is what torch makes of the stages."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from sam3_node.engines.export import export
+from sam3_node.engines.specs import STAGES, Stage, detector_stage, stages_of
+from sam3_node.errors import EngineError, MissingExtraError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support import tiny
+from tests.support.onnx_run import ONNX_TYPES, OnnxRun
+from tests.support.paths import ROOT
+from tests.support.tiny_stage import Scaled, scaled
+from tests.support.tiny_yolo import phrases, tiny_yolo
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+
+ONE_MEMORY_STEP = 2**-7  # of bfloat16, relative
+PRESENT = 20.0  # presence far from 0: no object may be in view for one arithmetic alone
+Run = Callable[..., Tensor | Sequence[Tensor]]
+Exported = Callable[[str], tuple[Stage, Path]]
+
+
+def caching(stages: dict[str, Stage], folder: Path) -> Exported:
+    """Each stage exported when it is first asked for."""
+
+    @cache
+    def get(name: str) -> tuple[Stage, Path]:
+        return stages[name], export(stages[name], folder / f"{name}.onnx")
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def nano() -> TrackerModel:
+    return load_tracker("nano")
+
+
+@pytest.fixture(scope="module")
+def exported(nano: TrackerModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return caching(dict(stages_of(nano)), tmp_path_factory.mktemp("nano"))
+
+
+def tiny_stages(dtype: torch.dtype, **options: int) -> dict[str, Stage]:
+    source = tiny.random_source("sam3", presence=PRESENT, **options)
+    return dict(stages_of(tiny.stages_of(source.to(dtype))))
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Exported]:
+    types = (torch.float16, torch.bfloat16)
+    return {dtype: caching(tiny_stages(dtype), tmp_path_factory.mktemp("half")) for dtype in types}
+
+
+def each(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
+    yield from [outputs] if isinstance(outputs, Tensor) else outputs
+
+
+def run_both(run: Run, stage: Stage, objects: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the export and torch give for the same inputs."""
+    inputs = stage.examples(objects, seed=objects)
+    with torch.inference_mode():
+        found, wanted = list(each(run(*inputs))), list(each(stage.module(*inputs)))
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]
+    yield from zip(found, wanted, strict=True)
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    return (found.float() - wanted.float()).abs().max().item()
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_stage_agrees_with_torch_for_any_number_of_objects(exported: Exported, name: str) -> None:
+    stage, path = exported(name)
+    run = OnnxRun(path, stage)
+    for objects in (1, 2, 5) if stage.varies else (1,):
+        for found, wanted in run_both(run, stage, objects):
+            step = ONE_MEMORY_STEP * wanted.abs().max().item() if wanted.dtype == torch.bfloat16 else 1e-4
+            assert difference(found, wanted) <= step
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_file_is_valid_and_typed_as_its_ports(exported: Exported, name: str) -> None:
+    check_types(*exported(name))
+
+
+def check_types(stage: Stage, path: Path) -> None:
+    onnx.checker.check_model(str(path), full_check=True)
+    graph = onnx.load(path).graph
+    kinds = {number: dtype for dtype, (number, _) in ONNX_TYPES.items()}
+    for ports, values in ((stage.inputs, graph.input), (stage.outputs, graph.output)):
+        assert [port.name for port in ports] == [value.name for value in values]
+        for port, value in zip(ports, values, strict=True):
+            held = value.type.tensor_type
+            assert kinds[held.elem_type] == port.dtype
+            assert [side.dim_param or side.dim_value for side in held.shape.dim] == list(port.shape)
+
+
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.parametrize("name", ["encode", "read", "decode"])
+def test_attention_is_in_plain_steps(exported: Exported, name: str) -> None:
+    _, path = exported(name)
+    assert not [kind for kind in operators(path) if "Attention" in kind]
+    assert set(around_softmax(path)) == {("MatMul", "MatMul")}
+
+
+def around_softmax(path: Path) -> list[tuple[str, str]]:
+    """The operator before and after each softmax, casts and the choice by a mask passed over."""
+    nodes = onnx.load(path).graph.node
+    made = {output: node for node in nodes for output in node.output}
+    read = {value: node for node in nodes for value in node.input}
+    found = []
+    for softmax in (node for node in nodes if node.op_type == "Softmax"):
+        before, after = made[softmax.input[0]], read[softmax.output[0]]
+        while before.op_type in ("Cast", "Where"):
+            before = made[before.input[before.op_type == "Where"]]
+        while after.op_type == "Cast":
+            after = read[after.output[0]]
+        found.append((before.op_type, after.op_type))
+    return found
+
+
+def test_a_tracked_clip_has_the_same_masks(nano: TrackerModel, exported: Exported) -> None:
+    """Two objects, a third for a while, one of them wiped from the picture."""
+    truth = track(nano)
+    served = load_tracker("nano")
+    served.static_shapes = True
+    served.stages = type(served.stages)(*(OnnxRun(path, stage) for stage, path in map(exported, STAGES)))
+    found = track(served)
+    assert {tuple(ids) for ids, _, _ in truth} == {(1, 2), (1, 2, 3)}
+    assert len({bool(visible[1]) for _, _, visible in truth}) == 2, "an object must be seen, and not seen"
+    for (ids, masks, visible), (same, others, seen) in zip(truth, found, strict=True):
+        assert ids == same
+        assert torch.equal(visible, seen)
+        assert (masks != others).float().mean() < 1e-4
+
+
+def track(model: TrackerModel) -> list[tuple[list[int], Tensor, Tensor]]:
+    """Ids, masks and visibility on each frame of a clip of two moving discs."""
+    tracker = Tracker(model, max_objects=4)
+    seen = []
+    for frame in range(9):
+        prompts = (
+            [ObjectPrompt(1, points=[[70, 80]]), ObjectPrompt(2, points=[[180, 170]])] if frame == 0 else []
+        )
+        if frame == 2:
+            prompts = [ObjectPrompt(3, points=[[128, 40]])]
+        if frame == 5:
+            tracker.remove(3)
+        tracks = tracker.step(model.preprocess(picture(frame)), prompts)
+        seen.append((tracks.ids, tracks.logits > 0, tracks.visible))
+    return seen
+
+
+def picture(frame: int) -> npt.NDArray[np.uint8]:
+    image = np.full((256, 256, 3), (90, 110, 100), np.uint8)
+    cv2.circle(image, (70 + 3 * frame, 80), 26, (40, 60, 200), -1)
+    if not 4 <= frame <= 7:
+        cv2.circle(image, (180, 170 - 3 * frame), 30, (200, 120, 40), -1)
+    return image
+
+
+@pytest.mark.parametrize("name", ["encode", "read"])
+def test_float16_agrees_within_its_rounding(halves: dict[torch.dtype, Exported], name: str) -> None:
+    stage, path = halves[torch.float16](name)
+    check_types(stage, path)
+    check_rounding(OnnxRun(path, stage), stage)
+
+
+@pytest.mark.parametrize("name", ["encode", "decode"])
+def test_bfloat16_agrees_within_its_rounding(halves: dict[torch.dtype, Exported], name: str) -> None:
+    """By the reference implementation of ONNX: onnxruntime has hardly an operator in bfloat16 for a CPU."""
+    stage, path = halves[torch.bfloat16](name)
+    check_types(stage, path)
+    evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator(str(path))
+    numbers = pytest.importorskip("ml_dtypes").bfloat16
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        arrays = [tensor.view(torch.int16).numpy().view(numbers) for tensor in tensors]
+        named = {port.name: array for port, array in zip(stage.inputs, arrays, strict=True)}
+        found = evaluator.run(None, named)
+        return [torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in found]
+
+    check_rounding(run, stage)
+
+
+def check_rounding(run: Run, stage: Stage) -> None:
+    eps = torch.finfo(stage.inputs[0].dtype).eps
+    for found, wanted in run_both(run, stage, 3):
+        rounding = max(4 * eps, ONE_MEMORY_STEP if wanted.dtype == torch.bfloat16 else 0)
+        assert difference(found, wanted) <= rounding * wanted.float().abs().max().item()
+
+
+def test_softmax_is_float32_in_half_precision(halves: dict[torch.dtype, Exported]) -> None:
+    _, path = halves[torch.float16]("encode")
+    model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    softmaxes = [node for node in model.graph.node if node.op_type == "Softmax"]
+    assert softmaxes
+    assert {types[node.output[0]] for node in softmaxes} == {onnx.TensorProto.FLOAT}
+
+
+def test_an_encoder_whose_windows_do_not_divide_the_grid(tmp_path: Path) -> None:
+    stage = tiny_stages(torch.float32, size=9 * 14)["encode"]
+    run = OnnxRun(export(stage, tmp_path / "encode.onnx"), stage)
+    assert "Attention" not in operators(tmp_path / "encode.onnx")
+    for found, wanted in run_both(run, stage, 1):
+        assert difference(found, wanted) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, Path]:
+    stage = detector_stage(tiny_yolo(), phrases=3, size=(64, 96))
+    return stage, export(stage, tmp_path_factory.mktemp("yolo") / "detect.onnx")
+
+
+def test_a_detector_answers_as_torch_does(detector: tuple[Stage, Path]) -> None:
+    stage, path = detector
+    check_types(stage, path)
+    run = OnnxRun(path, stage)
+    pixels = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(4))
+    for seed in (1, 2):
+        vectors = phrases(3, seed=seed)
+        boxes, scores = run(pixels, vectors)
+        with torch.inference_mode():
+            truth = stage.module(pixels, vectors)
+        assert difference(boxes, truth.boxes) < 1e-3  # pixels
+        assert difference(scores, truth.scores) < 1e-5
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, (64, 96)), (2, (64, 100)), (2, (0, 64))])
+def test_a_detector_of_no_possible_shape_is_refused(count: int, size: tuple[int, int]) -> None:
+    with pytest.raises(EngineError, match="detect: expected at least one phrase"):
+        detector_stage(tiny_yolo(), count, size)
+
+
+def test_a_file_tells_nothing_of_where_it_was_made(detector: tuple[Stage, Path]) -> None:
+    assert str(ROOT).encode() not in detector[1].read_bytes()
+
+
+def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
+    stage = scaled()
+    path = export(stage, tmp_path / "scale.onnx", external_data=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["scale.onnx", "scale.onnx.data"]
+    assert path.stat().st_size < (tmp_path / "scale.onnx.data").stat().st_size == stage.module.factor.nbytes
+    for found, wanted in run_both(OnnxRun(path, stage), stage, 3):
+        assert torch.equal(found, wanted)
+
+
+class Unexportable(Scaled):
+    def forward(self, values: Tensor) -> Tensor:
+        raise RuntimeError("this cannot be traced")
+
+
+def test_a_stage_that_cannot_be_exported_leaves_the_earlier_file(tmp_path: Path) -> None:
+    (tmp_path / "scale.onnx").write_text("earlier")
+    with pytest.raises(EngineError, match="scale: cannot be exported: RuntimeError: this cannot be traced"):
+        export(scaled(kind=Unexportable), tmp_path / "scale.onnx")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["earlier"]
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="scale: expected a folder"):
+        export(scaled(), tmp_path / "absent" / "scale.onnx")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(EngineError, match="scale: cannot be written"):
+        export(scaled(), tmp_path / "taken")
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_missing_exporter_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtraError, match=r"onnxscript.*sam3-node\[onnx\]"):
+        export(scaled(), tmp_path / "scale.onnx")
+
+
+def test_the_exporter_is_silent(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    levels = [logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")]
+    export(scaled(), tmp_path / "scale.onnx")
+    assert capfd.readouterr() == ("", "")
+    assert not list(recwarn)
+    assert levels == [logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")]

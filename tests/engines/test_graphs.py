@@ -1,0 +1,117 @@
+"""Stages that are recorded once for each shape and replayed; CUDA graphs where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sam3_node.engines.graphs import Inputs, Recording, Replayed, replayed, use_graphs
+from sam3_node.models.sam.stages import Run, Stages
+from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Tape:
+    """Records as a CUDA graph does: fixed places that are read and written, whatever the call was given."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def __call__(self, run: Run, inputs: Inputs) -> Recording:
+        self.recorded += 1
+        held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
+        outputs = run(*held)
+
+        def replay() -> None:
+            found = run(*held)
+            pairs = [(outputs, found)] if isinstance(found, Tensor) else zip(outputs, found, strict=True)
+            for place, value in pairs:
+                place.copy_(value)
+
+        return Recording(held, outputs, replay)
+
+
+def on_tape(model: TrackerModel) -> Tape:
+    tape = Tape()
+    model.stages = Stages(*(Replayed(run, tape) for run in model.stages))
+    model.static_shapes = True
+    return tape
+
+
+def tracked(model: TrackerModel, objects: int, frames: int = 5) -> Tensor:
+    """Logits of all frames; objects come one a frame."""
+    tracker, found = Tracker(model, max_objects=objects), []
+    for number, pixels in enumerate(noise_clip(model.image_size, frames)):
+        prompts = [ObjectPrompt(number, points=[[30.0 + 10 * number, 40.0]])] if number < objects else []
+        tracks = tracker.step(pixels.to(model.device, model.dtype), prompts)
+        found.append(torch.zeros(objects, *model.mask_size))
+        found[-1][: len(tracks.ids)] = tracks.logits.float().cpu()
+    return torch.stack(found)
+
+
+def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
+    source = random_source("sam3")
+    plain, taped = stages_of(source), stages_of(source)
+    tape = on_tape(taped)
+    assert (tracked(taped, 3) - tracked(plain, 3)).abs().max() < 1e-4
+    assert tape.recorded == 1 + 3 * 3, "encode once, the others for 1, 2 and 4 objects"
+    tracked(taped, 3)
+    assert tape.recorded == 10
+
+
+def test_what_is_returned_is_the_callers_to_keep() -> None:
+    run = Replayed(lambda x: (x + 1, x * 2), Tape())
+    first = run(torch.ones(2))
+    kept = [tensor.clone() for tensor in first]
+    run(torch.zeros(2))
+    assert all(torch.equal(now, then) for now, then in zip(first, kept, strict=True))
+
+
+def test_an_encoder_that_comes_to_share_its_trunk_is_recorded_again() -> None:
+    model = tiny_model()
+    on_tape(model)
+    pixels = noise_clip(model.image_size, 1)[0]
+    assert model.encode(pixels).trunk is None
+    model.share_trunk()
+    assert model.encode(pixels).trunk is not None
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    model = tiny_model()
+    before = model.stages
+    assert replayed(before, torch.device("cpu")) is before
+    use_graphs(model)
+    assert model.stages is before
+    assert not model.static_shapes
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_graphs_give_what_eager_stages_give(family: str, compiled: bool) -> None:
+    source = random_source(family).to("cuda")
+    plain, captured = stages_of(source).to("cuda"), stages_of(source).to("cuda")
+    if compiled:
+        captured.compile()
+    use_graphs(captured)
+    assert captured.static_shapes
+    for _ in range(2):
+        assert (tracked(captured, 3) - tracked(plain, 3)).abs().max() < 1e-2
+
+
+@gpu
+@needs_gpu
+def test_features_of_earlier_frames_stay_as_they_were() -> None:
+    model = tiny_model().to("cuda")
+    use_graphs(model)
+    first, second = noise_clip(model.image_size, 2)
+    features = model.encode(first)
+    kept = [tensor.clone() for tensor in features[:3]]
+    model.encode(second)
+    assert all(torch.equal(now, then) for now, then in zip(features[:3], kept, strict=True))

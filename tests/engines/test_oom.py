@@ -1,0 +1,193 @@
+"""What fails once engines have been chosen: torch serves and says so, or an error says what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sam3_node.engines.graphs import Inputs, Recording, Replayed
+from sam3_node.engines.oom import out_of_memory, telling_out_of_memory
+from sam3_node.engines.specs import Port, Stage
+from sam3_node.errors import EngineError, ModelError
+from sam3_node.models.sam.stages import Run, Stages
+from sam3_node.perception.loading import load_model, warm_up
+from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
+from tests.support.tiny import random_source, tiny_model
+
+HUGE = 1 << 50  # bytes: more than any process can address
+CUDA_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+
+
+class Failing(nn.Module):
+    """A stage that fails as `fail` does."""
+
+    def __init__(self, fail: Callable[[], Any]) -> None:
+        super().__init__()
+        self.fail = fail
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.fail()
+
+
+def raising(error: Exception) -> Callable[[], NoReturn]:
+    def fail() -> NoReturn:
+        raise error
+
+    return fail
+
+
+def allocate() -> Tensor:
+    return torch.empty(HUGE, dtype=torch.uint8)
+
+
+FAILURES = {
+    "device memory": (
+        raising(torch.OutOfMemoryError(CUDA_FULL)),
+        "memory ran out on the first frames: .*2.00 GiB",
+    ),
+    "host memory": (allocate, "memory ran out on the first frames: .*DefaultCPUAllocator"),
+    "Python's memory": (raising(MemoryError()), "memory ran out on the first frames: MemoryError"),
+    "a kernel": (
+        raising(RuntimeError("CUDA error: invalid argument")),
+        "engines failed on the first frames: .*invalid",
+    ),
+    "an engine": (
+        raising(EngineError("read: TensorRT did not run for 2 objects; see its log")),
+        "did not run",
+    ),
+}
+
+
+def settings_of(**engine: Any) -> Settings:
+    tracker = TrackerSettings(max_objects=2, bank_size=2)
+    return Settings(model=ModelSettings(device="cpu"), tracker=tracker, engine=EngineSettings(**engine))
+
+
+@pytest.mark.parametrize("stage", ["encode", "remember"])
+@pytest.mark.parametrize("kind", FAILURES)
+def test_torch_serves_where_engines_fail_on_the_first_frames(
+    kind: str, stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail, said = FAILURES[kind]
+    model = tiny_model(presence=60.0)
+    own = model.stages
+    model.stages, model.static_shapes = own._replace(**{stage: Failing(fail)}), True
+    with caplog.at_level(logging.WARNING):
+        warm_up(model, settings_of(), own)
+    assert model.stages is own
+    assert not model.static_shapes
+    assert model.name.startswith("tiny (torch: ")
+    assert len(model.name) < 120
+    (warning,) = caplog.records
+    assert re.search(said, warning.getMessage())
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_without_a_fallback_the_start_ends_with_what_to_do(kind: str) -> None:
+    fail, said = FAILURES[kind]
+    model = tiny_model(presence=60.0)
+    own = model.stages
+    model.stages = own._replace(read=Failing(fail))
+    with pytest.raises(EngineError, match=said) as caught:
+        warm_up(model, settings_of(fallback=False), own)
+    advised = "--engine.kind torch" in str(caught.value)
+    assert advised == (kind != "an engine")
+    assert ("--tracker.max_objects" in str(caught.value)) == ("memory" in kind)
+    assert model.name == "tiny"
+
+
+def test_a_recording_that_fails_is_fallen_back_from() -> None:
+    def record(run: Run, inputs: Inputs) -> Recording:
+        raise EngineError("a stage cannot be captured in a CUDA graph: no; set engine.graphs = false")
+
+    model = tiny_model(presence=60.0)
+    own = model.stages
+    model.stages = Stages(*(Replayed(run, record) for run in own))
+    warm_up(model, settings_of(graphs=True), own)
+    assert model.stages is own
+    assert model.name == "tiny (torch: a stage cannot be captured in a CUDA graph: no)"
+
+
+def test_torch_has_nothing_to_fall_back_to() -> None:
+    model = tiny_model(presence=60.0)
+    model.stages = model.stages._replace(encode=Failing(allocate))
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        warm_up(model, settings_of(), model.stages)
+    assert model.name == "tiny"
+
+
+@pytest.fixture(scope="module")
+def vast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights whose memory modules are absent, and larger than memory by their configuration."""
+    folder = tmp_path_factory.mktemp("vast")
+    random_source("sam3").save_pretrained(folder)
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    kept = {name: value for name, value in load_file(weights).items() if "memory_fuser" not in name}
+    save_file(kept, weights, metadata={"format": "pt"})
+    wide = {"memory_fuser_intermediate_dim": 10**12}
+    config.write_text(json.dumps(json.loads(config.read_text()) | wide))
+    return folder
+
+
+def test_weights_that_do_not_fit_say_what_to_lower(vast: Path) -> None:
+    with pytest.raises(ModelError, match=r"memory ran out while .* was loaded: .*--model\.image_size"):
+        load_model(ModelSettings(name=str(vast), device="cpu"), TrackerSettings())
+
+
+def test_a_build_that_does_not_fit_says_what_to_lower(vast: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    from sam3_node.engines.build import build_engines
+
+    model, engine = ModelSettings(name=str(vast), device="cpu"), EngineSettings(folder=tmp_path)
+    with pytest.raises(
+        EngineError, match=r"memory ran out while engines were built: .*--tracker\.max_objects"
+    ):
+        build_engines(Settings(model=model, engine=engine), "sm89")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_does_not_fit_says_what_to_lower(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    from sam3_node.engines.export import export
+
+    port = Port("x", (1, 4), torch.float32)
+    stage = Stage("wide", Failing(raising(torch.OutOfMemoryError(CUDA_FULL))), (port,), (port,))
+    with pytest.raises(
+        EngineError, match=r"wide: cannot be exported: OutOfMemoryError: .*--model\.image_size"
+    ):
+        export(stage, tmp_path / "wide.onnx")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("full"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: invalid argument"), False),
+        (ModelError("no folder"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, is_memory: bool) -> None:
+    assert out_of_memory(error) == is_memory
+    with pytest.raises(ModelError) as caught:
+        raise ModelError("cannot load it") from error
+    assert out_of_memory(caught.value) == is_memory
+
+
+def test_only_what_is_out_of_memory_is_told_as_such() -> None:
+    for error in (RuntimeError("invalid argument"), EngineError("full: out of memory"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught, telling_out_of_memory(ModelError, "here"):
+            raise error
+        assert caught.value is error

@@ -1,0 +1,202 @@
+"""Loading weights, and the encoder's rearrangements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Sam3ViTModel
+
+from sam3_node.errors import ModelError
+from sam3_node.models import checkpoints, load_tracker
+from sam3_node.models.digest import digest_path, write_digest
+from sam3_node.models.sam.vit import WindowedViT
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.tiny import noise_clip, random_composite, random_source, sam3_config, stages_of, tiny_model
+
+PROMPT = ObjectPrompt(1, points=[[30.0, 40.0]])
+
+
+def logits(model, frames: int = 4) -> torch.Tensor:
+    tracker = Tracker(model)
+    clip = noise_clip(model.image_size, frames)
+    return torch.stack(
+        [tracker.step(pixels, [PROMPT] if i == 0 else []).logits[0] for i, pixels in enumerate(clip)]
+    )
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+def test_a_local_folder_loads(tmp_path: Path, family: str) -> None:
+    source = random_source(family)
+    source.save_pretrained(tmp_path / "weights")
+    model = load_tracker(tmp_path / "weights")
+    assert model.name == "weights"
+    assert model.can_track
+    assert (logits(model) - logits(stages_of(source))).abs().max() < 1e-4
+
+
+def test_the_tracker_of_a_composite_checkpoint_loads(tmp_path: Path) -> None:
+    """facebook/sam3's layout: the detector owns the ViT, the tracker has a neck of its own."""
+    composite = random_composite()
+    composite.save_pretrained(tmp_path)
+    model = load_tracker(tmp_path)
+    assert model.can_track
+    pixels = noise_clip(model.image_size, 1)[0]
+    with torch.inference_mode():
+        vision = composite.detector_model.vision_encoder(pixels)
+        maps, _ = composite.get_vision_features_for_tracker(vision)
+        ours = model.encode(pixels)
+    for mine, theirs in zip(ours[:3], maps, strict=True):
+        assert (mine.flatten(2).permute(2, 0, 1) - theirs).abs().max() < 1e-5
+
+
+def test_weights_without_memory_modules_segment_only(tmp_path: Path) -> None:
+    source = random_source("sam2")
+    state = {
+        k: v for k, v in source.state_dict().items() if not k.startswith(("memory_", "object_pointer_proj"))
+    }
+    source.save_pretrained(tmp_path, state_dict=state)
+    assert not load_tracker(tmp_path).can_track
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    source = random_source("sam3")
+    state = {k: v for k, v in source.state_dict().items() if "mask_decoder.iou_token" not in k}
+    source.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ModelError, match=r"lacks 1 tensors.*iou_token"):
+        load_tracker(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "no config", "another model"])
+def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
+    random_source("sam3").save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "garbage":
+        weights.write_bytes(b"\xff" * 1000)
+    elif damage == "no config":
+        config.unlink()
+    else:
+        config.write_text('{"model_type": "bert"}')
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_tracker(tmp_path)
+
+
+def test_a_missing_folder_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weights").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for absent in (
+        tmp_path / "absent",
+        "./none",
+        "../none",
+        "a/b/../c",
+        "a/b/c",
+        "~/none",
+        "weights/none",
+    ):
+        with pytest.raises(ModelError, match="no folder"):
+            load_tracker(absent)
+
+
+def test_a_name_of_two_parts_is_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="cannot load nobody-is/none"):
+        load_tracker("nobody-is/none")
+
+
+def test_nano_is_the_same_every_time() -> None:
+    first, second = load_tracker("nano"), load_tracker("nano")
+    assert sum(p.numel() for p in first.parameters()) < 6e6
+    assert (logits(first, 2) - logits(second, 2)).abs().max() == 0
+
+
+def bundle(folder: Path, family: str) -> Path:
+    """Small weights as nano's are kept: float16, with their digest."""
+    random_source(family).half().save_pretrained(folder)
+    write_digest(folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+def test_bundled_weights_of_either_class_load_as_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    bundle(tmp_path, family)
+    monkeypatch.setattr(checkpoints, "NANO", tmp_path)
+    model = load_tracker("nano")
+    assert (model.name, model.can_track) == ("nano", True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    rounded = random_source(family)
+    rounded.load_state_dict({name: value.half().float() for name, value in rounded.state_dict().items()})
+    assert (logits(model) - logits(stages_of(rounded))).abs().max() < 1e-4
+    assert {p.dtype for p in load_tracker("nano", dtype="bfloat16").parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("damage", ["one bit", "cut", "exchanged", "no digest"])
+def test_damaged_bundled_weights_are_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    weights = bundle(tmp_path, "sam3")
+    data = weights.read_bytes()
+    if damage == "one bit":
+        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "cut":
+        weights.write_bytes(data[:-1])
+    elif damage == "exchanged":
+        random_source("sam2").half().save_pretrained(tmp_path)
+    else:
+        digest_path(weights).unlink()
+    monkeypatch.setattr(checkpoints, "NANO", tmp_path)
+    with pytest.raises(ModelError, match=r"model\.safetensors.*install the package again"):
+        load_tracker("nano")
+
+
+def test_a_device_that_is_not_there_is_a_clear_error() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(ModelError, match="no CUDA device"):
+        load_tracker("nano", device="cuda")
+    with pytest.raises(ModelError, match="dtype"):
+        load_tracker("nano", dtype="float7")
+
+
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [(112, 4), (126, 4), (70, 4), (42, 4), (126, 3), (112, 5)],  # 8, 9, 5, 3, 9 and 8 tokens a side
+)
+def test_the_window_ordered_vit_equals_the_reference(size: int, window: int) -> None:
+    config = sam3_config(size=size).vision_config.backbone_config
+    config.window_size = window
+    torch.manual_seed(0)
+    source = Sam3ViTModel(config).eval()
+    with torch.no_grad():
+        for value in source.parameters():
+            value.normal_(0, 0.2)
+    pixels = torch.cat(noise_clip(size, 2))
+    with torch.inference_mode():
+        expected = source(pixels).last_hidden_state
+        found = WindowedViT(source)(pixels).flatten(2).transpose(1, 2)
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_sizes_given_for_both_axes() -> None:
+    source = random_source("sam3")
+    config = source.vision_encoder.config.backbone_config
+    config.image_size, config.patch_size = [112, 112], [14, 14]
+    assert isinstance(stages_of(source).encode_stage.backbone, WindowedViT)
+    config.image_size = [112, 126]
+    with pytest.raises(ModelError, match="squares"):
+        stages_of(source)
+
+
+def test_preprocess_squashes_to_the_models_square_in_rgb() -> None:
+    model = tiny_model()
+    image = np.zeros((40, 60, 3), dtype=np.uint8)
+    image[..., 2] = 255  # red in BGR
+    image.flags.writeable = False
+    pixels = model.preprocess(image)
+    assert pixels.shape == (1, 3, 112, 112)
+    assert torch.allclose(pixels[0, :, 5, 5], torch.tensor([1.0, -1.0, -1.0]))

@@ -1,0 +1,227 @@
+"""YOLO-World: shapes, what text does, and weights on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sam3_node.errors import ModelError, OutputError
+from sam3_node.models.digest import digest_path
+from sam3_node.models.yolo.config import SCALES, Scale, YoloWorldConfig
+from sam3_node.models.yolo.network import Predictions, YoloWorld, anchors
+from sam3_node.models.yolo.weights import load_yolo_world, save_yolo_world
+from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
+
+CPU = torch.device("cpu")
+
+
+def picture(height: int = 64, width: int = 96, count: int = 1) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize(
+    ("scale", "millions"), [("nano", 1.46), ("s", 12.8), ("m", 28.4), ("l", 46.8), ("x", 72.9)]
+)
+def test_every_scale_has_its_size_and_shapes(scale: Scale, millions: float) -> None:
+    with torch.device("meta"):
+        model = YoloWorld(SCALES[scale])
+        found = model(torch.zeros(2, 3, 320, 640), torch.zeros(5, model.config.text_channels))
+    assert found.boxes.shape == (2, 4200, 4)
+    assert found.scores.shape == (2, 4200, 5)
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(
+        millions, abs=0.05
+    )
+
+
+def test_scores_are_probabilities_and_boxes_finite() -> None:
+    with torch.inference_mode():
+        boxes, scores = tiny_yolo()(picture(), phrases(3))
+    assert boxes.isfinite().all()
+    assert (boxes[..., 2:] >= boxes[..., :2]).all()
+    assert ((scores > 0) & (scores < 1)).all()
+    assert scores.std() > 0.01
+
+
+def test_permuted_phrases_permute_scores_alone() -> None:
+    model, text, order = tiny_yolo(), phrases(6), torch.tensor([3, 1, 5, 0, 2, 4])
+    with torch.inference_mode():
+        first, second = model(picture(), text), model(picture(), text[order])
+    torch.testing.assert_close(first.scores[..., order], second.scores)
+    torch.testing.assert_close(first.boxes, second.boxes)
+
+
+def test_a_repeated_phrase_changes_nothing() -> None:
+    model, text = tiny_yolo(), phrases(3)
+    with torch.inference_mode():
+        first, second = model(picture(), text), model(picture(), text[[0, 1, 2, 1, 1]])
+    torch.testing.assert_close(second.scores[..., :3], first.scores)
+    torch.testing.assert_close(second.scores[..., 4], first.scores[..., 1])
+
+
+def test_images_of_a_batch_have_their_own_phrases() -> None:
+    model, pixels, text = tiny_yolo(), picture(count=2), torch.stack([phrases(3), phrases(3, seed=2)])
+    with torch.inference_mode():
+        both = model(pixels, text)
+        for index in range(2):
+            alone = model(pixels[index : index + 1], text[index])
+            torch.testing.assert_close(both.scores[index], alone.scores[0], rtol=0, atol=1e-4)
+            torch.testing.assert_close(both.boxes[index], alone.boxes[0], rtol=0, atol=1e-3)
+
+
+def test_anchors_are_pixel_centres_level_by_level() -> None:
+    centres, strides = anchors((32, 64), CPU)
+    assert strides.tolist() == [8.0] * 32 + [16.0] * 8 + [32.0] * 2
+    assert centres[:2].tolist() == [[4.0, 4.0], [12.0, 4.0]]
+    assert centres[8].tolist() == [4.0, 12.0]
+    assert centres[-2:].tolist() == [[16.0, 16.0], [48.0, 16.0]]
+
+
+def test_a_box_lies_at_the_expected_distances() -> None:
+    distributions = torch.full((1, 1, 4, 4), -100.0)
+    for side, bin_ in enumerate((1, 2, 3, 0)):
+        distributions[0, 0, side, bin_] = 100.0
+    distributions[0, 0, 0, 2] = 100.0  # left: 1 or 2, both as likely
+    made = Predictions(torch.zeros(1, 1, 1), distributions, torch.tensor([[20.0, 30.0]]), torch.tensor([8.0]))
+    assert made.boxes().tolist() == [[[20 - 1.5 * 8, 30 - 2 * 8, 20 + 3 * 8, 30]]]
+
+
+def test_gradients_reach_every_parameter() -> None:
+    model = tiny_yolo().train()
+    made = model.predict(picture(count=2), phrases(3))
+    (made.logits.square().sum() + made.boxes().square().sum()).backward()
+    without = [name for name, value in model.named_parameters() if value.grad is None]
+    assert not without
+
+
+def test_an_exported_graph_serves_other_phrases() -> None:
+    model = tiny_yolo()
+    exported = torch.export.export(model, (picture(), phrases(3))).module()
+    with torch.inference_mode():
+        mine, theirs = model(picture() ** 2, phrases(3, seed=5)), exported(picture() ** 2, phrases(3, seed=5))
+    torch.testing.assert_close(theirs[0], mine.boxes)
+    torch.testing.assert_close(theirs[1], mine.scores)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "text", "told"),
+    [
+        ((1, 3, 64, 60), (3, 12), "multiples of 32"),
+        ((3, 64, 64), (3, 12), "multiples of 32"),
+        ((1, 1, 64, 64), (3, 12), "multiples of 32"),
+        ((1, 3, 64, 64), (3, 13), r"\[K, 12\]"),
+        ((1, 3, 64, 64), (12,), r"\[K, 12\]"),
+        ((1, 3, 64, 64), (0, 12), "one at least"),
+        ((2, 3, 64, 64), (3, 1, 12), "of as many images"),
+    ],
+)
+def test_other_shapes_are_told(pixels: tuple[int, ...], text: tuple[int, ...], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        tiny_yolo()(torch.zeros(pixels), torch.zeros(text))
+
+
+def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
+    model = tiny_yolo()
+    save_yolo_world(model, tmp_path / "new" / "folder")
+    loaded = load_yolo_world(tmp_path / "new" / "folder")
+    assert loaded.config == TINY
+    assert not loaded.training
+    with torch.inference_mode():
+        mine, theirs = model(picture(), phrases(2)), loaded(picture(), phrases(2))
+    assert torch.equal(mine.scores, theirs.scores)
+    assert torch.equal(mine.boxes, theirs.boxes)
+
+
+def test_weights_load_in_another_dtype(tmp_path: Path) -> None:
+    save_yolo_world(tiny_yolo(), tmp_path)
+    model = load_yolo_world(tmp_path, dtype="bfloat16")
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
+    with torch.inference_mode():
+        found = model(picture(), phrases(2))
+    assert {found.boxes.dtype, found.scores.dtype} == {torch.float32}
+
+
+def test_float16_weights_load_as_float32(tmp_path: Path) -> None:
+    save_yolo_world(tiny_yolo().half(), tmp_path)
+    assert {value.dtype for value in load_yolo_world(tmp_path).parameters()} == {torch.float32}
+
+
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    save_yolo_world(tiny_yolo(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    digest_path(weights).unlink()
+    state = load_file(weights)
+    state["backbone.stem.conv.bias"] = torch.zeros(8)
+    state["neck.shrink.0.conv.weight"] = torch.zeros(16, 16, 1, 1)
+    del state["heads.1.contrast.bias"]
+    save_file(state, weights)
+    with pytest.raises(ModelError, match=r"model\.safetensors") as caught:
+        load_yolo_world(tmp_path)
+    told = str(caught.value)
+    assert "lacks 1 tensors: heads.1.contrast.bias" in told
+    assert "unknown 1 tensors: backbone.stem.conv.bias" in told
+    assert "neck.shrink.0.conv.weight [16, 16, 1, 1] for [16, 16, 3, 3]" in told
+
+
+@pytest.mark.parametrize("damage", ["one bit", "cut", "garbage", "no weights", "no config", "no folder"])
+def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
+    save_yolo_world(tiny_yolo(), tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    data = weights.read_bytes()
+    if damage == "one bit":
+        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "cut":
+        digest_path(weights).unlink()
+        weights.write_bytes(data[:-1])
+    elif damage == "garbage":
+        config.write_text("\x00{")
+    elif damage == "no weights":
+        digest_path(weights).unlink()
+        weights.unlink()
+    elif damage == "no config":
+        config.unlink()
+    folder = tmp_path / "absent" if damage == "no folder" else tmp_path
+    with pytest.raises(ModelError, match=str(folder)):
+        load_yolo_world(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_type": "bert"}, "model_type yolo_world, found bert"),
+        ({"depth": 3}, "missing or unknown: depth"),
+        ({"channels": 5}, "channels: expected a list"),
+        ({"channels": [8, 8, 16, 16]}, "5 positive integers"),
+        ({"channels": [8, 8, 16, 16, "16"]}, "5 positive integers"),
+        ({"depths": [1, 1, 1, -1]}, "4 positive integers"),
+        ({"bins": 0}, "bins: expected a positive integer"),
+        ({"bins": True}, "bins: expected a positive integer"),
+        ({"channels": [8, 8, 16, 16, 24]}, "multiples of 16"),
+    ],
+)
+def test_a_wrong_configuration_is_told(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    save_yolo_world(tiny_yolo(), tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(ModelError, match=told) as caught:
+        load_yolo_world(tmp_path)
+    assert str(config) in str(caught.value)
+
+
+def test_a_configuration_survives_json() -> None:
+    for config in SCALES.values():
+        assert YoloWorldConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    with pytest.raises(ModelError, match="found list"):
+        YoloWorldConfig.from_json([])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TINY.bins = 3  # type: ignore[misc]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write weights"):
+        save_yolo_world(tiny_yolo(), tmp_path / "file")

@@ -1,0 +1,112 @@
+"""States as bytes: back bit for bit, or refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sam3_node.errors import ReplayError
+from sam3_node.perception.checkpoint import MAGIC, pack_state, unpack_state
+from sam3_node.types import State
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+
+
+def same(found: Tensor, given: Tensor) -> bool:
+    """Values, bit for bit."""
+    if found.dtype != given.dtype or found.shape != given.shape:
+        return False
+    return torch.equal(*(tensor.flatten().contiguous().view(torch.uint8) for tensor in (found, given)))
+
+
+def back(tensor: Tensor) -> Tensor:
+    return unpack_state(pack_state({"tensor": tensor}))["tensor"]
+
+
+def test_plain_values_come_back_as_they_were() -> None:
+    state: State = {
+        "whole": [0, -1, 2**63 - 1, -(2**63)],
+        "real": [0.1, 1e-310, math.inf, -0.0, 5.0],
+        "text": {"": "Süßkartoffel", "tensor": "0"},
+        "flags": [True, False, None],
+        "empty": [{}, []],
+    }
+    found = unpack_state(pack_state(state))
+    assert found == state
+    assert [type(value) for value in found["real"]] == [float] * 5
+    assert math.copysign(1, found["real"][3]) == -1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_come_back_with_their_values(dtype: torch.dtype) -> None:
+    given = (torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
+    assert same(back(given), given)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -0.0, 1e-42])
+def test_odd_numbers_keep_their_bits(value: float) -> None:
+    assert same(back(torch.tensor(value)), torch.tensor(value))
+
+
+def test_tensors_lie_in_memory_as_they_did() -> None:
+    image = torch.randn(2, 8, 4, 6)
+    odd = torch.randn(64, 16).as_strided((1, 16, 8, 8), (16, 1, 128, 16))
+    given = [image, image.to(memory_format=torch.channels_last), image.permute(3, 1, 0, 2), odd]
+    found = unpack_state(pack_state({"all": given}))["all"]
+    assert all(map(same, found, given))
+    assert [tensor.stride() for tensor in found] == [tensor.stride() for tensor in given]
+
+
+def test_views_bring_only_what_they_show() -> None:
+    large = torch.zeros(1000, 1000).random_()
+    given = [large[5], large[:, 7], large[::3, 1:4], torch.ones(1).expand(6, 2), large[0:0], large[:, 0:0]]
+    data = pack_state({"all": given})
+    assert len(data) < 50_000
+    assert all(map(same, unpack_state(data)["all"], given))
+
+
+def test_what_was_packed_may_change_afterwards() -> None:
+    given = torch.zeros(4)
+    data = pack_state({"tensor": given})
+    given += 1
+    found = unpack_state(data)["tensor"]
+    assert found.sum() == 0
+    found += 1
+    assert unpack_state(data)["tensor"].sum() == 0
+
+
+def test_one_state_has_one_packing() -> None:
+    state = {"a": torch.arange(9.0), "b": [torch.ones(2), 5]}
+    assert pack_state(state) == pack_state(unpack_state(pack_state(state)))
+
+
+def test_what_is_no_state_is_not_packed() -> None:
+    with pytest.raises(TypeError, match="found set"):
+        pack_state({"ids": {1, 2}})
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    data = pack_state({"tensor": torch.ones(3), "text": "x"})
+    for place in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(ReplayError, match="expected a"):
+            unpack_state(bytes(damaged))
+
+
+def test_every_truncation_is_noticed() -> None:
+    data = pack_state({"tensor": torch.ones(3), "text": "x"})
+    for length in range(len(data)):
+        with pytest.raises(ReplayError, match="expected a"):
+            unpack_state(data[:length])
+    with pytest.raises(ReplayError, match="damaged"):
+        unpack_state(data + b"\0")
+
+
+@pytest.mark.parametrize("data", [b"", b"not a checkpoint", MAGIC, MAGIC + bytes(200)])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ReplayError, match="expected a"):
+        unpack_state(data)

@@ -1,0 +1,403 @@
+"""The straight line from a frame to its masks, and the objects added, corrected and removed in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sam3_node.errors import (
+    CapacityError,
+    ModelError,
+    RequestError,
+    UnknownFrameError,
+    UnknownObjectError,
+    WireError,
+)
+from sam3_node.geometry import Scaling
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.perception.loading import load_model
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.settings import ModelSettings, TrackerSettings
+from sam3_node.tracking import Tracker
+from sam3_node.types import Frame, Mask, MaskFrame
+from sam3_node.wire import encode_image
+from tests.support.paths import SHARED
+from tests.support.tiny import random_source
+
+WIDTH, HEIGHT = 200, 150
+SEGMENT_ONLY = SHARED / "weights" / "sam2-hiera-tiny"
+CENTRE = FramePrompt(points=[(100.0, 75.0)])
+BOX = FramePrompt(box=[20, 20, 120, 100])
+
+
+@pytest.fixture(scope="module")
+def model() -> TrackerModel:
+    """A tiny random tracker that always finds its objects in view."""
+    source = random_source("sam3", presence=60.0)
+    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+
+
+@pytest.fixture
+def pipeline(model: TrackerModel) -> Pipeline:
+    return Pipeline(model, TrackerSettings(max_objects=4, feature_cache=3), "cam0")
+
+
+def picture(seq: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
+    random = np.random.default_rng(seq)
+    coarse = random.integers(0, 255, (6, 8, 3), dtype=np.uint8)
+    return np.kron(coarse, np.ones((height // 6 + 1, width // 8 + 1, 1), np.uint8))[:height, :width]
+
+
+def frame(seq: int, width: int = WIDTH, height: int = HEIGHT, **changes: Any) -> Frame:
+    colour = encode_image(np.ascontiguousarray(picture(seq, width, height)), "bgr8")
+    return replace(Frame("cam0", seq, 1000 + seq, width, height, "bgr8", colour), **changes)
+
+
+def ids(masks: MaskFrame) -> list[int]:
+    return [instance.id for instance in masks.instances]
+
+
+def test_frames_flow_without_objects(pipeline: Pipeline) -> None:
+    masks = pipeline.step(frame(7), received_ns=5, skipped=2)
+    assert masks.instances == ()
+    assert (masks.camera, masks.seq, masks.capture_ns) == ("cam0", 7, 1007)
+    assert (masks.received_ns, masks.skipped) == (5, 2)
+    assert (masks.width, masks.height, masks.model) == (WIDTH, HEIGHT, "tiny")
+
+
+def test_masks_say_which_clock_the_capture_was_read_on(pipeline: Pipeline) -> None:
+    assert pipeline.step(frame(0)).clock == "system"
+    assert pipeline.step(frame(1, clock="device")).clock == "device"
+
+
+def test_every_stage_that_ran_is_timed(pipeline: Pipeline) -> None:
+    stages = pipeline.step(frame(0)).stages_us
+    assert list(stages) == ["decode", "preprocess", "encode", "track", "masks"]
+    assert all(spent >= 0 for spent in stages.values())
+
+
+def test_masks_are_the_trackers_own_at_frame_size(model: TrackerModel, pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    pipeline.add(BOX)
+    tracker, scaling = Tracker(model, max_objects=4), Scaling((HEIGHT, WIDTH), model.image_size)
+    prompts = [CENTRE.to_model(1, scaling), BOX.to_model(2, scaling)]
+    tracker.step(model.preprocess(picture(0)))
+    for seq in range(1, 5):
+        masks = pipeline.step(frame(seq))
+        tracks = tracker.step(model.preprocess(picture(seq)), prompts if seq == 1 else ())
+        whole = F.interpolate(tracks.logits[:, None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[
+            :, 0
+        ]
+        assert ids(masks) == tracks.ids
+        assert masks.instances[0].area > 0
+        for instance, logits, score in zip(masks.instances, whole, tracks.scores, strict=True):
+            differs = torch.from_numpy(instance.mask.full()) != (logits > 0)
+            assert logits[differs].abs().max().item() < 1e-3 if differs.any() else True
+            assert instance.score == pytest.approx(float(score.clamp(0, 1)), abs=1e-5)
+
+
+def test_an_object_is_added_on_the_next_frame(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    added = pipeline.add(CENTRE, "red mug")
+    assert added == (1, None)
+    assert [(known.id, known.state) for known in pipeline.objects] == [(1, "tentative")]
+    instance = pipeline.step(frame(1)).instances[0]
+    assert (instance.id, instance.label, instance.age) == (1, "red mug", 1)
+    assert pipeline.step(frame(2)).instances[0].age == 2
+
+
+def test_ids_count_up_and_are_never_used_again(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    assert [pipeline.add(CENTRE).id, pipeline.add(BOX).id] == [1, 2]
+    pipeline.remove(2)
+    pipeline.step(frame(1))
+    pipeline.remove(1)
+    assert pipeline.add(BOX).id == 3
+    pipeline.reset()
+    assert pipeline.objects == []
+    assert pipeline.add(BOX).id == 4
+    assert ids(pipeline.step(frame(2))) == [4]
+
+
+def test_a_refused_prompt_uses_no_id(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    with pytest.raises(RequestError):
+        pipeline.add(FramePrompt(points=[(-1, 5)]))
+    assert pipeline.add(CENTRE).id == 1
+
+
+def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
+    for seq in range(3):
+        pipeline.step(frame(seq))
+    added = pipeline.add(BOX, seq=1)
+    assert added.answer is not None
+    assert added.answer.mask.size == (HEIGHT, WIDTH)
+    assert 0 <= added.answer.score <= 1
+    assert added.answer.mask.area == pipeline.segment(BOX, seq=1).mask.area
+    assert ids(pipeline.step(frame(3))) == [1]
+
+
+def off_centre_of(mask: Mask) -> FramePrompt:
+    """A point outside the object, in the middle of where it was found."""
+    x0, y0, x1, y1 = mask.box
+    return FramePrompt(points=[((x0 + x1) / 2, (y0 + y1) / 2)], labels=[0])
+
+
+@pytest.mark.parametrize("seq", [1, None])
+def test_refining_answers_at_once_on_the_latest_frame_or_another(pipeline: Pipeline, seq: int | None) -> None:
+    pipeline.step(frame(0))
+    pipeline.add(BOX, seq=0)
+    before = pipeline.step(frame(1)).instances[0].mask
+    answer = pipeline.refine(1, off_centre_of(before), seq)
+    assert answer.seq == 1
+    assert (answer.mask.full() != before.full()).any()
+    assert ids(pipeline.step(frame(2))) == [1]
+
+
+def test_points_correct_the_mask_so_far_of_the_frame_they_are_on(
+    model: TrackerModel, pipeline: Pipeline
+) -> None:
+    """The second correction builds on the first, and the first on what was tracked on that very frame."""
+    scaling = Scaling((HEIGHT, WIDTH), model.image_size)
+    for seq in range(2):
+        pipeline.step(frame(seq))
+    pipeline.add(BOX, seq=0)
+    tracked = pipeline.step(frame(2)).instances[0]
+    tracker = Tracker(model, max_objects=4)
+    features = [model.encode(model.preprocess(picture(seq))) for seq in range(3)]
+    for known in features[:2]:
+        tracker.step_features(known)
+    tracker.prompt_at(features[0], 0, BOX.to_model(1, scaling))
+    logits = tracker.step_features(features[2]).logits[0]
+    for prompt in (off_centre_of(tracked.mask), FramePrompt(points=[(20, 20)])):
+        logits, _ = tracker.prompt_at(features[2], 2, prompt.to_model(1, scaling, logits))
+        expected = F.interpolate(logits[None, None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[
+            0, 0
+        ]
+        differs = torch.from_numpy(pipeline.refine(1, prompt).mask.full()) != (expected > 0)
+        assert not differs.any() or expected[differs].abs().max().item() < 1e-3
+
+
+def test_an_object_that_waits_for_its_first_frame_cannot_be_refined(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    for seq in (0, None):
+        with pytest.raises(RequestError, match="object 1 has no mask to refine"):
+            pipeline.refine(1, CENTRE, seq)
+    assert ids(pipeline.step(frame(1))) == [1]
+    assert pipeline.refine(1, CENTRE).seq == 1
+
+
+def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    for _ in range(20):
+        added = pipeline.add(BOX, seq=0)
+        pipeline.refine(added.id, CENTRE)
+        pipeline.remove(added.id)
+    assert all(not seen.logits for seen in pipeline._recent)
+    assert ids(pipeline.step(frame(1))) == []
+
+
+def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
+    with pytest.raises(UnknownFrameError, match="none has come"):
+        pipeline.segment(BOX)
+    for seq in range(5):
+        pipeline.step(frame(seq))
+    assert pipeline.segment(BOX).seq == 4
+    assert (pipeline.segment(BOX).mask.full() == pipeline.segment(BOX, seq=4).mask.full()).all()
+    for lost in (1, 99):
+        with pytest.raises(UnknownFrameError, match=rf"\[2, 3, 4\], found {lost}"):
+            pipeline.segment(BOX, seq=lost)
+    assert pipeline.step(frame(5)).instances == ()
+
+
+def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
+    for seq in (0, 1, 2, 0, 1):
+        pipeline.step(frame(seq))
+    assert pipeline.segment(BOX).seq == 1
+    pipeline.add(BOX, seq=0)
+    assert ids(pipeline.step(frame(2))) == [1]
+
+
+def test_an_object_out_of_view_is_occluded_and_counts() -> None:
+    source = random_source("sam3", presence=-60.0)
+    unseen = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    pipeline = Pipeline(unseen, TrackerSettings(), "cam0")
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    for seq in range(1, 4):
+        instance = pipeline.step(frame(seq)).instances[0]
+        assert (instance.state, instance.frames_since_seen, instance.age) == ("occluded", seq, seq)
+        assert instance.area == 0
+
+
+def test_the_frame_size_may_change(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    pipeline.step(frame(1))
+    masks = pipeline.step(frame(2, width=320, height=120))
+    assert (masks.width, masks.height) == (320, 120)
+    assert masks.instances[0].mask.size == (120, 320)
+    pipeline.refine(1, FramePrompt(points=[(310, 10)]))
+    with pytest.raises(RequestError, match="200 x 150"):
+        pipeline.refine(1, FramePrompt(points=[(310, 10)]), seq=1)
+
+
+def test_a_frame_that_does_not_decode_changes_nothing(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    with pytest.raises(WireError):
+        pipeline.step(frame(1, encoding="jpeg", colour=b"\xff\xd8 no jpeg"))
+    assert ids(pipeline.step(frame(2))) == [1]
+
+
+def test_a_step_that_fails_loses_what_was_to_enter_and_no_more(
+    model: TrackerModel, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE)
+    pipeline.step(frame(1))
+    pipeline.add(BOX)
+    with monkeypatch.context() as fault:
+        fault.setattr(model.decode_stage, "forward", run_out_of_memory)
+        with pytest.raises(RuntimeError):
+            pipeline.step(frame(2))
+    assert [known.id for known in pipeline.objects] == [1]
+    assert ids(pipeline.step(frame(3))) == [1]
+    assert pipeline.add(BOX).id == 3
+
+
+def test_no_more_objects_than_room(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    for _ in range(4):
+        pipeline.add(CENTRE)
+    with pytest.raises(CapacityError, match="max_objects"):
+        pipeline.add(CENTRE)
+    pipeline.remove(2)
+    pipeline.add(CENTRE)
+    assert ids(pipeline.step(frame(1))) == [1, 3, 4, 5]
+
+
+def test_unknown_objects(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    with pytest.raises(UnknownObjectError, match="no object 3; there are none"):
+        pipeline.remove(3)
+    with pytest.raises(UnknownObjectError):
+        pipeline.refine(3, CENTRE)
+
+
+FULL = Mask.from_full(np.ones((HEIGHT, WIDTH), dtype=np.bool_))
+BAD_PROMPTS = {
+    "nothing": FramePrompt(),
+    "no points": FramePrompt(points=[]),
+    "nan": FramePrompt(points=[(float("nan"), 5)]),
+    "infinite box": FramePrompt(box=[0, 0, float("inf"), 5]),
+    "outside": FramePrompt(points=[(WIDTH, 5)]),
+    "text": FramePrompt(points=["5", "6"]),
+    "triples": FramePrompt(points=[(1, 2, 3)]),
+    "ragged": FramePrompt(points=[(1, 2), (3,)]),
+    "too many": FramePrompt(points=[(1, 2)] * 65),
+    "other labels": FramePrompt(points=[(1, 2)], labels=[2]),
+    "missing labels": FramePrompt(points=[(1, 2), (3, 4)], labels=[1]),
+    "labels alone": FramePrompt(labels=[1], box=[0, 0, 5, 5]),
+    "flat box": FramePrompt(box=[5, 5, 5, 20]),
+    "turned box": FramePrompt(box=[50, 50, 20, 20]),
+    "box outside": FramePrompt(box=[WIDTH, 0, WIDTH + 50, 50]),
+    "half a box": FramePrompt(box=[5, 5]),
+    "mask of another size": FramePrompt(mask=Mask.from_full(np.ones((4, 4), dtype=np.bool_))),
+    "empty mask": FramePrompt(mask=Mask.empty((HEIGHT, WIDTH))),
+    "mask and box": FramePrompt(mask=FULL, box=[0, 0, 5, 5]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+def test_bad_prompts_are_refused_and_the_line_goes_on(pipeline: Pipeline, name: str) -> None:
+    pipeline.step(frame(0))
+    pipeline.add(CENTRE, seq=0)
+    for request in (lambda prompt: pipeline.add(prompt), lambda prompt: pipeline.refine(1, prompt, seq=0)):
+        with pytest.raises(RequestError, match="expected"):
+            request(BAD_PROMPTS[name])
+    assert ids(pipeline.step(frame(1))) == [1]
+
+
+def test_a_box_is_clipped_and_a_mask_is_taken_as_it_is(model: TrackerModel, pipeline: Pipeline) -> None:
+    scaling = Scaling((HEIGHT, WIDTH), model.image_size)
+    box = np.asarray(FramePrompt(box=[-50, -50, 100, 1000]).to_model(1, scaling).box)
+    assert box == pytest.approx([0, 0, model.image_size / 2, model.image_size])
+    pipeline.step(frame(0))
+    full = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
+    full[30:90, 40:140] = True
+    answer = pipeline.add(FramePrompt(mask=Mask.from_full(full)), seq=0).answer
+    assert answer is not None
+    found = answer.mask.full()
+    assert (found & full).sum() / (found | full).sum() > 0.8
+
+
+def test_the_smallest_mask_is_not_lost(model: TrackerModel) -> None:
+    full = np.zeros((1500, 2000), dtype=np.bool_)
+    full[700, 900] = True
+    prompt = FramePrompt(mask=Mask.from_full(full)).to_model(1, Scaling((1500, 2000), model.image_size))
+    assert np.asarray(prompt.mask).sum() == 1
+
+
+def test_weights_without_memory_segment_but_do_not_track() -> None:
+    source = random_source("sam3", presence=60.0)
+    stills = TrackerModel(source, name="stills", mean=[0.5] * 3, std=[0.5] * 3, can_track=False)
+    pipeline = Pipeline(stills, TrackerSettings(), "cam0")
+    pipeline.step(frame(0))
+    with pytest.raises(RequestError, match="stills has no memory modules"):
+        pipeline.add(BOX)
+    assert pipeline.segment(BOX).mask.size == (HEIGHT, WIDTH)
+    assert pipeline.step(frame(1)).instances == ()
+
+
+@pytest.mark.skipif(not SEGMENT_ONLY.exists(), reason="needs ../shared/weights")
+def test_real_weights_without_memory_segment() -> None:
+    pipeline = Pipeline(load_tracker(SEGMENT_ONLY), TrackerSettings(), "cam0")
+    image = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)
+    image[40:100, 60:140] = (30, 60, 220)
+    pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
+    found = pipeline.segment(FramePrompt(box=[55, 35, 145, 105])).mask.full()
+    truth = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
+    truth[40:100, 60:140] = True
+    assert (found & truth).sum() / (found | truth).sum() > 0.9
+    with pytest.raises(RequestError, match="segment works"):
+        pipeline.add(BOX)
+
+
+def test_a_model_that_cannot_be_loaded() -> None:
+    with pytest.raises(ModelError, match="no folder"):
+        load_model(ModelSettings(name="./no/such/folder"), TrackerSettings())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_stages_are_timed_and_the_masks_agree() -> None:
+    source = random_source("sam3", presence=60.0)
+    here = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    lines = [Pipeline(here, TrackerSettings(), "cam0")]
+    expected = [step_with_box(lines[0], seq) for seq in range(4)]
+    there = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True).to("cuda")
+    gpu = Pipeline(there, TrackerSettings(), "cam0")
+    found = [step_with_box(gpu, seq) for seq in range(4)]
+    assert all(spent >= 0 for masks in found for spent in masks.stages_us.values())
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        same = ours.instances[0].mask.full() == theirs.instances[0].mask.full()
+        assert same.mean() > 0.97
+
+
+def step_with_box(pipeline: Pipeline, seq: int) -> MaskFrame:
+    masks = pipeline.step(frame(seq))
+    if seq == 0:
+        pipeline.add(BOX)
+    return masks

@@ -1,0 +1,266 @@
+"""Objects found by name, on the real tracker: born, confirmed, corrected, hidden, taken back, and let go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sam3_node.detection.prompt_set import want
+from sam3_node.errors import RequestError
+from sam3_node.geometry import Scaling
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.registry import ObjectRegistry
+from sam3_node.perception.track_manager import Search, Sight
+from sam3_node.settings import DetectorSettings, TrackerSettings
+from sam3_node.tracking import Tracker, Tracks
+from sam3_node.types import Instance, Mask, MaskFrame
+from sam3_node.wire import decode_image
+from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector, frame
+from tests.support.tiny import random_source
+
+EVERY = 3
+LOST_S = 1.0
+LOST_FRAMES = int(LOST_S * 1e9 / PERIOD_NS)
+A, B, C = (30, 40), (130, 90), (230, 150)
+
+
+@pytest.fixture(scope="module")
+def model() -> TrackerModel:
+    return load_tracker("nano")
+
+
+class World:
+    """Frames of blocks through a pipeline, one after another."""
+
+    def __init__(self, model: TrackerModel, places: int = 8, association: bool = True) -> None:
+        self.detector = ColourDetector()
+        settings = DetectorSettings(kind="yolo-world", every=EVERY, lost_s=LOST_S, association=association)
+        self.pipeline = Pipeline(model, TrackerSettings(max_objects=places), "cam0", self.detector, settings)
+        self._seq = 0
+
+    def ask(
+        self, *names: str, scores: dict[str, float] | None = None, most: dict[str, int] | None = None
+    ) -> None:
+        self.pipeline.look_for(want(self.detector, names, 0.5, scores, most) if names else None)
+
+    def step(self, placed: dict[tuple[int, int], str]) -> MaskFrame:
+        self._seq += 1
+        return self.pipeline.step(frame(self._seq, placed))
+
+    def steps(self, count: int, placed: dict[tuple[int, int], str]) -> MaskFrame:
+        for _ in range(count):
+            masks = self.step(placed)
+        return masks
+
+
+@pytest.fixture
+def world(model: TrackerModel) -> World:
+    return World(model)
+
+
+def labels(masks: MaskFrame) -> dict[int, str]:
+    return {instance.id: instance.label for instance in masks.instances}
+
+
+def only(masks: MaskFrame) -> Instance:
+    (instance,) = masks.instances
+    return instance
+
+
+def test_nothing_is_looked_for_until_it_is_named(world: World) -> None:
+    masks = world.steps(2 * EVERY, {A: "red"})
+    assert masks.instances == ()
+    assert masks.prompts == ()
+    assert world.detector.calls == 0
+
+
+def test_a_name_is_found_on_the_next_frame_with_its_mask(world: World) -> None:
+    world.step({A: "red", B: "green"})
+    world.ask("red")
+    masks = world.step({A: "red", B: "green"})
+    found = only(masks)
+    assert (found.label, found.state, masks.prompts) == ("red", "tentative", ("red",))
+    x0, _, _, y1 = found.box
+    assert abs(x0 - A[0]) < 15
+    assert abs(y1 - A[1] - 50) < 15
+    assert "detect" in masks.stages_us
+
+
+def test_it_is_believed_once_seen_again(world: World) -> None:
+    world.ask("red")
+    states = [only(world.step({A: "red"})).state for _ in range(EVERY + 1)]
+    assert states == ["tentative"] * EVERY + ["tracked"]
+
+
+def test_one_sighting_alone_is_dropped(world: World) -> None:
+    world.ask("red")
+    world.step({A: "red"})
+    world.detector.blind = True
+    assert world.steps(2 * EVERY, {A: "red"}).instances == ()
+
+
+def test_detection_is_every_k_frames(world: World) -> None:
+    world.ask("red")
+    world.steps(4 * EVERY + 1, {A: "red"})
+    assert world.detector.calls == 5
+
+
+def test_several_names_and_several_of_one(world: World) -> None:
+    world.ask("red", "green")
+    masks = world.steps(EVERY + 1, {A: "red", B: "green", C: "red"})
+    assert sorted(labels(masks).values()) == ["green", "red", "red"]
+    assert len(labels(masks)) == 3
+
+
+def test_other_names_leave_the_ids_of_the_rest(world: World) -> None:
+    world.ask("red", "green")
+    before = labels(world.steps(EVERY + 1, {A: "red", B: "green", C: "blue"}))
+    world.ask("green", "blue")
+    after = labels(world.step({A: "red", B: "green", C: "blue"}))
+    green = next(i for i, label in before.items() if label == "green")
+    assert after[green] == "green"
+    assert sorted(after.values()) == ["blue", "green"]
+    assert min(set(after) - {green}) > max(before), "a new object has a new id"
+
+
+def test_no_names_forget_what_was_found_by_name_alone(world: World) -> None:
+    world.step({A: "red", B: "green"})
+    by_hand = world.pipeline.add(FramePrompt(box=(*B, B[0] + 50, B[1] + 50)), "mine").id
+    world.ask("red")
+    world.steps(EVERY + 1, {A: "red", B: "green"})
+    world.ask()
+    assert labels(world.step({A: "red", B: "green"})) == {by_hand: "mine"}
+
+
+def test_a_detection_on_an_object_added_by_hand_is_nothing_new(world: World) -> None:
+    world.step({A: "red"})
+    by_hand = world.pipeline.add(FramePrompt(box=(*A, A[0] + 50, A[1] + 50)), "mine").id
+    world.step({A: "red"})
+    world.ask("red")
+    assert labels(world.steps(2 * EVERY, {A: "red"})) == {by_hand: "mine"}
+
+
+def test_what_is_gone_is_let_go_after_a_time(world: World) -> None:
+    world.ask("red")
+    world.steps(2 * EVERY, {A: "red"})
+    assert world.step({}).instances
+    assert world.steps(LOST_FRAMES + EVERY, {}).instances == ()
+
+
+def test_what_comes_back_elsewhere_has_its_id(world: World) -> None:
+    world.ask("red", "green")
+    before = labels(world.steps(2 * EVERY, {A: "red", B: "green"}))
+    world.steps(3 * EVERY, {B: "green"})
+    after = labels(world.steps(2 * EVERY, {C: "red", B: "green"}))
+    assert after == before
+
+
+def correction(world: World) -> tuple[Instance, Instance]:
+    """An object as it was found, and as it is on the next detection after its mask was spoilt."""
+    world.ask("red")
+    first = only(world.steps(2 * EVERY, {A: "red"}))
+    twice = np.zeros((HEIGHT, WIDTH), np.bool_)
+    twice[A[1] : A[1] + 50, A[0] : A[0] + 100] = True
+    world.pipeline.refine(first.id, FramePrompt(mask=Mask.from_full(twice)))
+    rounds = [
+        masks for masks in (world.step({A: "red"}) for _ in range(EVERY)) if "detect" in masks.stages_us
+    ]
+    return first, only(rounds[0])
+
+
+def test_a_mask_that_drifted_is_corrected_without_a_new_id(world: World) -> None:
+    first, corrected = correction(world)
+    assert corrected.id == first.id
+    assert corrected.box == pytest.approx(first.box, abs=12)
+
+
+@pytest.mark.parametrize("association", [True, False])
+def test_without_association_a_mask_that_drifted_is_left_as_it_is(
+    model: TrackerModel, association: bool
+) -> None:
+    detector, tracker, objects = ColourDetector(), Tracker(model, 4), ObjectRegistry(4)
+    settings = DetectorSettings(kind="yolo-world", association=association)
+    search = Search(detector, tracker, objects, objects.remove, settings)
+    image = decode_image(frame(0, {A: "red"}))
+    features = model.encode(model.preprocess(image))
+    sight = Sight(image, features, 0, Scaling((HEIGHT, WIDTH), model.image_size), 0)
+    search.look_for(want(detector, ("red",), 0.5))
+    (born,) = search.look(sight, tracker.step_features(features)).values()
+    (object_id,) = tracker.ids
+    drifted = born.logits.roll(3, dims=1)  # overlaps still
+    tracks = Tracks([object_id], drifted[None], born.score[None], born.visible[None])
+    changed = search.look(sight, tracks)
+    assert set(changed) == ({object_id} if association else set())
+    assert tracker.ids == [object_id]
+
+
+def test_names_are_limited_in_number_and_by_score(world: World) -> None:
+    world.ask("red", "green", most={"red": 1}, scores={"green": 0.95})
+    masks = world.steps(EVERY + 1, {A: "red", B: "green", C: "red"})
+    assert list(labels(masks).values()) == ["red"]
+
+
+@pytest.mark.parametrize(("most", "called"), [(None, ["green", "green"]), ({"green": 1}, ["green", "red"])])
+def test_what_looks_like_another_is_called_so_within_the_limit(
+    world: World, most: dict[str, int] | None, called: list[str]
+) -> None:
+    world.ask("red", "green", most=most)
+    before = labels(world.steps(EVERY + 1, {A: "red", B: "green"}))
+    world.detector.mistakes = {"red": "green"}
+    after = labels(world.steps(6 * EVERY, {A: "red", B: "green"}))
+    assert set(after) == set(before)
+    assert sorted(after.values()) == called
+
+
+def test_a_limit_of_something_else_is_refused(world: World) -> None:
+    with pytest.raises(RequestError, match="'mug'"):
+        world.ask("red", most={"mug": 1})
+
+
+def test_without_room_those_in_view_stay_and_the_newcomer_is_counted(model: TrackerModel) -> None:
+    world = World(model, places=2)
+    world.ask("red", "green")
+    before = labels(world.steps(EVERY + 1, {A: "red", B: "green"}))
+    assert labels(world.steps(EVERY, {A: "red", B: "green", C: "red"})) == before
+    assert world.pipeline.turned_away >= 1
+
+
+def test_without_room_the_hidden_one_gives_way(model: TrackerModel) -> None:
+    world = World(model, places=2)
+    world.ask("red", "green", "blue")
+    before = labels(world.steps(2 * EVERY, {A: "red", B: "green"}))
+    after = labels(world.steps(3 * EVERY, {B: "green", C: "blue"}))
+    assert sorted(after.values()) == ["blue", "green"]
+    assert set(after) & set(before) == {i for i, label in before.items() if label == "green"}
+
+
+def test_a_detector_that_fails_costs_no_frame(world: World) -> None:
+    world.ask("red")
+    before = labels(world.steps(2 * EVERY, {A: "red"}))
+    world.detector.broken = True
+    assert labels(world.steps(EVERY, {A: "red"})) == before
+
+
+def test_the_same_frames_give_the_same_masks(model: TrackerModel) -> None:
+    def play() -> list[tuple[int, str, int]]:
+        world = World(model)
+        world.ask("red", "green")
+        for x in range(0, 120, 10):
+            masks = world.step({(30 + x, 40): "red", B: "green"})
+        return [(i.id, i.label, i.area) for i in masks.instances]
+
+    assert play() == play()
+
+
+def test_weights_that_cannot_track_are_refused() -> None:
+    source = random_source("sam3")
+    still = TrackerModel(source, name="still", mean=[0.5] * 3, std=[0.5] * 3, can_track=False)
+    with pytest.raises(RequestError, match="no memory modules"):
+        World(still).ask("red")
+
+
+def test_without_a_detector_names_are_refused(model: TrackerModel) -> None:
+    with pytest.raises(RequestError, match="detector"):
+        Pipeline(model, TrackerSettings(), "cam0").look_for(None)

@@ -1,0 +1,239 @@
+"""Groups of real processes: forwarding, readiness, taking down, restarts, and no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sam3_node.errors import ProcessError, SettingsError
+from sam3_node.processes.group import exit_code_of, main, processes_of, run_group
+from sam3_node.processes.supervisor import Group, Process
+from sam3_node.settings import load_settings
+
+READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(60)"
+PATIENT = "import signal, os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + READY_THEN_SLEEP
+DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP
+ONCE = """
+import pathlib, sys
+flag = pathlib.Path({!r})
+seen = flag.exists()
+flag.touch()
+sys.exit(0 if seen else 7)
+"""
+
+
+def python(name: str, code: str, **options: str) -> Process:
+    return Process(name, (sys.executable, "-S", "-c", code), **options)  # type: ignore[arg-type]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_output_is_forwarded_by_name_and_the_ready_line_is_matched() -> None:
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(
+            python(
+                "a",
+                "print('noise'); print('up at tcp://127.0.0.1:7')\nimport time; time.sleep(60)",
+                ready=r"up at (\S+)",
+            )
+        )
+        ready = group.wait_ready("a", 20)
+        assert ready is not None
+        assert ready.group(1) == "tcp://127.0.0.1:7"
+        assert group.ready
+    assert lines == ["a | noise", "a | up at tcp://127.0.0.1:7"]
+
+
+def test_stop_ends_every_process_and_returns_its_code() -> None:
+    with Group(echo=None) as group:
+        for name in "abc":
+            group.start(python(name, PATIENT))
+        for name in "abc":
+            group.wait_ready(name, 20)
+        assert group.stop() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_process_deaf_to_sigterm_is_killed_after_the_grace_time() -> None:
+    lines: list[str] = []
+    with Group(grace_s=0.2, echo=lines.append) as group:
+        group.start(python("deaf", DEAF))
+        group.wait_ready("deaf", 20)
+        assert group.stop() == {"deaf": -signal.SIGKILL}
+    assert any("did not end within 0.2 s" in line for line in lines)
+
+
+def test_a_process_that_ends_before_it_is_ready_is_told_with_its_last_lines() -> None:
+    with Group(echo=None) as group:
+        group.start(python("bad", "import sys; print('no such camera'); sys.exit(3)", ready="never"))
+        with pytest.raises(
+            ProcessError, match=r"bad ended with exit code 3; its last lines:\n  no such camera"
+        ):
+            group.wait_ready("bad", 20)
+
+
+def test_a_process_that_is_not_ready_in_time_is_an_error() -> None:
+    with Group(echo=None) as group:
+        group.start(python("slow", "import time; time.sleep(60)"))
+        with pytest.raises(ProcessError, match=r"slow was not ready within 0\.2 s; it printed nothing"):
+            group.wait_ready("slow", 0.2)
+
+
+def test_a_command_that_does_not_exist_and_a_repeated_name_are_errors() -> None:
+    with Group(echo=None) as group:
+        with pytest.raises(ProcessError, match="cannot start x: /nonexistent/x"):
+            group.start(Process("x", ("/nonexistent/x",)))
+        group.start(python("a", PATIENT))
+        with pytest.raises(ProcessError, match="two processes are named 'a'"):
+            group.start(python("a", PATIENT))
+
+
+def test_long_and_unfinished_lines_and_bytes_that_are_not_text_are_forwarded() -> None:
+    lines: list[str] = []
+    code = "import sys; o = sys.stdout.buffer; o.write(b'x' * 300000 + b'\\n\\xff end'); o.flush()"
+    with Group(echo=lines.append) as group:
+        group.start(python("a", code))
+        assert wait_until(lambda: group.poll(0.05) == {"a": 0})
+    assert sum(line.count("x") for line in lines) == 300000
+    assert lines[-1] == "a | � end"
+
+
+def test_a_failing_process_is_started_again_and_a_clean_end_is_final(tmp_path: Path) -> None:
+    lines: list[str] = []
+    code = ONCE.format(str(tmp_path / "flag"))
+    with Group(echo=lines.append) as group:
+        group.start(python("flaky", code, restart="on-failure"))
+        assert wait_until(lambda: group.poll(0.05) == {"flaky": 0})
+    assert lines == ["flaky ended with exit code 7; starting it again in 0.5 s"]
+
+
+def test_run_group_takes_all_down_when_one_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    processes = [
+        python("stays", PATIENT),
+        python("leaves", "import time; print('up'); time.sleep(0.3); raise SystemExit(4)"),
+    ]
+    codes = run_group(processes, threading.Event())
+    assert codes["leaves"] == 4
+    assert codes["stays"] in (0, -signal.SIGTERM)
+    assert "leaves ended with exit code 4; taking the group down" in capsys.readouterr().out
+    assert exit_code_of(codes) == 4
+
+
+def test_run_group_ends_when_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    codes = run_group([python("a", PATIENT), python("b", PATIENT)], stop)
+    assert exit_code_of(codes) == 0
+
+
+def test_exit_codes_of_signals() -> None:
+    assert exit_code_of({"a": 0, "b": -signal.SIGTERM}) == 0
+    assert exit_code_of({"a": 0, "b": -signal.SIGKILL}) == 137
+
+
+SUPERVISOR = """
+import subprocess, sys, time
+from sam3_node.processes.supervisor import Group, Process
+with Group() as group:
+    for name in ("a", "b"):
+        group.start(Process(name, (sys.executable, "-S", "-c", {code!r})))
+        print(group._children[name].popen.pid, flush=True)
+    while True:
+        group.poll(0.1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_no_orphan_is_left_when_the_supervisor_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR.format(code=DEAF)], stdout=subprocess.PIPE
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        lines = [supervisor.stdout.readline().decode() for _ in range(4)]
+        pids = [int(line) for line in lines if line.strip().isdigit()]
+        assert len(pids) == 2
+        os.kill(supervisor.pid, signal.SIGKILL)
+        assert wait_until(lambda: not any(_runs(pid) for pid in pids))
+
+
+def _runs(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_profile_names_the_processes(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text('[group]\nprocesses = ["camera", "node"]\nrestart = "on-failure"\n')
+    camera, node = processes_of(load_settings(profile), profile)
+    assert (camera.name, camera.command[3:5]) == ("camera", ("camera", "--profile"))
+    assert (node.name, node.command[3:]) == ("node", ("run", "--profile", str(profile)))
+    assert node.restart == "on-failure"
+
+
+TWO_CAMERAS = """
+[transport]
+frames = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+[[group.cameras]]
+name = "{}"
+source = "scene:shapes"
+[[group.cameras]]
+name = "{}"
+"""
+
+
+def test_several_cameras_each_get_an_endpoint_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(TWO_CAMERAS.format("left", "right"))
+    left, right, node, _ = processes_of(load_settings(profile), profile)
+    assert [left.name, right.name, node.name] == ["left", "right", "node"]
+    for name, value in right.env.items():
+        monkeypatch.setenv(name, value)
+    seen = load_settings(profile)
+    assert seen.camera.name == "right"
+    assert seen.transport.frames == ("tcp://127.0.0.1:2",)
+
+
+def test_cameras_that_clash_are_refused(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(TWO_CAMERAS.format("same", "same"))
+    with pytest.raises(SettingsError, match="different names, found same, same"):
+        processes_of(load_settings(profile), profile)
+    profile.write_text(TWO_CAMERAS.format("a", "b").replace(', "tcp://127.0.0.1:2"', ""))
+    with pytest.raises(
+        SettingsError, match=r"2 cameras need as many endpoints in transport\.frames, found 1"
+    ):
+        processes_of(load_settings(profile), profile)
+
+
+def test_a_watcher_would_take_lossless_masks_away(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text('[transport]\ndelivery = "every"\n')
+    with pytest.raises(SettingsError, match=r"group\.processes: expected no watch where .* 'every'"):
+        processes_of(load_settings(profile), profile)
+    profile.write_text('[transport]\ndelivery = "every"\n[group]\nprocesses = ["camera", "node"]\n')
+    assert len(processes_of(load_settings(profile), profile)) == 2
+
+
+def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([]) == 2
+    assert "usage: launch/start PROFILE.toml" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.toml")]) == 2
+    assert "none.toml" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""No end of `sam3-node record` costs more than the last moment; what is lost is told."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sam3_node.transport import MaskPublisher
+from tests.support.node_rig import READY_S, until
+from tests.support.recorder_rig import FRAME_BYTES, Camera, Verb, arguments, has_grown, seqs_of
+from tests.support.wire_examples import masks
+
+pytest.importorskip("mcap")
+pytest.importorskip("foxglove_schemas_protobuf")
+
+from sam3_node.bags.native.reader import Recorded
+from sam3_node.bags.native.writer import RECORDING
+
+MEBIBYTE = 1 << 20
+KILLS, AT_ONCE = 20, 5
+
+
+@pytest.mark.parametrize("batch", range(KILLS // AT_ONCE))
+def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: int) -> None:
+    rng = random.Random(batch)
+    paths = [tmp_path / f"{number}.mcap" for number in range(AT_ONCE)]
+    with (
+        Camera(f"ipc://{tmp_path}/frames", rate=20 + 8 * batch) as camera,
+        MaskPublisher(f"ipc://{tmp_path}/masks") as node,
+        ExitStack() as opened,
+    ):
+        verbs = [opened.enter_context(Verb(arguments(tmp_path, path))) for path in paths]
+        for verb, path in zip(verbs, paths, strict=True):
+            verb.line_with("record frames from")
+            until(has_grown(path, FRAME_BYTES), "frames on the disk", READY_S)
+        for verb, path in zip(verbs, paths, strict=True):
+            node.send(masks())
+            time.sleep(rng.uniform(0, 1.5))
+            sent = camera.sent
+            verb.process.send_signal(signal.SIGKILL)
+            verb.process.wait(timeout=20)
+            recorded = Recorded([path])
+            seqs = seqs_of(path)
+            assert (sent - seqs[-1]) * FRAME_BYTES < 1.5 * MEBIBYTE
+            assert seqs == sorted(set(seqs))
+            list(recorded.actions())
+            assert recorded.lost is not None
+
+
+def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
+    with Camera(f"ipc://{tmp_path}/frames", rate=50):
+        for name, end in (("a.mcap", signal.SIGKILL), ("b.mcap", signal.SIGTERM)):
+            with Verb(arguments(tmp_path, tmp_path / name)) as verb:
+                until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", READY_S)
+                verb.process.send_signal(end)
+                assert verb.process.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
+    assert seqs_of(tmp_path / "b.mcap")[0] > seqs_of(tmp_path / "a.mcap")[-1]
+    assert Recorded([tmp_path / "b.mcap"]).metadata()[RECORDING]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None:
+    path = tmp_path / "r.mcap"
+    with (
+        Camera(f"ipc://{tmp_path}/frames", rate=50),
+        Verb(arguments(tmp_path, path, record__split_mb=0.2)) as verb,
+    ):
+        until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", READY_S)
+        verb.process.send_signal(end)
+        assert verb.process.wait(timeout=20) == 0
+    paths = sorted(tmp_path.glob("*.mcap"), key=lambda found: (len(found.name), found.name))
+    seqs = [seq for part in paths for seq in seqs_of(part)]
+    recorded = Recorded(paths)
+    counts = recorded.metadata()[RECORDING][-1]["cameras"]["cam0"]
+    assert counts["frames"] == len(seqs)
+    assert counts["frames_lost"] == seqs[-1] - seqs[0] + 1 - len(seqs)
+    assert [found.seq for found in recorded.frames()] == seqs
+    assert recorded.lost is None
+
+
+def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    path = tmp_path / "r.mcap"
+    limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
+    with Camera(f"ipc://{tmp_path}/frames", rate=60) as camera, Verb(limited) as verb:
+        assert verb.process.wait(timeout=READY_S) == 2
+        assert camera.sent > 0
+        verb.line_with(" MB in ")
+        assert verb.process.stderr is not None
+        assert f"cannot write {path}: File too large; the recording ends here" in verb.process.stderr.read()
+    recorded = Recorded([path])
+    seqs = seqs_of(path)
+    assert len(seqs) * FRAME_BYTES > 1_000_000
+    assert list(recorded.frames())
+    assert recorded.lost is None
+
+
+def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    with (
+        Camera(f"ipc://{tmp_path}/frames", rate=100, size=100_000) as camera,
+        Verb(arguments(tmp_path, path)) as verb,
+    ):
+        until(has_grown(path, 500_000), "frames on the disk", READY_S)
+        verb.process.send_signal(signal.SIGSTOP)
+        begin = camera.sent
+        until(lambda: camera.sent > begin + 250, "frames that nobody takes", READY_S)
+        verb.process.send_signal(signal.SIGCONT)
+        verb.line_with("; lost: cam0")  # said at once, not only at the end
+        assert verb.terminate() == 0
+    seqs = seqs_of(path)
+    counts = Recorded([path]).metadata()[RECORDING][0]["cameras"]["cam0"]
+    assert counts["frames"] == len(seqs)
+    assert counts["frames_lost"] == seqs[-1] - seqs[0] + 1 - len(seqs) > 50
+    assert f"; lost: cam0 {counts['frames_lost']} frames" in verb.line_with(" MB in ")
+
+
+def test_nobody_has_to_read_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    with Camera(f"ipc://{tmp_path}/frames", rate=50):
+        process = subprocess.Popen(
+            arguments(tmp_path, path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        try:
+            assert process.stdout is not None
+            process.stdout.close()
+            until(has_grown(path, 5 * FRAME_BYTES), "frames on the disk", READY_S)
+        finally:
+            process.terminate()
+            assert process.wait(timeout=20) == 0
+    assert Recorded([path]).metadata()[RECORDING]

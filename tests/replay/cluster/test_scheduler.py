@@ -1,0 +1,243 @@
+"""Replays on a local Ray: the same results as without, whatever happens to workers and drivers."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("mcap")
+
+from sam3_node.bags import read_masks
+from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.cli import main as cli
+from sam3_node.errors import ReplayError
+from sam3_node.replay.cluster.job_plan import Split
+from sam3_node.replay.cluster.progress import Progress
+from sam3_node.replay.cluster.scheduler import run_many
+from sam3_node.replay.cluster.session import session
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.run import Warm, run_job
+from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.stitch import intersection
+from sam3_node.settings import Settings
+from sam3_node.types import MaskFrame
+from sam3_node.wire import pack_masks
+from tests.support.live import BOX, chosen, moving_frame, tiny_settings
+
+pytestmark = pytest.mark.timeout(400)
+
+FRAMES = 60
+SMALL = PartLimits(frames=5)
+OUTPUTS = ("mcap", "coco")
+FILES = ("masks.mcap", "masks.json")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Iterator[Any]:
+    with session("local", 2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return tiny_settings(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three, of two cameras, one camera, and one camera."""
+    folder = tmp_path_factory.mktemp("bags")
+    paths = [folder / f"{name}.mcap" for name in "abc"]
+    for path, cameras in zip(paths, (("left", "right"), ("left",), ("right",)), strict=True):
+        with RecordWriter(path) as writer:
+            for seq in range(FRAMES // len(cameras)):
+                for camera in cameras:
+                    writer.write_frame(moving_frame(seq, camera), seq + 1)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the results of plain replays are."""
+    out, load = tmp_path_factory.mktemp("expected"), Warm()
+    for job in job_of(bags, out, settings).each():
+        run_job(job, load)
+    return out
+
+
+def job_of(bags: Sequence[Path], out: Path | str, settings: Settings) -> Job:
+    shown = ObjectOnFrame(box=tuple(BOX))  # type: ignore[arg-type]
+    return Job(tuple(map(str, bags)), str(out), objects=(shown,), outputs=OUTPUTS, settings=chosen(settings))
+
+
+def run(job: Job, **options: Any) -> Any:
+    return run_many(job.each(), "local", limits=SMALL, **options)
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    for name in FILES:
+        assert (found / name).read_bytes() == (expected / name).read_bytes(), found
+
+
+def workers() -> list[psutil.Process]:
+    """Those of this process's Ray."""
+    children = psutil.Process().children(recursive=True)
+    return [one for one in children if one.name() == "ray::Worker" and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
+    """Kills a worker so many times, at random moments after something has begun."""
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        generator = random.Random(7)
+        while len(killed) < times and not over.wait(generator.uniform(0.05, 0.5)):
+            fresh = [one for one in workers() if one.pid not in killed]
+            if begun() and fresh:
+                one = generator.choice(fresh)
+                one.send_signal(signal.SIGKILL)
+                killed.append(one.pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_many_recordings_give_what_each_alone_gives(
+    bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.mcap"
+    broken.write_bytes(bags[0].read_bytes()[:100])
+    seen: list[Progress] = []
+    job = job_of([bags[0], broken, *bags[1:]], f"file://{tmp_path}/out", settings)
+    bill = run(job, progress=seen.append, price_per_hour=36.0)
+    assert [bag.state for bag in bill.bags] == ["done", "failed", "done", "done"]
+    assert [bag.frames for bag in bill.bags] == [FRAMES, 0, FRAMES, FRAMES]
+    assert "broken.mcap" in (bill.bags[1].error or "")
+    assert not bill.is_complete
+    assert bill.frames == 3 * FRAMES
+    assert bill.held_s >= max(bag.worker_s for bag in bill.bags)
+    assert bill.cost(bill.held_s) == pytest.approx(bill.held_s / 100)
+    for name in "abc":
+        assert_same(tmp_path / "out" / name, expected / name)
+    assert seen[-1].done == 4
+    assert seen[-1].frames == 3 * FRAMES
+    assert max(one.workers for one in seen) == 2
+    assert not psutil.wait_procs(workers(), timeout=10)[1]
+
+
+def test_killed_workers_cost_no_frame(
+    bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with killing(3, lambda: any(out.glob("*/parts/*.masks"))) as killed:
+        bill = run(job_of(bags, out, settings))
+    assert len(killed) == 3
+    assert bill.is_complete
+    assert sum(bag.losses for bag in bill.bags) >= 1
+    assert [bag.frames for bag in bill.bags] == [FRAMES] * 3
+    for name in "abc":
+        assert_same(out / name, expected / name)
+
+
+def test_what_was_lost_or_stopped_is_gone_on_with(
+    bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
+) -> None:
+    out, stop = tmp_path / "out", threading.Event()
+    job = job_of(bags[:2], out, settings)
+    with killing(1, lambda: any(out.glob("*/parts/*.masks"))) as killed:
+        lost = run(job, retries=0)
+    assert len(killed) == 1
+    assert [bag.state for bag in lost.bags].count("failed") == 1
+    assert "lost 1 workers" in "".join(bag.error or "" for bag in lost.bags)
+
+    job = job_of(bags, out, settings)
+    stopped = run(job, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
+    assert stopped.is_stopped
+    assert not stopped.is_complete
+    assert any("which are kept" in (bag.error or "") for bag in stopped.bags)
+
+    seen: list[Progress] = []
+    bill = run(job, progress=seen.append)
+    assert bill.is_complete
+    assert seen[-1].frames < bill.frames == 3 * FRAMES
+    for name in "abc":
+        assert_same(out / name, expected / name)
+
+
+def test_segments_keep_the_ids_of_those_before(tmp_path: Path) -> None:
+    job = Job((str(TABLETOP),), str(tmp_path / "cut"), names=("mug", "bottle"), stop=36)
+    job = replace(job, settings={"model": {"threads": 1}})
+    whole = replace(job, out=str(tmp_path / "whole"))
+    run_job(whole)
+    bill = run(job, split=Split(frames=20, overlap=6))
+    assert bill.is_complete
+    assert bill.frames == 36
+    stitched, expected = (list(read_masks(tmp_path / name / "masks.mcap")) for name in ("cut", "whole"))
+    assert [masks.seq for masks in stitched] == [masks.seq for masks in expected] == list(range(36))
+    begun = {one.id for one in stitched[13].instances}
+    assert len(begun) >= 2
+    for found, other in zip(stitched, expected, strict=True):
+        known = {one.id: one for one in other.instances}
+        for one in found.instances:
+            if one.id in begun and one.area:
+                assert one.label == known[one.id].label
+                assert intersection(one.mask, known[one.id].mask) > 0.5 * one.area, (found.seq, one.id)
+    with pytest.raises(ReplayError, match=r"job\.segments was"):
+        run_job(job)
+
+
+def test_the_door_tells_what_each_recording_took(
+    bags: list[Path], settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        f"--{section}.{name}={value}"
+        for section, fields in chosen(settings).items()
+        for name, value in fields.items()
+    ]
+    out, objects = tmp_path / "out", tmp_path / "objects.json"
+    shown = tuple(ObjectOnFrame(camera=camera, box=tuple(BOX)) for camera in ("left", "right"))  # type: ignore[arg-type]
+    objects.write_text(json.dumps([{"camera": one.camera, "box": one.box} for one in shown]))
+    command = ["replay", str(bags[0]), str(tmp_path / "none.mcap"), "-o", str(out), *options]
+    command += ["--objects", str(objects), "--by-camera"]
+    assert cli.main(command) == 2
+    assert cli.main([*command, "--ray", "local", "--price-per-hour", "1"]) == 1
+    assert "failed: expected a recording, found no file at" in capsys.readouterr().out
+    bill = json.loads((out / "bill.json").read_text())
+    assert [bag["state"] for bag in bill["bags"]] == ["done", "failed"]
+    assert bill["frames"] == FRAMES
+    whole = replace(job_of(bags[:1], tmp_path / "whole", settings), objects=shown)
+    run_job(whole)
+    both = sorted(
+        (masks for camera in ("left", "right") for masks in read_masks(out / "a" / camera / "masks.mcap")),
+        key=order,
+    )
+    assert [untimed(masks) for masks in both] == [
+        untimed(masks) for masks in sorted(read_masks(tmp_path / "whole/masks.mcap"), key=order)
+    ]
+
+
+def order(masks: MaskFrame) -> tuple[str, int]:
+    return masks.camera, masks.seq
+
+
+def untimed(masks: MaskFrame) -> list[Any]:
+    return pack_masks(replace(masks, stages_us={}, published_ns=0))

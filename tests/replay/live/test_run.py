@@ -1,0 +1,257 @@
+"""Replays through a live node: a real process with tiny weights, against the replay without one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcap")
+
+from sam3_node.bags import read_masks
+from sam3_node.errors import ReplayError, SettingsError, TransportError
+from sam3_node.perception.perception import Perception
+from sam3_node.replay.compare import compare
+from sam3_node.replay.completion import StoppedError
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.live.in_flight import Counts, Ledger
+from sam3_node.replay.live.run import Endpoints, run_live
+from sam3_node.replay.run import Warm, run_job
+from sam3_node.replay.shards import PartLimits, Parts
+from sam3_node.replay.store import FolderStore
+from sam3_node.settings import Settings
+from sam3_node.transport import FramePublisher
+from sam3_node.types import Frame, Instance, MaskFrame
+from tests.support.live import BOX, Live, chosen, edited, moving_frame, tiny_settings
+from tests.support.node_rig import Rig
+
+SMALL = PartLimits(frames=5)
+SHOWN = ObjectOnFrame(seq=3, box=(16, 12, 48, 36), label="boxed")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    """Endpoints, weights and environment of all nodes here."""
+    rig = Rig(tmp_path_factory.mktemp("rig"))
+    rig.environment |= {"SAM3_TRANSPORT__DELIVERY": "every", "SAM3_TRACKER__MAX_OBJECTS": "4"}
+    return rig
+
+
+@pytest.fixture
+def rig(machine: Rig) -> Iterator[Rig]:
+    """What ends the nodes of a test."""
+    yield machine
+    machine.close()
+
+
+@pytest.fixture(scope="module")
+def settings(machine: Rig) -> Settings:
+    """Those of the nodes."""
+    return tiny_settings(machine.folder)
+
+
+@pytest.fixture
+def endpoints(rig: Rig) -> Endpoints:
+    return Endpoints(rig.control)
+
+
+@pytest.fixture(scope="module")
+def load() -> Warm:
+    return Warm()
+
+
+@pytest.fixture(scope="module")
+def bag(settings: Settings, load: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cameras, edits of every kind, and a frame of left that does not decode."""
+    path = tmp_path_factory.mktemp("bag") / "edited.mcap"
+    with Live(path, load(settings)) as live:
+        for _ in edited(live, last=18):
+            pass
+    return path
+
+
+def job_of(bag: Path, out: Path, settings: Settings, objects: tuple[ObjectOnFrame, ...] = ()) -> Job:
+    return Job((str(bag),), str(out), objects=objects, settings=chosen(settings))
+
+
+def plain_bag(path: Path, perception: Perception, frames: list[Frame]) -> Path:
+    """These frames, and nothing else."""
+    with Live(path, perception) as live:
+        for frame in frames:
+            live.skip(frame)
+    return path
+
+
+def damaged(frame: Frame) -> Frame:
+    return replace(frame, colour=bytes(frame.colour)[:-40])
+
+
+def masks_of(job: Job) -> list[MaskFrame]:
+    return list(read_masks(Path(job.out) / "masks.mcap"))
+
+
+def bytes_of(job: Job) -> bytes:
+    return (Path(job.out) / "masks.mcap").read_bytes()
+
+
+def test_masks_are_those_of_a_replay_without_a_node(
+    rig: Rig, bag: Path, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """With the recorded edits; one of them pauses."""
+    rig.node()
+    job = job_of(bag, tmp_path / "live", settings)
+    plain = replace(job, out=str(tmp_path / "plain"))
+    expected = run_job(plain, load)
+    summary = run_live(job, endpoints, limits=SMALL)
+    assert bytes_of(job) == bytes_of(plain)
+    assert summary.frames == expected.frames == 36
+    assert summary.failed == expected.failed == 1
+    assert summary.refused == expected.refused == 0
+    assert summary.cameras == expected.cameras == {"left": 17, "right": 18}
+    assert summary.objects == expected.objects
+    assert sum(summary.objects.values()) > 1
+    assert summary.notes == []
+    assert summary.stages_ms["encode"] > 0
+
+
+def test_only_the_frames_fail_that_are_damaged(
+    rig: Rig, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Some within the stream, one where masks are waited for, and the last."""
+    rig.node()
+    frames = [moving_frame(seq) for seq in range(20)]
+    for seq in (3, 8, 9, 19):
+        frames[seq] = damaged(frames[seq])
+    recording = plain_bag(tmp_path / "damaged.mcap", load(settings), frames)
+    job = job_of(recording, tmp_path / "live", settings, (SHOWN,))
+    job = replace(job, objects=(*job.objects, ObjectOnFrame(seq=10, box=(16, 12, 48, 36), label="later")))
+    plain = replace(job, out=str(tmp_path / "plain"))
+    assert run_live(job, endpoints).failed == run_job(plain, load).failed == 4
+    assert bytes_of(job) == bytes_of(plain)
+    assert [masks.seq for masks in masks_of(job)] == [x for x in range(20) if x not in (3, 8, 9, 19)]
+    summary = json.loads((tmp_path / "live/summary.json").read_text())
+    assert summary["refused"] == 1  # the object on the frame that failed
+    assert summary["objects"] == {"left": 1}
+
+
+def test_a_second_replay_begins_without_what_came_before(
+    rig: Rig, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Objects of the first; and frames that somebody else left in the node, of the same names. By the verb."""
+    rig.node()
+    frames = [moving_frame(seq) for seq in range(10)]
+    recording = plain_bag(tmp_path / "bag.mcap", load(settings), frames)
+    job = job_of(recording, tmp_path / "one", settings, (ObjectOnFrame(box=(16, 12, 48, 36)),))
+    run_live(job, endpoints)
+    with FramePublisher(rig.frames[0], "every") as publisher:
+        for frame in frames[:6]:
+            assert publisher.send(frame, timeout_ms=10_000)
+    arguments = ("--connect", rig.control, "--box", ",".join(map(str, BOX)))
+    verb = rig.start("replay", str(recording), "-o", str(tmp_path / "two"), *arguments)
+    assert verb.process.wait(60) == 0, verb.log.read_text()
+    summary = json.loads((tmp_path / "two/summary.json").read_text())
+    assert summary["frames"] == 10
+    assert any("had frames of left before" in note for note in summary["notes"])
+    expected = [replace(masks, instances=tuple(map(next_id, masks.instances))) for masks in masks_of(job)]
+    assert compare(masks_of(replace(job, out=str(tmp_path / "two"))), expected).is_identical
+
+
+def next_id(one: Instance) -> Instance:
+    return replace(one, id=one.id + 1)
+
+
+def test_a_stopped_replay_begins_anew(
+    rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    rig.node()
+    job, stop = job_of(bag, tmp_path / "out", settings), threading.Event()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        assert total == 36
+        if done == 12:
+            stop.set()
+
+    with pytest.raises(StoppedError, match="begins anew"):
+        run_live(job, endpoints, progress, stop, limits=SMALL)
+    kept = sum(1 for _ in Parts(FolderStore(Path(job.out))).masks())
+    assert 11 <= kept < 35
+    summary = run_live(job, endpoints, limits=SMALL)
+    assert summary.frames == 36
+    assert len(masks_of(job)) == 35
+    assert any("pushed anew" in note for note in summary.notes)
+    rig.processes[-1].kill()
+    assert run_live(job, endpoints) == summary, "what is finished needs no node"
+
+
+def test_a_node_that_ends_is_told_and_parts_are_kept(
+    rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Killed; and started again in the middle, without what it knew."""
+    job, node, starts_again = job_of(bag, tmp_path / "out", settings), rig.node(), False
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if done == 20:
+            node.kill()
+            if starts_again:
+                rig.node()
+
+    with pytest.raises(TransportError, match="is gone"):
+        run_live(job, endpoints, progress, limits=SMALL)
+    assert len(list(Parts(FolderStore(Path(job.out))).masks())) >= 19
+    assert not (Path(job.out) / "summary.json").exists()
+    node, starts_again = rig.node(), True
+    with pytest.raises(TransportError, match="started again"):
+        run_live(job, endpoints, progress)
+
+
+def test_a_node_that_cannot_be_lossless_is_refused(
+    rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    rig.node(TRANSPORT__DELIVERY="newest")
+    with pytest.raises(SettingsError, match=r"found 'newest'.*--transport\.delivery every"):
+        run_live(job_of(bag, tmp_path / "out", settings), endpoints)
+
+
+def test_what_a_node_cannot_do_is_refused(
+    rig: Rig, bag: Path, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    job = job_of(bag, tmp_path / "out", settings)
+    with pytest.raises(ReplayError, match="as-recorded"):
+        run_live(replace(job, mode="as-recorded"), endpoints)
+    with pytest.raises(TransportError, match="nobody is at"):
+        run_live(job, endpoints)
+    rig.node(TRACKER__MAX_CAMERAS="1")
+    with pytest.raises(SettingsError, match=r"room for 2 cameras, left, right.*max_cameras"):
+        run_live(job, endpoints)
+    other = replace(job, settings={**job.settings, "tracker": {"max_objects": 3}})
+    with pytest.raises(ReplayError, match=r"tracker\.max_objects: the node has 4, found 3"):
+        run_live(other, endpoints, again=True)
+    run_job(replace(job, out=str(tmp_path / "plain")), load)
+    with pytest.raises(ReplayError, match="another job"):
+        run_live(replace(job, out=str(tmp_path / "plain")), endpoints)
+
+
+def test_ledger_settles_in_order() -> None:
+    ledger, frames = Ledger(), [moving_frame(seq) for seq in range(5)]
+    for frame in frames:
+        ledger.send(frame)
+    assert ledger.receive(masks_on(frames[0])) == 0
+    assert ledger.receive(masks_on(moving_frame(9))) == 0
+    assert ledger.receive(masks_on(frames[3])) == 2
+    assert [one.masks is not None for one in ledger.settled] == [True, False, False, True]
+    assert not ledger.contradicts(Counts(2, 2, 0))
+    assert ledger.contradicts(Counts(2, 1, 0))
+    assert ledger.contradicts(Counts(1, 2, 0))
+    ledger.hear(Counts(3, 2, 0))  # its masks are still on their way
+    assert len(ledger.in_flight) == 1
+    ledger.hear(Counts(2, 2, 1))
+    assert not ledger.in_flight
+    assert [one.frame.seq for one in ledger.settled] == [0, 1, 2, 3, 4]
+
+
+def masks_on(frame: Frame) -> MaskFrame:
+    return MaskFrame(frame.camera, frame.seq, frame.capture_ns, frame.width, frame.height)

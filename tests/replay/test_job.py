@@ -1,0 +1,127 @@
+"""Jobs as JSON, and what is refused in them; the settings that they run with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.cli import replay as replay_verbs
+from sam3_node.errors import ReplayError
+from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, settings_for
+from sam3_node.replay.outputs import KINDS
+from sam3_node.settings import load_settings
+
+DESCRIPTION = {
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 3,
+    "settings": {
+        "model": {"name": "elsewhere", "device": "auto", "dtype": "auto", "threads": 0, "image_size": 0},
+        "tracker": {"bank_size": 5},
+        "detector": {"prompts": ["mug"], "every": 3},
+        "engine": {"kind": "tensorrt"},
+        "camera": {"fps": 3},
+    },
+}
+
+
+def full_job() -> Job:
+    return Job(
+        ("a.mcap", "s3://b/c.mcap"),
+        "out",
+        names=("red mug",),
+        objects=(
+            ObjectOnFrame(camera="left", seq=3, box=(1, 2, 3.5, 4), label="box"),
+            ObjectOnFrame(points=((1, 2), (3, 4)), labels=(1, 0)),
+            ObjectOnFrame(mask="mask.png", value=3),
+        ),
+        topics=("left",),
+        outputs=("mcap", "coco"),
+        settings={"tracker": {"bank_size": 4}},
+    )
+
+
+def test_a_job_comes_back_from_json() -> None:
+    job = full_job()
+    assert Job.from_json(job.to_json()) == job
+    recorded = Job(("a",), "b", "as-recorded", allow_gaps=True)
+    assert Job.from_json(recorded.to_json()) == recorded
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"mode": "some"}, "mode: expected one of as-recorded, every, found 'some'"),
+        ({"strategy": "sideways"}, "strategy: expected one of"),
+        ({"outputs": ("avi",)}, "output: expected one of mcap, coco, png, overlay, found 'avi'"),
+        ({"settings": {"camera": {}}}, "settings: expected one of model, tracker, detector, engine"),
+        ({"bags": ()}, "bags: expected at least one"),
+        ({"mode": "as-recorded"}, "expected no names or objects beside it"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ReplayError, match=told):
+        replace(full_job(), **change)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "job: expected JSON"),
+        ("[]", "job: expected a map of bags"),
+        ('{"bags": ["a"], "out": "b", "speed": 2}', "job: expected a map of bags"),
+        ('{"bags": ["a"], "out": "b", "objects": [{"label": "x"}]}', "expected points, a box or a mask"),
+        ('{"bags": ["a"], "out": "b", "objects": [3]}', "object: expected a map of camera"),
+    ],
+)
+def test_json_that_is_no_job_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ReplayError, match=told):
+        Job.from_json(text)
+
+
+def test_several_recordings_are_a_job_each_in_a_folder_of_its_own() -> None:
+    job = replace(full_job(), bags=("x/a.mcap", "y/a.mcap", "s3://b/folder/", "a-2.mcap"), out="out/")
+    assert [one.out for one in job.each()] == ["out/a", "out/a-2", "out/folder", "out/a-2-2"]
+    assert [one.bags for one in job.each()] == [(bag,) for bag in job.bags]
+    alone = replace(job, bags=("a.mcap",))
+    assert alone.each() == (alone,)
+
+
+def test_the_verb_offers_what_there_is() -> None:
+    assert replay_verbs.OUTPUTS == OUTPUTS == KINDS
+
+
+def test_only_what_was_chosen_on_purpose_is_a_jobs(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text("[tracker]\nbank_size = 7\n[camera]\nfps = 5\n")
+    settings = load_settings(profile, {"model.device": "cpu"})
+    assert chosen_settings(settings) == {"tracker": {"bank_size": 7}, "model": {"device": "cpu"}}
+
+
+def test_as_recorded_is_done_with_the_recorded_settings_and_what_was_resolved() -> None:
+    job = Job(("a",), "b", "as-recorded", settings={"model": {"name": "here"}})
+    settings = settings_for(job, DESCRIPTION)
+    assert settings.model.name == "here"
+    assert (settings.model.device, settings.model.dtype, settings.model.threads) == ("cpu", "float32", 3)
+    assert settings.tracker.bank_size == 5
+    assert settings.detector.prompts == ("mug",)
+    assert settings.engine.kind == "tensorrt"
+
+
+def test_every_frame_is_done_with_the_recorded_model_on_this_machine() -> None:
+    settings = settings_for(Job(("a",), "b"), DESCRIPTION)
+    assert settings.model.name == "elsewhere"
+    assert (settings.model.device, settings.model.threads) == ("auto", 0)
+    assert settings.engine.kind == "torch"
+    assert settings.detector.prompts == ("mug",)
+    assert settings_for(Job(("a",), "b", names=("cup",)), DESCRIPTION).detector.prompts == ()
+    assert settings_for(Job(("a",), "b"), None).tracker.bank_size == 7
+
+
+def test_settings_of_another_version_are_told() -> None:
+    strange = {"settings": {"tracker": {"speed": 3}}}
+    with pytest.raises(ReplayError, match="do not fit this version"):
+        settings_for(Job(("a",), "b", "as-recorded"), strange)

@@ -1,0 +1,249 @@
+"""What a replay leaves: read back by the libraries that others read it with."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.errors import BagError, OutputError, ReplayError, WireError
+from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint
+from sam3_node.replay.outputs import KINDS, pair, write_outputs
+from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
+from sam3_node.wire import encode_image
+
+WIDTH, HEIGHT = 96, 64
+STEP_NS = NANOSECONDS // 20
+
+
+def blob(object_id: int, seq: int, label: str = "mug", score: float = 0.75) -> Instance:
+    full = np.zeros((HEIGHT, WIDTH), np.bool_)
+    full[10 * object_id : 10 * object_id + 8 + seq % 3, 5 + seq : 25 + seq] = True
+    return Instance(object_id, label, score, "tracked", seq, 0, Mask.from_full(full))
+
+
+def masks_of(camera: str, seq: int) -> MaskFrame:
+    hidden = Instance(3, "jar", 0.1, "occluded", seq, 2, Mask.empty((HEIGHT, WIDTH)))
+    instances = (blob(1, seq), blob(2, seq, "bowl"), hidden)
+    return MaskFrame(camera, seq, seq * STEP_NS, WIDTH, HEIGHT, instances=instances)
+
+
+def frame_of(camera: str, seq: int) -> Frame:
+    image = np.full((HEIGHT, WIDTH, 3), 10 + 5 * seq, np.uint8)
+    return Frame(camera, seq, seq * STEP_NS, WIDTH, HEIGHT, "png", encode_image(image, "png"))
+
+
+def all_masks() -> Iterator[MaskFrame]:
+    for seq in range(12):
+        yield masks_of("left", seq)
+        if seq % 2:
+            yield masks_of("right", seq)
+
+
+def all_frames() -> Iterator[Frame]:
+    for seq in range(12):
+        yield frame_of("right", seq)
+        yield frame_of("left", seq)
+
+
+def told(kind: str, count: int) -> None:
+    pass
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_everything_is_there_and_comes_out_the_same_again(tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    counts: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    written = write_outputs(tmp_path, KINDS, all_masks, all_frames, lambda kind, n: counts[kind].append(n))
+    names = ["masks.mcap", "masks.json", "png", "overlay-left.mp4", "overlay-right.mp4"]
+    assert written == [tmp_path / name for name in names]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert all(found == list(range(1, 19)) for found in counts.values())
+    before = digests(tmp_path)
+    write_outputs(tmp_path, KINDS, all_masks, all_frames, told)
+    assert digests(tmp_path) == before
+
+
+def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    from sam3_node.bags import read_masks
+
+    write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
+    read = list(read_masks(tmp_path / "masks.mcap"))
+    assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
+    for found, expected in zip(read, all_masks(), strict=True):
+        assert np.array_equal(paint(found), paint(expected))
+
+
+def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
+    make_reader = pytest.importorskip("mcap.reader").make_reader
+    factory = pytest.importorskip("mcap_protobuf.decoder").DecoderFactory()
+    write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
+    with (tmp_path / "masks.mcap").open("rb") as file:
+        reader = make_reader(file, decoder_factories=[factory])
+        rows = list(reader.iter_decoded_messages(topics=["/right/annotations"]))
+    assert [row.message.log_time for row in rows] == [seq * STEP_NS for seq in range(1, 12, 2)]
+    assert [len(row.decoded_message.points) for row in rows] == [2] * 6
+
+
+def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
+    coco_of = pytest.importorskip("pycocotools.coco").COCO
+    write_outputs(tmp_path, ["coco"], all_masks, all_frames, told)
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = coco_of(str(tmp_path / "masks.json"))
+    cameras = {video["id"]: video["name"] for video in coco.dataset["videos"]}
+    tracks = {track["id"]: (track["video_id"], track["instance_id"]) for track in coco.dataset["tracks"]}
+    assert list(cameras.values()) == ["left", "right"]
+    for image, expected in zip(coco.loadImgs(coco.getImgIds()), all_masks(), strict=True):
+        assert (cameras[image["video_id"]], image["seq"]) == (expected.camera, expected.seq)
+        found = coco.loadAnns(coco.getAnnIds(imgIds=image["id"]))
+        assert [coco.loadCats(row["category_id"])[0]["name"] for row in found] == ["mug", "bowl"]
+        for row, instance in zip(found, expected.instances, strict=False):
+            assert np.array_equal(coco.annToMask(row), instance.mask.full())
+            assert tracks[row["track_id"]] == (row["video_id"], instance.id)
+            assert (row["score"], row["area"]) == (instance.score, instance.area)
+            x, y, width, height = row["bbox"]
+            assert (x, y, x + width, y + height) == instance.box
+
+
+def test_json_of_no_masks_is_still_coco(tmp_path: Path) -> None:
+    write_outputs(tmp_path, ["coco"], lambda: iter(()), all_frames, told)
+    found = json.loads((tmp_path / "masks.json").read_text())
+    assert found == {"images": [], "annotations": [], "videos": [], "tracks": [], "categories": []}
+
+
+def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
+    write_outputs(tmp_path, ["png"], all_masks, all_frames, told)
+    right = tmp_path / "png/right"
+    assert sorted(path.name for path in right.glob("*.png")) == [f"{seq:05d}.png" for seq in range(1, 12, 2)]
+    labels = decode_labels((right / "00003.png").read_bytes())
+    for instance in masks_of("right", 3).instances:
+        assert np.array_equal(labels == instance.id, instance.mask.full())
+    bgr = cv2.imread(str(right / "00003.png"))
+    assert bgr is not None
+    assert np.array_equal(bgr[..., ::-1], colours()[labels])
+    table = json.loads((right / "objects.json").read_text())
+    assert table[1] == {"index": 2, "id": 2, "label": "bowl", "first_seq": 1}
+
+
+def test_ids_past_the_palette_begin_again_and_never_are_background() -> None:
+    instances = tuple(blob(1, 0) if n == 255 else blob(2, 0) for n in (255, 256))
+    numbered = [
+        Instance(n, "", 0.5, "tracked", 0, 0, one.mask) for n, one in zip((255, 256), instances, strict=True)
+    ]
+    labels = paint(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=tuple(numbered)))
+    assert np.array_equal(labels == 255, numbered[0].mask.full())
+    assert np.array_equal(labels == 1, numbered[1].mask.full())
+
+
+def test_where_masks_overlap_the_better_one_is_seen() -> None:
+    low, high = blob(1, 0, score=0.4), blob(1, 1, score=0.8)
+    pair_of = (Instance(7, "", 0.8, "tracked", 0, 0, high.mask), low)
+    labels = paint(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
+    assert np.array_equal(labels == 7, high.mask.full())
+
+
+@pytest.mark.parametrize("case", ["palette", "grey", "binary"])
+def test_labels_are_read_from_palette_and_grey_png(case: str) -> None:
+    labels = np.random.default_rng(0).integers(0, 256, (20, 31), np.uint8)
+    if case == "palette":
+        assert np.array_equal(decode_labels(encode_labels(labels)), labels)
+        return
+    grey = labels if case == "grey" else np.where(labels > 99, 255, 0).astype(np.uint8)
+    expected = labels if case == "grey" else (labels > 99).astype(np.uint8)
+    assert np.array_equal(decode_labels(cv2.imencode(".png", grey)[1].tobytes()), expected)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", encode_labels(np.ones((4, 4), np.uint8))[:50]])
+def test_what_is_no_label_image_is_refused(data: bytes) -> None:
+    with pytest.raises(
+        WireError, match="expected a palette or 8-bit grey PNG, found no PNG, or a broken one"
+    ):
+        decode_labels(data)
+
+
+def test_photographs_are_no_label_images() -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    with pytest.raises(WireError, match="found one of full colour"):
+        decode_labels(cv2.imencode(".png", photo)[1].tobytes())
+    with pytest.raises(WireError, match="found one of uint16"):
+        decode_labels(cv2.imencode(".png", photo[..., 0].astype(np.uint16))[1].tobytes())
+
+
+def test_overlays_are_drawn_at_the_cameras_rate(tmp_path: Path) -> None:
+    write_outputs(tmp_path, ["overlay"], all_masks, all_frames, told)
+    for camera, rate, count in (("left", 20, 12), ("right", 10, 6)):
+        film = cv2.VideoCapture(str(tmp_path / f"overlay-{camera}.mp4"))
+        assert film.get(cv2.CAP_PROP_FPS) == pytest.approx(rate)
+        images = [image for good, image in iter(film.read, (False, None)) if good]
+        assert len(images) == count
+        assert images[0].shape == (HEIGHT, WIDTH, 3)
+
+
+def test_masks_without_a_frame_or_on_a_broken_one_are_not_drawn(tmp_path: Path) -> None:
+    def frames() -> Iterator[Frame]:
+        for frame in all_frames():
+            if frame.seq == 4:
+                yield Frame(frame.camera, 4, frame.capture_ns, WIDTH, HEIGHT, "png", b"broken")
+            elif frame.camera == "left" and frame.seq not in (0, 7, 11):
+                yield frame
+
+    write_outputs(tmp_path, ["overlay"], all_masks, frames, told)
+    film = cv2.VideoCapture(str(tmp_path / "overlay-left.mp4"))
+    assert int(film.get(cv2.CAP_PROP_FRAME_COUNT)) == 12 - 4
+    assert not (tmp_path / "overlay-right.mp4").exists()
+
+
+def test_frames_are_paired_though_a_camera_was_started_again() -> None:
+    times = {(0, 100): 0, (1, 100): 1, (2, 100): 2, (0, 200): 3, (1, 200): 4}
+    frames = [Frame("left", seq, 1000 * start + seq, 1, 1, "bgr8", b"abc") for seq, start in times]
+    masks = [MaskFrame("left", frames[n].seq, frames[n].capture_ns, 1, 1) for n in (1, 3, 4)]
+    assert [frame for _, frame in pair(iter(masks), iter(frames))] == [frames[n] for n in (1, 3, 4)]
+
+
+def test_a_run_that_fails_leaves_the_former_outputs_whole(tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    write_outputs(tmp_path, KINDS, all_masks, all_frames, told)
+    before = digests(tmp_path)
+
+    def broken() -> Iterator[MaskFrame]:
+        yield masks_of("left", 40)
+        raise BagError("the bag ends here")
+
+    for kind in KINDS:
+        with pytest.raises(BagError):
+            write_outputs(tmp_path, [kind], broken, all_frames, told)
+    assert digests(tmp_path) == before
+
+
+def test_what_a_killed_run_left_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".png.partial/new/png/left").mkdir(parents=True)
+    (tmp_path / ".png.partial/new/png/left/00099.png").write_bytes(b"half")
+    (tmp_path / "png/gone").mkdir(parents=True)
+    write_outputs(tmp_path, ["png"], all_masks, all_frames, told)
+    assert [path.name for path in tmp_path.iterdir()] == ["png"]
+    assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["left", "right"]
+    assert not (tmp_path / "png/left/00099.png").exists()
+
+
+def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match="unknown output 'gif': expected some of mcap, coco, png, overlay"):
+        write_outputs(tmp_path, ["png", "gif"], all_masks, all_frames, told)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write png into .*file"):
+        write_outputs(tmp_path / "file", ["png"], all_masks, all_frames, told)

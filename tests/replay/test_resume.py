@@ -1,0 +1,118 @@
+"""Replays killed with SIGKILL at random moments, again and again: what is there at the end is what one run gives."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcap")
+pytest.importorskip("foxglove_schemas_protobuf")
+
+from sam3_node.perception.perception import Perception
+from sam3_node.replay.job import Job
+from sam3_node.replay.run import compare_job, is_finished, run_job
+from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.summary import Summary
+from tests.support.live import Live, edited, tiny_settings
+from tests.support.node_rig import until
+
+KILLS = 20
+FRAMES = 40
+OUTPUTS = ("mcap", "coco", "png")
+LIMITS = PartLimits(frames=3)
+
+processes = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(scope="module")
+def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bag")
+    with Live(folder / "live.mcap", Perception.load(tiny_settings(folder))) as live:
+        for _ in edited(live, FRAMES):
+            pass
+    return folder / "live.mcap"
+
+
+@pytest.fixture(scope="module")
+def whole(bag: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """What was never interrupted."""
+    job = Job((str(bag),), str(tmp_path_factory.mktemp("whole") / "out"), "as-recorded", outputs=OUTPUTS)
+    run_job(job)
+    assert compare_job(job).is_identical
+    return job
+
+
+def work(text: str, begun: Any) -> None:
+    run_job(Job.from_json(text), progress=lambda *_: begun.set(), limits=LIMITS)
+
+
+def outputs_of(job: Job) -> dict[str, str]:
+    """Digests of all outputs."""
+    out = Path(job.out)
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and "parts" not in path.parts]
+    own = ("job.json", "summary.json", ".lock")
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.name not in own
+    }
+
+
+def summary_of(job: Job) -> Summary:
+    return Summary.from_json((Path(job.out) / "summary.json").read_bytes())
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_any_moment_it_ends_as_if_it_never_was(bag: Path, whole: Job, tmp_path: Path) -> None:
+    processes.set_forkserver_preload(["sam3_node.replay.run", "tests.support.tiny"])
+    moments = random.Random(6)
+    kills = finished = resumed = 0
+    job = whole
+    while kills < KILLS or not is_finished(job):
+        if job is whole or is_finished(job):
+            job = Job(whole.bags, str(tmp_path / str(kills)), "as-recorded", outputs=OUTPUTS)
+        begun = processes.Event()
+        process = processes.Process(target=work, args=(job.to_json(), begun))
+        process.start()
+        begun.wait(60)
+        process.join(moments.uniform(0.0, 1.0) if kills < KILLS else None)
+        if process.is_alive():
+            process.kill()
+            kills += 1
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        if is_finished(job):
+            finished += 1
+            resumed += summary_of(job).resumed_from > 0
+            assert outputs_of(job) == outputs_of(whole)
+            assert summary_of(job).frames == summary_of(whole).frames
+            assert compare_job(job).is_identical
+    assert finished >= 1
+    assert resumed >= 1
+
+
+@pytest.mark.timeout(300)
+def test_the_verb_stops_at_a_signal_and_goes_on(bag: Path, whole: Job, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sam3_node", "replay", str(bag), "-o", str(tmp_path), "--as-recorded"]
+    command += ["--outputs", ",".join(OUTPUTS)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: (tmp_path / "job.json").exists(), "the beginning", 60)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, log = process.communicate(timeout=60)
+    assert process.returncode in (130, 0), log
+    if process.returncode == 130:
+        assert "the same command goes on from there" in out
+        assert not (tmp_path / "summary.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert outputs_of(Job((str(bag),), str(tmp_path))) == outputs_of(whole)

@@ -1,0 +1,358 @@
+"""Replays with tiny weights: as recorded, every frame, stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.support.paths import ROOT
+
+pytest.importorskip("mcap")
+
+from sam3_node.bags import read_masks
+from sam3_node.cli.main import main
+from sam3_node.errors import BagError, OutputError, ReplayError
+from sam3_node.perception.perception import Perception
+from sam3_node.replay.compare import compare
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.run import StoppedError, Warm, compare_job, is_finished, run_job
+from sam3_node.replay.shards import PartLimits
+from sam3_node.settings import Settings
+from sam3_node.types import MaskFrame
+from tests.support.live import BOX, SIZE, Live, edited, moving_frame, tiny_settings
+
+SMALL = PartLimits(frames=5)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return tiny_settings(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def load() -> Warm:
+    return Warm()
+
+
+@pytest.fixture(scope="module")
+def bag(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `edited` does."""
+    path = tmp_path_factory.mktemp("bag") / "live.mcap"
+    with Live(path, Perception.load(settings)) as live:
+        for _ in edited(live):
+            pass
+    return path
+
+
+@pytest.fixture
+def job(bag: Path, tmp_path: Path) -> Job:
+    return Job((str(bag),), str(tmp_path / "out"), "as-recorded")
+
+
+def masks_of(job: Job) -> list[MaskFrame]:
+    return list(read_masks(Path(job.out) / "masks.mcap"))
+
+
+def test_as_recorded_gives_the_recorded_masks(job: Job, load: Warm) -> None:
+    summary = run_job(job, load, limits=SMALL)
+    assert compare_job(job).is_identical
+    assert summary.frames == 40
+    assert summary.failed == 1
+    assert summary.refused == 0
+    assert summary.cameras == {"left": 23, "right": 16}
+    assert summary.objects == {"left": 2, "right": 2}
+    assert summary.notes == []
+    assert summary.lost is None
+    skipped = {seq for seq in range(24) if seq % 3 == 1}
+    assert {masks.seq for masks in masks_of(job) if masks.camera == "right"} == set(range(24)) - skipped
+
+
+def test_one_camera_alone_gives_its_recorded_masks(job: Job, load: Warm) -> None:
+    left = replace(job, topics=("left",))
+    assert run_job(left, load).cameras == {"left": 23}
+    assert compare_job(left).is_identical
+
+
+@pytest.mark.parametrize("after", [1, 2, 9, 23, 39])
+def test_a_stopped_replay_goes_on_bit_for_bit(job: Job, load: Warm, tmp_path: Path, after: int) -> None:
+    stop = threading.Event()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        assert total == 39
+        if done == after:
+            stop.set()
+
+    with pytest.raises(StoppedError, match="the same command goes on"):
+        run_job(job, load, progress, stop, limits=SMALL)
+    assert not is_finished(job)
+    summary = run_job(job, load, limits=SMALL)
+    assert summary.resumed_from == after
+    assert summary.frames == 40
+    assert summary.failed == 1
+    whole = replace(job, out=str(tmp_path / "whole"))
+    run_job(whole, load)
+    assert (Path(job.out) / "masks.mcap").read_bytes() == (Path(whole.out) / "masks.mcap").read_bytes()
+
+
+def test_a_finished_replay_is_left_as_it_is(job: Job) -> None:
+    def refuse(settings: Settings) -> Perception:
+        raise AssertionError("nothing is to be loaded")
+
+    first = run_job(job, limits=SMALL)
+    assert is_finished(job)
+    before = {path: path.stat().st_mtime_ns for path in Path(job.out).rglob("*") if path.name != ".lock"}
+    assert run_job(job, refuse) == first
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    more = replace(job, outputs=("mcap", "coco"))
+    assert not is_finished(more)
+    assert run_job(more, refuse).outputs == ["mcap", "coco"]
+    assert (Path(job.out) / "masks.json").exists()
+
+
+def test_again_starts_over(job: Job, load: Warm) -> None:
+    run_job(job, load, limits=SMALL)
+    seen: list[int] = []
+    run_job(
+        job, load, lambda what, done, total: seen.append(done) if what == "replaying" else None, again=True
+    )
+    assert seen[0] == 0 or seen[0] == 1
+    assert compare_job(job).is_identical
+
+
+def test_results_of_another_job_are_not_touched(job: Job, load: Warm) -> None:
+    run_job(job, load, limits=SMALL)
+    with pytest.raises(ReplayError, match=r"another job: job\.mode was 'as-recorded', is 'every'"):
+        run_job(replace(job, mode="every"), load)
+    other = replace(job, settings={"tracker": {"bank_size": 4}})
+    with pytest.raises(ReplayError, match=r"settings\.tracker\.bank_size was 7, is 4"):
+        run_job(other, load)
+    assert compare_job(job).is_identical
+
+
+def test_other_weights_are_refused(
+    job: Job, settings: Settings, load: Warm, tmp_path: Path, bag: Path
+) -> None:
+    weights = tmp_path / "weights"
+    tiny_settings(weights)
+    name = weights / "tiny" / "model.safetensors"
+    name.write_bytes(name.read_bytes()[:-4] + b"abcd")
+    other = replace(job, settings={"model": {"name": str(weights / "tiny")}})
+    with pytest.raises(ReplayError, match="model_digest: expected the weights that were recorded"):
+        run_job(other, load)
+    lenient = replace(other, out=str(tmp_path / "lenient"), allow_gaps=True)
+    summary = run_job(lenient, load)
+    assert any("model_digest" in note for note in summary.notes)
+    assert any("model.name was" in note for note in summary.notes)
+
+
+def test_other_settings_give_other_masks_and_are_told(job: Job, load: Warm) -> None:
+    other = replace(job, settings={"tracker": {"bank_size": 2}})
+    assert run_job(other, load).notes == ["tracker.bank_size was 7 in the recording, is 2"]
+    assert "different: the masks of" in str(compare_job(other))
+
+
+def test_two_replays_do_not_write_to_one_folder(job: Job, load: Warm) -> None:
+    def again(what: str, done: int, total: int | None) -> None:
+        with pytest.raises(OutputError, match="another replay writes"):
+            run_job(job, load)
+
+    run_job(job, load, again, limits=PartLimits(frames=1000))
+
+
+def test_every_frame_with_the_recorded_edits(job: Job, load: Warm) -> None:
+    every = replace(job, mode="every")
+    summary = run_job(every, load, limits=SMALL)
+    assert summary.frames == 48
+    assert summary.failed == 1
+    assert summary.refused == 0
+    assert summary.objects == {"left": 2, "right": 2}
+    found = {(masks.camera, masks.seq): masks for masks in masks_of(every)}
+    assert len(found) == 47
+    assert all(masks.skipped == 0 for masks in found.values())
+
+    def ids(camera: str, seq: int) -> list[int]:
+        return [instance.id for instance in found[camera, seq].instances]
+
+    assert ids("left", 1) == []
+    assert ids("left", 2) == [1]
+    assert ids("right", 2) == [1]  # shown on it, when it had been stepped
+    assert ids("left", 9) == [1, 2]
+    assert ids("left", 15) == [2]
+    assert ids("right", 17) == [2]
+
+
+def test_every_frame_with_objects_shown_on_frames(job: Job, load: Warm, tmp_path: Path) -> None:
+    square = np.zeros(SIZE, np.uint8)
+    square[12:36, 16:48] = 255
+    cv2.imwrite(str(tmp_path / "square.png"), square)
+    shown = (
+        ObjectOnFrame(camera="right", mask=str(tmp_path / "square.png"), label="square"),
+        ObjectOnFrame(camera="left", seq=4, points=((30, 20), (2, 2)), labels=(1, 0)),
+        ObjectOnFrame(camera="left", seq=99, points=((30, 20),), label="late"),
+    )
+    every = replace(job, mode="every", objects=shown)
+    summary = run_job(every, load, limits=SMALL)
+    found = {(masks.camera, masks.seq): masks for masks in masks_of(every)}
+    first = found["right", 0].instances
+    assert [(instance.id, instance.label, instance.state) for instance in first] == [(1, "square", "tracked")]
+    assert first[0].mask.area == np.count_nonzero(square)
+    assert [found["right", seq].instances[0].age for seq in range(3)] == [0, 1, 2]
+    assert [len(found["left", seq].instances) for seq in (3, 4, 5)] == [0, 1, 1]
+    assert summary.notes == ["object late: expected seq 99 of left, found no such frame"]
+
+
+def test_names_without_a_detector_are_refused_and_nothing_else(job: Job, load: Warm) -> None:
+    summary = run_job(replace(job, mode="every", names=("mug",)), load)
+    assert summary.refused == 1
+    assert summary.frames == 48
+    assert summary.objects == {"left": 0, "right": 0}
+
+
+Way = Callable[[Live], Any]
+
+
+def lose_an_event(live: Live) -> None:
+    live.ask("add_object", recorded=False, camera="left", box=BOX)
+    live.ask("pause")
+
+
+def lose_a_frame(live: Live) -> None:
+    live.step(moving_frame(12), record_frame=False)
+
+
+def lose_masks(live: Live) -> None:
+    live.step(moving_frame(12), record_masks=False)
+
+
+@pytest.mark.parametrize(
+    ("lose", "told"),
+    [
+        (lose_an_event, r"expected event 1 of the node, found 2 \(pause\)"),
+        (lose_a_frame, "expected frame 12, which the node stepped"),
+        (lose_masks, "found that 1 of them are not in the recording"),
+    ],
+)
+def test_what_a_recording_lacks_is_told(
+    settings: Settings, load: Warm, tmp_path: Path, lose: Way, told: str
+) -> None:
+    with Live(tmp_path / "gap.mcap", load(settings)) as live:
+        for camera in list(live.perception.pipelines):
+            live.perception.drop(camera)
+        for seq in range(12):
+            live.step(moving_frame(seq))
+        lose(live)
+        for seq in range(13, 16):
+            live.step(moving_frame(seq))
+    job = Job((str(tmp_path / "gap.mcap"),), str(tmp_path / "out"), "as-recorded")
+    with pytest.raises(ReplayError, match=told):
+        run_job(job, load)
+    summary = run_job(replace(job, allow_gaps=True), load)
+    assert summary.resumed_from == 12
+    assert summary.frames in (15, 16)
+    assert len(summary.notes) == 1
+
+
+def test_a_recording_that_begins_late_says_what_it_lacks(
+    settings: Settings, load: Warm, tmp_path: Path
+) -> None:
+    perception = Perception.load(settings)
+    with Live(tmp_path / "before.mcap", perception) as live:
+        live.step(moving_frame(0))
+        live.ask("add_object", camera="left", box=BOX)
+        live.step(moving_frame(1))
+    with Live(tmp_path / "late.mcap", perception, live.events) as live:
+        live.step(moving_frame(2))
+    job = Job((str(tmp_path / "late.mcap"),), str(tmp_path / "out"), "as-recorded")
+    with pytest.raises(ReplayError, match="begins later"):
+        run_job(job, load)
+
+
+def test_a_node_that_was_started_again_is_followed(settings: Settings, load: Warm, tmp_path: Path) -> None:
+    with Live(tmp_path / "twice.mcap", Perception.load(settings)) as live:
+        for start in (0, 10):
+            for seq in range(start, start + 4):
+                live.step(moving_frame(seq))
+                if seq % 10 == 1:
+                    live.ask("add_object", box=BOX)
+            live.restart()
+    job = Job((str(tmp_path / "twice.mcap"),), str(tmp_path / "out"), "as-recorded")
+    run_job(job, load)
+    assert compare_job(job).is_identical
+
+
+def test_a_truncated_recording_is_replayed_as_far_as_it_is_whole(
+    bag: Path, load: Warm, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(bag.read_bytes()[: bag.stat().st_size // 2])
+    job = Job((str(cut),), str(tmp_path / "out"), "as-recorded", allow_gaps=True)
+    summary = run_job(job, load)
+    assert summary.lost is not None
+
+
+def test_other_recordings_are_not_replayed_as_recorded(bag: Path, load: Warm, tmp_path: Path) -> None:
+    tabletop = ROOT / "sam3_node/assets/tabletop.mcap"
+    with pytest.raises(ReplayError, match="use --every"):
+        run_job(Job((str(tabletop),), str(tmp_path), "as-recorded"), load)
+    with pytest.raises(BagError):
+        run_job(Job((str(tmp_path / "absent.mcap"),), str(tmp_path)), load)
+
+
+def test_compare_says_what_differs_first(job: Job, load: Warm) -> None:
+    run_job(job, load)
+    masks = masks_of(job)
+    other = [replace(one, stages_us={"track": 5}) for one in masks]
+    assert compare(masks, other).is_identical
+    one = other[20].instances[0]
+    other[20] = replace(other[20], instances=(replace(one, score=one.score / 2), *other[20].instances[1:]))
+    found = compare(masks, other)
+    assert found.identical == found.frames - 1
+    assert "had score" in str(found)
+    assert "was not replayed" in str(compare(masks[:-1], masks))
+    assert "was not recorded" in str(compare(masks, masks[:-1]))
+
+
+def test_the_summary_is_what_is_on_disk(job: Job, load: Warm) -> None:
+    summary = run_job(job, load)
+    told = json.loads((Path(job.out) / "summary.json").read_text())
+    assert told["frames"] == summary.frames
+    assert told["frames_per_s"] > 0
+    assert told["stages_ms"]["encode"] > 0
+
+
+def test_the_verb_takes_several_recordings_and_compares(bag: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.mcap"
+    other.write_bytes(bag.read_bytes())
+    command = [sys.executable, "-m", "sam3_node", "replay", str(bag), str(other), "-o", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, "--as-recorded", "--compare"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("identical: the masks of all 39 recorded frames, bit for bit") == 2
+    assert (tmp_path / "out/live/masks.mcap").read_bytes() == (tmp_path / "out/other/masks.mcap").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--compare"], "--compare: expected --as-recorded beside it"),
+        (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
+        (["--outputs", "avi"], "output: expected one of mcap, coco, png, overlay, found 'avi'"),
+        (["--objects", "absent.json"], "cannot read absent.json"),
+    ],
+)
+def test_the_verb_says_what_it_cannot_do(
+    bag: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+) -> None:
+    assert main(["replay", str(bag), "-o", str(tmp_path), *options]) == 2
+    assert told in capsys.readouterr().err

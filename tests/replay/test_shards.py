@@ -1,0 +1,115 @@
+"""Parts: complete or absent, whatever ends a write; and the folder that they are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sam3_node.errors import OutputError, ReplayError
+from sam3_node.replay.shards import OpenPart, Parts, Standing
+from sam3_node.replay.store import FolderStore
+from tests.support.recordings import frame_at, truth_of
+
+
+def fill(store: FolderStore, count: int) -> Parts:
+    """So many parts of two frames each."""
+    parts = Parts(store)
+    for number in range(len(parts), count):
+        part = OpenPart()
+        for seq in (2 * number, 2 * number + 1):
+            part.add(truth_of(frame_at(seq)))
+        parts.add(part, Standing(3 * (number + 1), {"frames": 2 * number}), b"state %d" % number)
+    return parts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "out")
+
+
+def test_masks_come_back_in_order(store: FolderStore) -> None:
+    fill(store, 3)
+    parts = Parts(store)
+    assert len(parts) == 3
+    masks = list(parts.masks())
+    assert [one.seq for one in masks] == list(range(6))
+    assert [one.area for one in masks[4].instances] == [one.area for one in truth_of(frame_at(4)).instances]
+    assert parts.standing() == Standing(9, {"frames": 4})
+    assert parts.checkpoint() == b"state 2"
+
+
+def test_only_the_last_state_is_kept(store: FolderStore) -> None:
+    parts = fill(store, 3)
+    states = [name for name in store.names() if name.endswith(".state")]
+    assert states == ["parts/000002.state"]
+    parts.finish()
+    assert [name for name in store.names() if name.endswith(".state")] == []
+    assert len(list(Parts(store).masks())) == 6
+
+
+def test_an_empty_folder_stands_at_the_beginning(store: FolderStore) -> None:
+    assert Parts(store).standing() == Standing(0, {})
+    assert list(Parts(store).masks()) == []
+
+
+def test_what_was_being_written_is_absent(store: FolderStore) -> None:
+    fill(store, 2)
+    (store.folder / "parts/000002.state").write_bytes(b"newer")
+    (store.folder / "parts/000002.masks.unfinished").write_bytes(b"half")
+    parts = Parts(store)
+    assert len(parts) == 2
+    assert parts.checkpoint() == b"state 1"
+    fill(store, 3)
+    assert [one.seq for one in Parts(store).masks()] == list(range(6))
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:60] + b"X" + data[61:]])
+def test_a_damaged_part_is_told(store: FolderStore, damage: object) -> None:
+    fill(store, 2)
+    path = store.folder / "parts/000001.masks"
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(ReplayError, match=r"parts/000001\.masks: expected a whole part"):
+        Parts(store).standing()
+
+
+def test_a_state_that_is_gone_is_told(store: FolderStore) -> None:
+    fill(store, 1).finish()
+    with pytest.raises(ReplayError, match=r"expected parts/000000\.state"):
+        Parts(store).checkpoint()
+
+
+def test_cleared_parts_are_gone(store: FolderStore) -> None:
+    fill(store, 2).clear()
+    assert store.names() == []
+    assert len(Parts(store)) == 0
+
+
+def test_a_store_keeps_values_by_name(store: FolderStore) -> None:
+    store.write("a/b", b"1")
+    store.write("a/b", b"2")
+    store.write("c", b"3")
+    assert store.read("a/b") == b"2"
+    assert store.names() == ["a/b", "c"]
+    assert store.names("a") == ["a/b"]
+    assert store.exists("c")
+    store.delete("c")
+    store.delete("c")
+    assert not store.exists("c")
+    with pytest.raises(OutputError, match="absent"):
+        store.read("absent")
+
+
+def test_one_writer_at_a_time(store: FolderStore) -> None:
+    with store.held():
+        with pytest.raises(OutputError, match="another replay writes to"), FolderStore(store.folder).held():
+            pass
+        assert store.names() == []
+    with FolderStore(store.folder).held():
+        pass
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="file"):
+        FolderStore(tmp_path / "file" / "out")

@@ -1,0 +1,181 @@
+"""Stores and recordings at URLs: values, outputs, who may write, replays that go on from there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("mcap")
+
+from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
+from sam3_node.replay.job import Job
+from sam3_node.replay.run import StoppedError, Warm, compare_job, is_finished, run_job
+from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.store import FolderStore, HeldError
+from sam3_node.replay.url_store import UrlStore, local_bag, open_store, scratch
+from tests.support.live import Live, edited, tiny_settings
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    import fsspec
+
+    name = f"/{uuid.uuid4().hex}"
+    yield f"memory:/{name}"
+    memory = fsspec.filesystem("memory")
+    if memory.exists(name):
+        memory.rm(name, recursive=True)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def held_folders(temporary: Path) -> list[Path]:
+    return [path for path in temporary.glob("sam3-node-*/*") if path.is_dir()]
+
+
+def test_values_are_kept_listed_and_deleted(url: str) -> None:
+    store = UrlStore(f"{url}/out/")
+    assert store.names() == []
+    assert not store.exists("a/1")
+    for name in ("a/2", "a/1", "b"):
+        store.write(name, name.encode())
+    store.write("a/1", b"new")
+    assert store.read("a/1") == b"new"
+    assert store.exists("a/1")
+    assert not store.exists("a")
+    assert store.names() == ["a/1", "a/2", "b"]
+    assert store.names("a") == ["a/1", "a/2"]
+    store.delete("a/1")
+    store.delete("a/1")
+    assert UrlStore(f"{url}/out").names() == ["a/2", "b"]
+    with pytest.raises(OutputError, match="expected a/1, found nothing"):
+        store.read("a/1")
+
+
+def test_files_and_folders_are_kept_in_place_of_those_before(url: str) -> None:
+    store = UrlStore(url)
+    for names in (["0.png", "1.png"], ["0.png"]):
+        with store.held():
+            folder = store.folder
+            (folder / "png" / "left").mkdir(parents=True)
+            for name in names:
+                (folder / "png" / "left" / name).write_bytes(name.encode())
+            (folder / "masks.mcap").write_bytes(b"masks")
+            store.keep([folder / "png", folder / "masks.mcap"])
+        assert store.names() == ["masks.mcap", *(f"png/left/{name}" for name in names)]
+        assert not folder.exists()
+    assert store.read("png/left/0.png") == b"0.png"
+
+
+def test_who_comes_last_writes(url: str) -> None:
+    first, second = UrlStore(url), UrlStore(url)
+    with first.held():
+        first.write("a", b"first")
+        with second.held():
+            second.write("a", b"second")
+            with pytest.raises(OutputError, match="another replay has gone on"):
+                first.write("a", b"first")
+        with pytest.raises(OutputError, match="another replay has gone on"):
+            first.write("a", b"first")
+    with second.held():
+        second.write("b", b"second")
+    assert second.names() == ["a", "b"]
+    assert second.read("a") == b"second"
+
+
+def test_a_path_and_a_file_url_are_folders(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "a b"), f"file://{tmp_path}/a%20b"):
+        store = open_store(place)
+        assert isinstance(store, FolderStore)
+        assert store.folder == tmp_path / "a b"
+        with store.held(), pytest.raises(HeldError), open_store(place).held():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "text"),
+    [
+        ("nowhere://a/b", ReplayError, "nowhere"),
+        ("abfs://a/b", MissingExtraError, "adlfs .*'cloud'"),
+    ],
+)
+def test_a_protocol_that_cannot_be_read_is_explained(url: str, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        open_store(url)
+
+
+def test_a_recording_is_copied_and_the_copy_removed(url: str, tmp_path: Path, temporary: Path) -> None:
+    store = UrlStore(url)
+    store.write("bags/a.mcap", b"bytes")
+    store.write("bags/folder/1.mcap", b"1")
+    store.write("bags/folder/deep/2.mcap", b"2")
+    with local_bag(f"{url}/bags/a.mcap") as path:
+        assert path.name == "a.mcap"
+        assert path.read_bytes() == b"bytes"
+    assert not path.exists()
+    with local_bag(f"{url}/bags/folder/") as path:
+        files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.mcap"))
+        assert files == ["1.mcap", "deep/2.mcap"]
+    assert held_folders(temporary) == []
+    with local_bag(f"file://{tmp_path}/a.mcap") as path:
+        assert path == tmp_path / "a.mcap"
+    with pytest.raises(BagError, match="found nothing at"), local_bag(f"{url}/bags/none.mcap"):
+        pass
+
+
+def test_what_a_killed_process_put_aside_is_removed(temporary: Path) -> None:
+    code = (
+        "import os, signal; from sam3_node.replay.url_store import scratch\n"
+        "with scratch() as folder: (folder / 'copy').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={"TMPDIR": str(temporary)}, timeout=60)
+    assert len(held_folders(temporary)) == 1
+    with scratch() as folder, scratch() as other:
+        assert sorted(held_folders(temporary)) == sorted([folder, other])
+    assert held_folders(temporary) == []
+
+
+def test_a_replay_between_urls_goes_on_from_its_last_part(url: str, tmp_path: Path, temporary: Path) -> None:
+    bag, load = tmp_path / "live.mcap", Warm()
+    with Live(bag, load(tiny_settings(tmp_path))) as live:
+        for _ in edited(live, last=10):
+            pass
+    remote = f"{url}/bags/live.mcap"
+    UrlStore(f"{url}/bags").write("live.mcap", bag.read_bytes())
+    job = Job((remote,), f"{url}/out", "as-recorded", outputs=("mcap", "png"))
+    stop = threading.Event()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if done == 8:
+            stop.set()
+
+    with pytest.raises(StoppedError):
+        run_job(job, load, progress, stop, limits=PartLimits(frames=5))
+    store = UrlStore(job.out)
+    assert store.names("parts") == ["parts/000000.masks", "parts/000001.masks", "parts/000001.state"]
+    summary = run_job(job, load)
+    assert summary.resumed_from == 8
+    assert is_finished(job)
+    assert compare_job(job).is_identical
+    local = replace(job, bags=(str(bag),), out=str(tmp_path / "out"))
+    run_job(local, load)
+    kept = [name for name in FolderStore(Path(local.out)).names() if name.startswith(("png", "masks"))]
+    assert [name for name in store.names() if name.startswith(("png", "masks"))] == kept
+    assert all(store.read(name) == (Path(local.out) / name).read_bytes() for name in kept)
+    assert held_folders(temporary) == []

@@ -1,0 +1,166 @@
+"""Recordings of what a real Perception did on frames, written as a node and its recorder would, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import cv2
+import numpy as np
+
+from sam3_node.bags.native.writer import NODE, RecordWriter
+from sam3_node.errors import Sam3NodeError
+from sam3_node.node.operations import carry_out
+from sam3_node.perception.perception import Perception
+from sam3_node.settings import Settings
+from sam3_node.types import Frame, MaskFrame
+from sam3_node.wire import DROPPED, FAILED, SERVED, Event, pack_event, pack_masks
+from tests.support.tiny import random_source
+
+SIZE = (48, 64)
+BOX = [16.0, 12.0, 48.0, 36.0]
+MS = 1_000_000
+
+
+def tiny_settings(folder: Path, **tracker: Any) -> Settings:
+    """Of tiny random weights, which are made in `folder` where they are not there."""
+    weights = folder / "tiny"
+    if not weights.exists():
+        random_source("sam3", presence=60.0).save_pretrained(weights)
+    return Settings(
+        model={"name": str(weights), "device": "cpu", "threads": 1},  # type: ignore[arg-type]
+        tracker={"max_objects": 4, **tracker},  # type: ignore[arg-type]
+        detector={"kind": "none"},  # type: ignore[arg-type]
+    )
+
+
+def chosen(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Of these settings, those that a job has to be told."""
+    return {
+        name: getattr(settings, name).model_dump(mode="json", exclude_unset=True)
+        for name in ("model", "tracker", "detector")
+    }
+
+
+def moving_frame(seq: int, camera: str = "left") -> Frame:
+    """A jpeg of a bright square that moves over noise, other noise on each camera."""
+    noise = np.random.default_rng([seq, *camera.encode()])
+    image = noise.integers(0, 90, (*SIZE, 3), dtype=np.uint8)
+    image[12 + seq % 8 : 30 + seq % 8, 16 + seq % 16 : 40 + seq % 16] += 120
+    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+    return Frame(camera, seq, (1000 + 40 * seq) * MS, SIZE[1], SIZE[0], "jpeg", jpeg, sent_ns=1)
+
+
+class Live:
+    """A recording that is being written. A context manager."""
+
+    def __init__(self, path: Path, perception: Perception, events: int = 0) -> None:
+        self.perception = perception
+        self.masks: list[MaskFrame] = []
+        self._writer = RecordWriter(path)
+        self.events = events
+        self._now_ns = 1
+        self._taken: dict[str, int] = {}
+        self._describe()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def skip(self, frame: Frame) -> None:
+        """A frame that is recorded, and that the node passes over."""
+        self._writer.write_frame(frame, self._tick())
+        self._writer.flush()
+
+    def step(self, frame: Frame, record_frame: bool = True, record_masks: bool = True) -> MaskFrame | None:
+        """A frame that the node steps; its masks, None where that fails."""
+        if record_frame:
+            self.skip(frame)
+        camera = frame.camera
+        if camera not in self.perception.pipelines:
+            self.perception.serve(camera)
+            self.tell(SERVED, camera=camera)
+        skipped = max(0, frame.seq - self._taken.get(camera, frame.seq) - 1)
+        self._taken[camera] = frame.seq
+        try:
+            found = self.perception.pipelines[camera].step(frame, self._tick(), skipped)
+        except Sam3NodeError as error:
+            self.tell(FAILED, camera=camera, seq=frame.seq, error=str(error))
+            return None
+        found = replace(found, stages_us={**found.stages_us, "pack": 7}, published_ns=self._tick())
+        self.masks.append(found)
+        if record_masks:
+            self._writer.write_masks(pack_masks(found)[1], found, self._tick())
+        return found
+
+    def ask(self, op: str, recorded: bool = True, **args: Any) -> Any:
+        """A control request and its answer."""
+        answer = carry_out(self.perception, op, args)
+        self.tell(op, recorded, **args)
+        return answer
+
+    def drop(self, camera: str) -> None:
+        """Another camera takes its place."""
+        self.perception.drop(camera)
+        self.tell(DROPPED, camera=camera)
+
+    def restart(self) -> None:
+        """The node is started again."""
+        for camera in list(self.perception.pipelines):
+            self.perception.drop(camera)
+        self.events = 0
+        self._taken.clear()
+        self._describe()
+
+    def tell(self, op: str, recorded: bool = True, **args: Any) -> None:
+        """Publish an event; it may be lost on its way to the recorder."""
+        event = Event(self.events, op, args)
+        self.events += 1
+        if recorded:
+            self._writer.write_event(pack_event(event)[1], event.n, self._tick())
+
+    def _describe(self) -> None:
+        cameras = {camera: {"objects": len(one.objects)} for camera, one in self.perception.pipelines.items()}
+        self._writer.write_metadata(
+            NODE, {**self.perception.describe(), "events": self.events, "cameras": cameras}
+        )
+
+    def _tick(self) -> int:
+        self._now_ns += MS
+        return self._now_ns
+
+
+def edited(live: Live, last: int = 24) -> Iterator[MaskFrame]:
+    """Two cameras of which frames are skipped, one frame that does not decode, and every kind of edit in between."""
+    for seq in range(last):
+        for camera in ("left", "right"):
+            frame = moving_frame(seq, camera)
+            if camera == "right" and seq % 3 == 1:
+                live.skip(frame)
+                continue
+            if (camera, seq) == ("left", 7):
+                frame = replace(frame, colour=bytes(frame.colour)[:-40])
+            if found := live.step(frame):
+                yield found
+        if edit := EDITS.get(seq):
+            live.ask(edit[0], **edit[1])
+
+
+EDITS: dict[int, tuple[str, dict[str, Any]]] = {
+    1: ("add_object", {"camera": "left", "box": BOX, "label": "first"}),
+    3: ("add_object", {"camera": "right", "points": [[30, 20]], "seq": 2}),
+    5: (
+        "refine_object",
+        {"camera": "left", "id": 1, "points": [[30, 20], [5, 5]], "labels": [1, 0], "seq": 3},
+    ),
+    8: ("add_object", {"camera": "left", "points": [[20, 30]], "label": "second"}),
+    11: ("pause", {}),
+    12: ("resume", {}),
+    14: ("remove_object", {"camera": "left", "id": 1}),
+    16: ("reset", {"camera": "right"}),
+    17: ("add_object", {"camera": "right", "box": BOX, "seq": 17}),
+}

@@ -1,0 +1,104 @@
+"""Recorders as processes, and a camera for them that costs little."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam3_node.bags.native.reader import Recorded
+from sam3_node.transport import FramePublisher
+from sam3_node.types import Frame
+from tests.support.node_rig import READY_S, until
+from tests.support.wire_examples import plain
+
+FRAME_BYTES = 20_000
+
+
+def frame(seq: int, size: int = FRAME_BYTES, camera: str = "cam0") -> Frame:
+    """Random bytes that are always the same for a seq."""
+    return Frame(camera, seq, 10**9 + seq, 640, 480, "jpeg", np.random.default_rng(seq).bytes(size))
+
+
+class Camera:
+    """Publishes frames from a thread; `sent` is the seq of the last."""
+
+    def __init__(self, endpoint: str, rate: float, size: int = FRAME_BYTES) -> None:
+        self.sent = -1
+        self._rate, self._size = rate, size
+        self._stop = threading.Event()
+        self._publisher = FramePublisher(endpoint)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(1 / self._rate):
+            self._publisher.send(frame(self.sent + 1, self._size))
+            self.sent += 1
+
+    def __enter__(self) -> Camera:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._publisher.close()
+
+
+def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
+    given = {"transport.frames": f"ipc://{folder}/frames", "transport.masks": f"ipc://{folder}/masks"}
+    given |= {"transport.control": f"ipc://{folder}/control"}
+    given |= {name.replace("__", "."): value for name, value in settings.items()}
+    options = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "sam3_node", "record", str(out), *options]
+
+
+class Verb:
+    """The verb as a process, of which every line is kept."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def line_with(self, text: str) -> str:
+        return until(lambda: next((x for x in self.lines if text in x), None), text, READY_S)
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code, once every line has come."""
+        self.process.terminate()
+        code = self.process.wait(timeout=20)
+        self._reader.join(20)
+        return code
+
+    def __enter__(self) -> Verb:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def seqs_of(path: Path) -> list[int]:
+    """The seqs of the frames in a file, which are those that `frame` makes."""
+    found = list(Recorded([path]).frames())
+    for item in found:
+        expected = dataclasses.replace(frame(item.seq, len(item.colour)), sent_ns=item.sent_ns)
+        assert plain(item) == plain(expected)
+    return [item.seq for item in found]
+
+
+def has_grown(path: Path, size: int) -> Callable[[], bool]:
+    return lambda: path.exists() and path.stat().st_size > size

@@ -1,0 +1,63 @@
+"""Stretches of the bundled recording, with nano on them, held against its ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam3_node.bags import FrameWriter, read_frames, read_truth
+from sam3_node.replay.job import ObjectOnFrame
+from sam3_node.types import Instance, MaskFrame
+from tests.support.paths import ROOT
+
+TABLETOP = ROOT / "sam3_node/assets/tabletop.mcap"
+NANO: dict[str, dict[str, Any]] = {
+    "model": {"name": "nano", "device": "cpu", "threads": 1},
+    "detector": {"kind": "none"},
+}
+
+
+def cut(path: Path, first: int, stop: int) -> Path:
+    """A recording of the frames from `first` to before `stop`."""
+    with FrameWriter(path) as writer:
+        for frame in read_frames(TABLETOP):
+            if first <= frame.seq < stop:
+                writer.write(frame)
+    return path
+
+
+@cache
+def truth() -> dict[int, MaskFrame]:
+    """What is really there, by seq."""
+    return {masks.seq: masks for masks in read_truth(TABLETOP)}
+
+
+def shown(label: str, seq: int) -> ObjectOnFrame:
+    """An object by its true box on a frame."""
+    x0, y0, x1, y1 = _labelled(truth()[seq], label).box
+    return ObjectOnFrame(seq=seq, box=(x0, y0, x1, y1), label=label)
+
+
+def ious(found: Iterable[MaskFrame], label: str) -> dict[int, float]:
+    """IoU with the truth by seq, of the frames where the object is in view; 0 where it has no mask."""
+    true = truth()
+    pairs = {masks.seq: (masks, _labelled(true[masks.seq], label)) for masks in found}
+    return {seq: _iou(masks, expected) for seq, (masks, expected) in pairs.items() if expected.area}
+
+
+def _labelled(masks: MaskFrame, label: str) -> Instance:
+    return next(one for one in masks.instances if one.label == label)
+
+
+def _iou(masks: MaskFrame, expected: Instance) -> float:
+    """Of all that has this label."""
+    inside = np.zeros((masks.height, masks.width), np.bool_)
+    for one in masks.instances:
+        if one.label == expected.label:
+            inside |= one.mask.full()
+    there = expected.mask.full()
+    return float((inside & there).sum() / (inside | there).sum())

@@ -1,0 +1,27 @@
+"""The smallest stage: its export costs next to nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sam3_node.engines.specs import OBJECTS, Port, Stage
+
+
+class Scaled(nn.Module):
+    """values [N, side] times fixed factors."""
+
+    factor: Tensor
+
+    def __init__(self, side: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.linspace(-1, 1, side, dtype=dtype))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * self.factor
+
+
+def scaled(side: int = 4096, dtype: torch.dtype = torch.float32, kind: type[Scaled] = Scaled) -> Stage:
+    """A stage "scale" for any number of objects."""
+    values, result = (Port(name, (OBJECTS, side), dtype) for name in ("values", "result"))
+    return Stage("scale", kind(side, dtype), (values,), (result,))

@@ -1,0 +1,173 @@
+"""Messages of the golden files; `python -m tests.support.wire_examples` writes the files of a new wire version."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.wire import (
+    Failure,
+    Reply,
+    Request,
+    encode_mask,
+    pack_frame,
+    pack_masks,
+    pack_reply,
+    pack_request,
+    unpack_frame,
+    unpack_masks,
+    unpack_reply,
+    unpack_request,
+)
+from tests.support.paths import ROOT
+
+DATA = ROOT / "tests" / "data" / "wire"
+JPEG = DATA / "grey-8x8.jpg"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A value, how it is packed into parts and how it comes back."""
+
+    value: Any
+    pack: Callable[[Any], Sequence[Any]]
+    unpack: Callable[[Sequence[Any]], Any]
+    exact: bool = True
+    """False where a compressor's library may choose other bytes for the same content."""
+
+
+def raw_frame() -> Frame:
+    return Frame(
+        camera="wrist-1",
+        seq=41,
+        capture_ns=1_700_000_000_123_456_789,
+        width=3,
+        height=2,
+        encoding="bgr8",
+        colour=bytes(range(18)),
+        clock="device",
+        sent_ns=1_700_000_000_125_000_000,
+        depth=Depth(3, 2, "z16", 0.001, True, np.array([[0, 1, 2], [500, 9, 65535]], "<u2").tobytes()),
+        intrinsics=Intrinsics(600.5, 601.0, 1.5, 1.0, "brown_conrady", (0.1, -0.2, 0.0, 0.001, 0.05)),
+        times={"sensor_ns": 17, "backend_s": 0.25},
+    )
+
+
+def jpeg_frame() -> Frame:
+    return Frame("cam0", 0, 5, 8, 8, "jpeg", JPEG.read_bytes())
+
+
+def mask(rows: Sequence[str]) -> Mask:
+    """A mask drawn with '#' for the pixels inside."""
+    return Mask.from_full(np.array([[pixel == "#" for pixel in row] for row in rows]))
+
+
+MUG = mask(["........", "...##...", "..####..", "...#.#..", "........"])
+DRIVER = mask(["#......#", "#......#", "#......#", "#......#", "########"])
+
+
+def masks() -> MaskFrame:
+    return MaskFrame(
+        camera="wrist-1",
+        seq=41,
+        capture_ns=1_700_000_000_123_456_789,
+        width=8,
+        height=5,
+        received_ns=1_700_000_000_126_000_000,
+        published_ns=1_700_000_000_150_000_000,
+        skipped=2,
+        model="nano",
+        stages_us={"decode": 7, "preprocess": 410, "encode": 9000, "track": 8000, "masks": 300, "pack": 90},
+        prompts=("red mug", "schraubenschlüssel"),
+        instances=(
+            Instance(
+                3,
+                "red mug",
+                0.875,
+                "tracked",
+                40,
+                0,
+                MUG,
+                (0.1, -0.25, 0.75),
+                "camera_color",
+                (0.08, 0.08, 0.1),
+            ),
+            Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
+            Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
+        ),
+    )
+
+
+def masks_of_a_device_clock() -> MaskFrame:
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
+
+
+def _request(op: str, **args: Any) -> Example:
+    return Example(
+        Request(17, op, args), lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0])
+    )
+
+
+def _reply(reply: Reply) -> Example:
+    return Example(reply, lambda value: [pack_reply(value)], lambda parts: unpack_reply(parts[0]))
+
+
+EXAMPLES = {
+    "frame-raw": Example(raw_frame(), pack_frame, unpack_frame),
+    "frame-jpeg": Example(jpeg_frame(), pack_frame, unpack_frame),
+    "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
+    "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
+    "masks-device-clock": Example(masks_of_a_device_clock(), pack_masks, unpack_masks),
+    "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
+    "request-add-object-points": _request(
+        "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41
+    ),
+    "request-add-object-mask": _request(
+        "add_object", mask=encode_mask(MUG, "rle"), label="mug", camera="wrist-1"
+    ),
+    "request-refine-object": _request("refine_object", id=3, points=[[1.0, 1.0]], labels=[0]),
+    "request-remove-object": _request("remove_object", id=3),
+    "request-list-objects": _request("list_objects"),
+    "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
+    "request-reset": _request("reset"),
+    "request-pause": _request("pause"),
+    "request-resume": _request("resume"),
+    "request-status": _request("status"),
+    "reply-id": _reply(Reply(17, {"id": 3})),
+    "reply-mask": _reply(Reply(17, {"mask": encode_mask(DRIVER, "rle"), "score": 0.5})),
+    "reply-nothing": _reply(Reply(17)),
+    "reply-error": _reply(Reply(17, error=Failure("unknown_object", "expected a tracked id, found 9"))),
+}
+
+
+def golden(name: str) -> list[bytes]:
+    """The parts that a golden file pins."""
+    return [bytes.fromhex(part) for part in json.loads((DATA / f"{name}.json").read_text())["parts"]]
+
+
+def plain(value: Any) -> Any:
+    """A value that compares by content, arrays and buffers included."""
+    if dataclasses.is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return (value.dtype.name, value.shape, value.tobytes())
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _write() -> None:
+    for name, example in EXAMPLES.items():
+        parts = [bytes(part).hex() for part in example.pack(example.value)]
+        (DATA / f"{name}.json").write_text(json.dumps({"parts": parts}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    _write()

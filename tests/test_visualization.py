@@ -1,0 +1,130 @@
+"""What overlays, contact sheets and videos show, pixel by pixel where that matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sam3_node.errors import OutputError
+from sam3_node.types import Box, Instance, Mask, MaskFrame
+from sam3_node.visualization import VideoWriter, colour_of, contact_sheet, overlay, status_text, write_image
+
+SIZE = (240, 320)
+
+
+def instance(object_id: int, box: Box, size: tuple[int, int] = SIZE, label: str = "mug") -> Instance:
+    full = np.zeros(size, dtype=np.bool_)
+    full[box[1] : box[3], box[0] : box[2]] = True
+    return Instance(object_id, label, 0.9, "tracked", 1, 0, Mask.from_full(full))
+
+
+def frame(*instances: Instance, published_ns: int = 0) -> MaskFrame:
+    return MaskFrame("cam0", 5, 1_000_000, SIZE[1], SIZE[0], 0, published_ns, instances=instances)
+
+
+def grey(height: int = SIZE[0], width: int = SIZE[1]) -> npt.NDArray[np.uint8]:
+    return np.full((height, width, 3), 128, dtype=np.uint8)
+
+
+def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_untouched() -> None:
+    image = grey()
+    drawn = overlay(image, frame(instance(1, (100, 100, 200, 200))))
+    tint = drawn[170, 150].astype(int) - 128
+    wanted = np.array(colour_of(1)) - 128
+    assert np.all(np.sign(tint) == np.sign(wanted))
+    assert (drawn[230, 20] == 128).all()
+    assert (image == 128).all()
+
+
+def test_a_contour_has_the_full_colour_at_the_edge_of_the_mask() -> None:
+    drawn = overlay(grey(), frame(instance(6, (100, 100, 200, 200))))
+    near = drawn[150, 97:104].astype(int)
+    assert np.abs(near - np.array(colour_of(6))).sum(axis=1).min() < 60
+
+
+def test_a_hole_in_a_mask_stays_clear() -> None:
+    full = np.zeros(SIZE, dtype=np.bool_)
+    full[80:220, 80:220] = True
+    full[110:190, 110:190] = False
+    drawn = overlay(grey(), frame(Instance(1, "", 0.5, "tracked", 1, 0, Mask.from_full(full))))
+    assert (drawn[150, 150] == 128).all()
+
+
+def test_masks_of_another_size_are_scaled() -> None:
+    drawn = overlay(grey(), frame(instance(2, (10, 10, 20, 20), size=(24, 32))))
+    assert (drawn[170, 150] != 128).any()
+    assert (drawn[230, 20] == 128).all()
+
+
+def test_tags_of_objects_in_one_place_do_not_hide_each_other() -> None:
+    both = overlay(grey(), frame(instance(1, (100, 100, 200, 200)), instance(4, (100, 100, 200, 200))))
+    for object_id in (1, 4):
+        assert (both == colour_of(object_id)).all(axis=2).sum() > 400
+
+
+def test_odd_masks_and_labels_are_drawn_without_complaint() -> None:
+    odd = [
+        Instance(1, "gone", 0.1, "occluded", 4, 3, Mask.empty(SIZE)),
+        instance(2, (0, 0, 320, 240), label="größe ☕"),
+        instance(3, (319, 239, 320, 240), label="x" * 200),
+        instance(2**40, (0, 0, 1, 1), label=""),
+    ]
+    assert overlay(grey(), frame(*odd)).shape == (*SIZE, 3)
+    assert overlay(grey(1, 1), frame(*odd)).shape == (1, 1, 3)
+
+
+def test_the_status_line_tells_latency_and_what_is_not_seen() -> None:
+    gone = Instance(9, "gone", 0.1, "occluded", 4, 3, Mask.empty(SIZE))
+    assert status_text(frame(gone, published_ns=35_000_000)) == "cam0 #5  34 ms  unseen 9"
+
+
+def test_colours_are_stable_and_differ() -> None:
+    assert len({colour_of(object_id) for object_id in range(15)}) == 15
+    assert colour_of(3) == colour_of(18)
+
+
+def test_a_contact_sheet_has_a_cell_for_each_image() -> None:
+    sheet = contact_sheet([grey(), grey(120, 80), grey()], ["a", "b", "c"], columns=2)
+    cell_height, cell_width = sheet.shape[0] // 2, sheet.shape[1] // 2
+    assert (cell_height > SIZE[0], cell_width > SIZE[1]) == (True, True)
+    assert (sheet[cell_height - 100, cell_width + 100] == 128).all()
+    assert sheet[cell_height + 100, cell_width + 100].max() < 40
+    with pytest.raises(ValueError, match="expected images"):
+        contact_sheet([grey()], [], columns=2)
+
+
+def test_a_video_reads_back_frame_by_frame(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "v.mp4"
+    with VideoWriter(path, fps=25.0) as video:
+        for level in (0, 120, 240):
+            video.write(np.full((*SIZE, 3), level, dtype=np.uint8))
+        video.write(grey(100, 100))
+    capture = cv2.VideoCapture(str(path))
+    images = [capture.read()[1] for _ in range(4)]
+    assert [round(float(image.mean()) / 60) for image in images] == [0, 2, 4, 2]
+    assert all(image.shape == (*SIZE, 3) for image in images)
+    assert not capture.read()[0]
+
+
+def test_a_video_that_got_no_frame_leaves_no_file(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "v.mp4", fps=25.0):
+        pass
+    assert not (tmp_path / "v.mp4").exists()
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(OutputError, match="cannot make the folder"),
+        VideoWriter(tmp_path / "file" / "v.mp4", fps=25.0) as video,
+    ):
+        video.write(grey())
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(OutputError, match=r"folder\.png"):
+        write_image(tmp_path / "folder.png", grey())
+    with pytest.raises(OutputError, match=r"what\.xyz"):
+        write_image(tmp_path / "what.xyz", grey())

@@ -1,0 +1,284 @@
+"""Clip folders, and rendered scenes where MuJoCo and a way to render are installed."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.errors import CameraError, MissingExtraError, OutputError
+from sam3_node.replay.davis_png import colours
+from tools.scenes import robosuite
+from tools.scenes.__main__ import main
+from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
+from tools.scenes.generate import Rendered, generate
+from tools.scenes.identity import SPLITS, Split, draw_identity, split_of
+from tools.scenes.motion import frames, minimum_jerk, quaternions
+from tools.scenes.objects import MAKERS, TEST_KINDS, kinds_of, make_object
+from tools.scenes.photos import photo, pictures
+from tools.scenes.plan import Settings
+from tools.scenes.render import Renderer, load_mujoco
+from tools.scenes.stage import rotated
+
+WEIGHTS = {"free": 1.0}
+SMALL = Settings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
+
+
+def drawn(count: int = 2) -> Clip:
+    rng = np.random.default_rng(0)
+    frames = [np.full((20, 30, 3), 40 * index, np.uint8) for index in range(count)]
+    labels = [rng.integers(0, 256, (20, 30), np.uint8) for _ in range(count)]
+    depths = [rng.integers(0, 65536, (20, 30), np.uint16) for _ in range(count)]
+    return Clip("a", frames, labels, depths, {"fps": 12, "objects": [{"id": 1, "name": "red mug"}]})
+
+
+def test_a_clip_is_read_as_it_was_written(tmp_path: Path) -> None:
+    clip = drawn()
+    write_clip(tmp_path, "a", clip)
+    read = read_clip(tmp_path, "a")
+    assert list_clips(tmp_path) == ["a"]
+    assert (len(read), read.meta) == (2, clip.meta)
+    for index in range(2):
+        assert np.array_equal(read.labels(index), clip.labels(index))
+        depth = read.depth(index)
+        assert depth is not None
+        assert np.array_equal(depth, np.asarray(clip.depths[index]))
+        assert np.abs(read.image(index).astype(int) - clip.image(index)).max() <= 1
+
+
+def test_annotations_are_palette_images_in_davis_colours(tmp_path: Path) -> None:
+    labels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    write_clip(tmp_path, "a", Clip("a", [np.zeros((16, 16, 3), np.uint8)], [labels]))
+    bgr = cv2.imread(str(tmp_path / "Annotations/a/00000.png"))
+    assert bgr is not None
+    assert np.array_equal(bgr[..., ::-1].reshape(-1, 3), colours())
+    assert colours()[[1, 2, 3, 4]].tolist() == [[128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
+
+
+def test_a_clip_without_its_json_is_unfinished(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_clip(tmp_path, name, drawn())
+    (tmp_path / "Clips/a.json").unlink()
+    assert list_clips(tmp_path) == ["b"]
+
+
+def test_a_clip_is_replaced_whole(tmp_path: Path) -> None:
+    write_clip(tmp_path, "a", drawn(3))
+    write_clip(tmp_path, "a", replace(drawn(1), depths=()))
+    read = read_clip(tmp_path, "a")
+    assert (len(read), read.depth(0)) == (1, None)
+    assert not [item for item in tmp_path.iterdir() if item.name.startswith(".")]
+
+
+def test_davis_folders_are_read(tmp_path: Path) -> None:
+    for kind in ("JPEGImages", "Annotations"):
+        (tmp_path / kind / "480p" / "dog").mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "JPEGImages/480p/dog/00000.jpg"), np.zeros((4, 4, 3), np.uint8))
+    cv2.imwrite(str(tmp_path / "JPEGImages/480p/dog/00001.jpg"), np.zeros((4, 4, 3), np.uint8))
+    cv2.imwrite(str(tmp_path / "Annotations/480p/dog/00000.png"), np.eye(4, dtype=np.uint8) * 255)
+    clip = read_clip(tmp_path, "dog")
+    assert list_clips(tmp_path) == ["dog"]
+    assert np.array_equal(clip.labels(0), np.eye(4))
+    with pytest.raises(CameraError, match="annotation of frame 1"):
+        clip.labels(1)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CameraError, match="JPEGImages"):
+        list_clips(tmp_path)
+    with pytest.raises(CameraError, match="no frames"):
+        read_clip(tmp_path, "a")
+    write_clip(tmp_path, "a", drawn())
+    (tmp_path / "JPEGImages/a/00000.jpg").write_bytes(b"no image")
+    with pytest.raises(CameraError, match="expected an image"):
+        read_clip(tmp_path, "a").image(0)
+    (tmp_path / "Clips/a.json").write_text("{")
+    with pytest.raises(CameraError, match="expected JSON"):
+        read_clip(tmp_path, "a")
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="clip a cannot be written"):
+        write_clip(tmp_path / "file", "a", drawn())
+
+
+def test_splits_share_nothing() -> None:
+    rng = np.random.default_rng(0)
+    for split in SPLITS:
+        assert {split_of(draw_identity(rng, split)) for _ in range(50)} == {split}
+    assert not set(kinds_of("train")) & set(TEST_KINDS)
+    assert set(kinds_of("test")) == set(MAKERS)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_objects_stand_on_their_base_and_are_closed_in_by_their_radius(kind: str) -> None:
+    for identity in (0, 8, 9):
+        model = make_object(identity, (kind,))
+        points = np.concatenate([part.mesh.vertices for part in model.parts])
+        assert points[:, 2].min() == pytest.approx(0, abs=1e-9)
+        assert np.linalg.norm(points[:, :2], axis=1).max() <= model.radius + 1e-9
+        assert 0.01 < model.extent < 0.45
+        assert model.name == f"{model.color} {kind}"
+        assert sum(len(part.mesh.faces) for part in model.parts) < 2000
+
+
+def test_quaternions_turn_as_their_matrices_do() -> None:
+    rng = np.random.default_rng(0)
+    matrices = frames(rng.normal(size=(40, 3)), rng.normal(size=(40, 3)))
+    vector = np.array([0.3, -0.2, 0.9])
+    assert np.linalg.det(matrices) == pytest.approx(np.ones(40))
+    assert rotated(quaternions(matrices), vector) == pytest.approx(matrices @ vector)
+
+
+def test_minimum_jerk_starts_and_ends_at_rest() -> None:
+    eased = minimum_jerk(np.array([-1, 0, 0.001, 0.5, 0.999, 1, 2]))
+    assert eased == pytest.approx([0, 0, 0, 0.5, 1, 1, 1], abs=1e-7)
+
+
+def test_a_missing_renderer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    with pytest.raises(MissingExtraError, match="extra 'scenes'"):
+        load_mujoco()
+
+
+def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(MissingExtraError, match="libosmesa6"):
+        load_mujoco()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--size", "64"], ["--scenario", "party"], ["--clips", "0"], ["--split", "x"]]
+)
+def test_a_wrong_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*arguments, "-o", "nowhere"])
+    assert "expected" in capsys.readouterr().err or "x" in arguments
+
+
+def test_photos_are_shared_out_among_the_splits(tmp_path: Path) -> None:
+    for index in range(20):
+        cv2.imwrite(str(tmp_path / f"{index:02d}.png"), np.full((30, 40, 3), 10 * index, np.uint8))
+    rng = np.random.default_rng(0)
+    shares: dict[Split, set[int]] = {"train": set(range(8)), "val": {8}, "test": {9}}
+    for split, places in shares.items():
+        crops = [photo(rng, split, tmp_path) for _ in range(60)]
+        assert {int(crop[0, 0, 0]) // 10 % 10 for crop in crops if crop is not None} == places
+
+
+def test_a_folder_without_photos_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CameraError, match="expected pictures"):
+        pictures(tmp_path)
+
+
+def test_robosuite_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    robosuite.makers.cache_clear()
+    with pytest.raises(MissingExtraError, match="--no-deps robosuite"):
+        robosuite.makers()
+
+
+@pytest.mark.parametrize("kind", robosuite.FILES)
+def test_robosuites_meshes_become_training_objects(kind: str) -> None:
+    try:
+        makers = robosuite.makers()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    model = make_object(1, (kind,), makers)
+    assert 0.03 < model.extent < 0.3
+    assert kind not in {make_object(identity, more=makers).kind for identity in range(9, 400, 10)}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[Renderer]:
+    try:
+        made = Renderer(128, 96)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def rendered(renderer: Renderer) -> Rendered:
+    return generate(renderer, SMALL, seed=1, index=0)
+
+
+def test_labels_agree_with_the_objects_named(rendered: Rendered) -> None:
+    clip = rendered.clip
+    ids = [item["id"] for item in clip.meta["objects"]]
+    seen = set(np.unique(np.stack([clip.labels(index) for index in range(3)])))
+    assert seen == {0, *ids}
+    assert ids == list(range(1, len(ids) + 1))
+    assert {split_of(item["identity"]) for item in clip.meta["objects"]} == {"train"}
+
+
+def test_a_clip_is_complete(rendered: Rendered) -> None:
+    clip = rendered.clip
+    for index in range(3):
+        assert clip.image(index).shape == (48, 64, 3)
+        assert clip.image(index).std() > 5
+        depth = clip.depth(index)
+        assert depth is not None
+        assert depth.shape == (48, 64)
+    poses = np.array(clip.meta["camera_poses"])
+    assert poses.shape == (3, 4, 4)
+    assert np.linalg.det(poses[:, :3, :3]) == pytest.approx(np.ones(3), abs=1e-4)
+    json.dumps(clip.meta)
+
+
+def test_depth_and_poses_put_the_objects_on_the_table(rendered: Rendered) -> None:
+    clip, index = rendered.clip, 0
+    depth, k = clip.depth(index), clip.meta["intrinsics"]
+    assert depth is not None
+    rows, columns = np.nonzero(clip.labels(index))
+    z = depth[rows, columns] / 1000
+    rays = np.stack(
+        [(columns + 0.5 - k["cx"]) / k["fx"], (rows + 0.5 - k["cy"]) / k["fy"], np.ones(len(z))], -1
+    )
+    pose = np.array(clip.meta["camera_poses"][index])
+    world = (rays * z[:, None]) @ pose[:3, :3].T + pose[:3, 3]
+    assert (world[:, 2] > -0.03).mean() > 0.98
+    assert np.percentile(world[:, 2], 95) < 0.6
+
+
+def test_a_seed_gives_the_same_clip_again(renderer: Renderer, rendered: Rendered) -> None:
+    again, other = (generate(renderer, SMALL, seed=1, index=index).clip for index in (0, 1))
+    for index in range(3):
+        assert np.array_equal(again.image(index), rendered.clip.image(index))
+        assert np.array_equal(again.labels(index), rendered.clip.labels(index))
+    assert not np.array_equal(other.image(0), again.image(0))
+
+
+@pytest.mark.parametrize("scenario", ["occlusion", "leave"])
+def test_the_target_goes_out_of_sight_and_comes_back(renderer: Renderer, scenario: str) -> None:
+    settings = replace(SMALL, frames=12, depth=False, weights={scenario: 1.0})
+    clip = generate(renderer, settings, seed=0, index=0).clip
+    seen = [bool((clip.labels(index) == clip.meta["target"]).any()) for index in range(12)]
+    assert seen[0]
+    assert seen[-1]
+    assert seen.count(False) >= 4
+
+
+def test_finished_clips_are_left_alone(
+    renderer: Renderer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--frames", "2", "--size", "64x48", "--scenario", "free", "-o", str(tmp_path)]
+    assert main(["--clips", "1", *arguments]) == 0
+    before = (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns
+    assert main(["--clips", "2", *arguments]) == 0
+    assert "1 of 2 clips are there" in capsys.readouterr().out
+    assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
+    assert (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns == before

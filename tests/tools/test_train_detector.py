@@ -1,0 +1,187 @@
+"""The detector's training: words, queries, pictures, assignment and losses, and that it learns and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sam3_node.detection.load import load_detector
+from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.errors import CameraError, ModelError
+from sam3_node.models.yolo.network import Predictions, anchors
+from tools.scenes.clips import Clip, read_clip, write_clip
+from tools.train_detector.assignment import assign
+from tools.train_detector.data import Pictures, Scenes, boxes_of, names_of
+from tools.train_detector.export import export
+from tools.train_detector.losses import complete_iou, focal, losses
+from tools.train_detector.queries import query
+from tools.train_detector.train import Trainer
+from tools.train_detector.view import SIZE, View
+from tools.train_detector.words import ANYTHING, Phrase, Words, WordVectors, vocabulary
+
+RED_MUG, BLUE_GLASS = Phrase("mug", ("red",)), Phrase("glass", ("clear", "blue"))
+WORDS = Words.of([RED_MUG, BLUE_GLASS, Phrase("tape roll", ("green",))])
+BOX = (100, 60, 180, 140)
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """One clip of two frames: a red square, named a mug, and a speck."""
+    image = np.full((240, 320, 3), 200, np.uint8)
+    labels = np.zeros((240, 320), np.uint8)
+    image[60:140, 100:180] = 20, 20, 200
+    labels[60:140, 100:180], labels[10:13, 10:13] = 1, 2
+    objects = [{"id": 1, "kind": "mug", "color": "red"}, {"id": 2, "kind": "egg", "color": "white"}]
+    write_clip(tmp_path / "train", "a", Clip("a", [image] * 2, [labels] * 2, meta={"objects": objects}))
+    return tmp_path / "train"
+
+
+@pytest.mark.parametrize(
+    ("phrase", "fits"),
+    [
+        (Phrase("glass"), True),
+        (Phrase("glass", ("blue",)), True),
+        (Phrase("glass", ("clear",)), True),
+        (BLUE_GLASS, True),
+        (Phrase(ANYTHING), True),
+        (Phrase(ANYTHING, ("blue",)), True),
+        (Phrase("glass", ("red",)), False),
+        (Phrase("mug", ("blue",)), False),
+    ],
+)
+def test_a_phrase_describes_what_has_all_its_words(phrase: Phrase, fits: bool) -> None:
+    assert phrase.describes(BLUE_GLASS) is fits
+
+
+def test_the_vocabulary_has_combinations_that_no_scene_had_and_synonyms() -> None:
+    torch.manual_seed(0)
+    known = vocabulary(WORDS, WordVectors(len(WORDS), 8))
+    assert {"mug", "clear green mug", "blue tape roll", "object", "red object"} <= set(known.phrases)
+    same = known.encode(["green roll of tape", "green tape roll"])
+    assert np.array_equal(same[0], same[1])
+    assert np.allclose(np.linalg.norm(known.vectors, axis=1), 1, atol=1e-5)
+
+
+def test_a_phrase_is_the_direction_of_the_sum_of_its_words() -> None:
+    vectors = WordVectors(len(WORDS), 8)
+    mug, red = (vectors.table.weight[WORDS.numbers([p])[0, i]] for p, i in ((RED_MUG, 0), (RED_MUG, 1)))
+    found = vectors(torch.from_numpy(WORDS.numbers([RED_MUG])))[0]
+    assert torch.allclose(found, (mug + red) / (mug + red).norm(), atol=1e-6)
+
+
+def test_queries_have_true_and_false_phrases_and_leave_anything_out_when_asked() -> None:
+    rng = np.random.default_rng(0)
+    names = [RED_MUG, BLUE_GLASS]
+    asked = [query(rng, WORDS, names, 12, anything=False) for _ in range(50)]
+    assert {len(phrases) for phrases in asked} == {12}
+    assert all(phrase.kind != ANYTHING for phrases in asked for phrase in phrases)
+    true = [any(phrase.describes(name) for name in names) for phrases in asked for phrase in phrases]
+    assert 0.1 < np.mean(true) < 0.7
+    assert query(rng, WORDS, [], 4), "of a picture without objects, too"
+
+
+def test_boxes_leave_slivers_out(scenes: Path) -> None:
+    clip = read_clip(scenes, "a")
+    assert boxes_of(clip.labels(0), names_of(clip)) == {1: BOX}
+
+
+def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.zeros((240, 320), np.uint8)
+    labels[80:160, 120:200] = 1
+    image = np.full((240, 320, 3), 90, np.uint8)
+    image[labels == 1] = 40, 40, 200
+    for _ in range(20):
+        view = View.draw(rng, labels.shape)
+        canvas, moved = view.image(image).astype(int), view.labels(labels)
+        assert canvas.shape == (*SIZE, 3)
+        inside = canvas[moved == 1]
+        if len(inside) > 500:
+            red, green, blue = inside.mean(axis=0)
+            assert red > 2 * max(green, blue)
+
+
+def test_batches_hold_what_their_pictures_show(scenes: Path) -> None:
+    found = Scenes(scenes)
+    batch = Pictures(found, found.words, 3, 0).batch(np.random.default_rng(1))
+    assert batch.images.shape == (3, *SIZE, 3)
+    assert batch.boxes.shape[:2] == batch.fits.shape[:2]
+    assert batch.fits.shape[2] == batch.words.shape[1]
+
+
+def test_clips_without_names_are_told(tmp_path: Path) -> None:
+    blank = np.zeros((24, 32, 3), np.uint8)
+    write_clip(tmp_path, "a", Clip("a", [blank], [blank[..., 0]]))
+    with pytest.raises(CameraError, match="objects with id, kind and color"):
+        Scenes(tmp_path)
+
+
+def _predictions(boxes: torch.Tensor, phrases: int) -> Predictions:
+    """As if all anchors of a canvas had found the object nearest to them, unsure of what it is."""
+    centres, strides = anchors(SIZE, torch.device("cpu"))
+    distributions = torch.zeros(1, len(centres), 4, 16, requires_grad=True)
+    return Predictions(
+        torch.zeros(1, len(centres), phrases, requires_grad=True), distributions, centres, strides
+    )
+
+
+def test_anchors_learn_the_object_they_lie_in_and_nothing_that_was_not_asked() -> None:
+    boxes = torch.tensor([[[40.0, 40, 100, 100], [200, 100, 280, 180]]])
+    fits = torch.tensor([[[True, False], [False, False]]])
+    found = _predictions(boxes, 2)
+    chosen = assign(
+        found.logits.sigmoid(), boxes[:, :1].expand(-1, len(found.centres), -1), found.centres, boxes, fits
+    )
+    taken = found.centres[chosen.weight[0] > 0]
+    assert 0 < len(taken) <= 10
+    assert bool(((taken >= 40) & (taken <= 100)).all())
+    assert torch.allclose(chosen.scores.amax(dim=1), torch.tensor([[1.0, 0.0]]))
+
+
+def test_losses_are_finite_without_objects_and_reach_both_heads_with_one() -> None:
+    boxes = torch.tensor([[[40.0, 40, 100, 100]]])
+    for fits in (torch.tensor([[[False]]]), torch.tensor([[[True]]])):
+        found = _predictions(boxes, 1)
+        terms = losses(found, boxes, fits)
+        sum(terms.values()).backward()  # type: ignore[union-attr]
+        assert all(bool(term.isfinite()) for term in terms.values())
+        assert bool(found.distributions.grad.any()) is bool(fits.any())  # type: ignore[union-attr]
+
+
+def test_complete_iou_is_one_for_equal_boxes_and_falls_with_distance() -> None:
+    box = torch.tensor([[0.0, 0, 10, 10]])
+    values = [float(complete_iou(box, box + shift)[1]) for shift in (0, 5, 20)]
+    assert values[0] == pytest.approx(1, abs=1e-5)
+    assert values[0] > values[1] > 0 > values[2]
+
+
+def test_focal_loss_is_least_at_the_distance() -> None:
+    distance = torch.full((1, 4), 2.25)
+    bins = torch.full((1, 4, 16), -20.0)
+    bins[..., 2], bins[..., 3] = float(np.log(0.75)), float(np.log(0.25))
+    assert float(focal(bins, distance).mean()) == pytest.approx(
+        -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)), abs=1e-4
+    )
+
+
+def test_training_learns_resumes_and_exports_what_the_package_loads(scenes: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    folder, found = tmp_path / "run", Scenes(scenes)
+    trainer = Trainer(folder, found.words, torch.device("cpu"))
+    batch = Pictures(found, found.words, 2, 0).batch(np.random.default_rng(3))
+    records = [trainer.step(batch, 2e-3) for _ in range(8)]
+    assert records[-1]["loss"] < records[0]["loss"]
+    trainer.save()
+    again = Trainer(folder, found.words, torch.device("cpu"))
+    assert again.progress.step == 8
+    export(again.path, folder / "export")
+    detector = load_detector("yolo-world", folder / "export", image_size=320)
+    assert "white mug" in Vocabulary.load(folder / "export" / "vocabulary.safetensors")
+    assert isinstance(
+        detector.detect(np.zeros((240, 320, 3), np.uint8), detector.prepare(["red mug"]), 0.5), list
+    )
+    with pytest.raises(ModelError, match="other words"):
+        Trainer(folder, WORDS, torch.device("cpu"))

@@ -1,0 +1,222 @@
+"""Batches to train on: rendered clips, composites of cut-outs, background videos."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.errors import CameraError
+from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
+from tools.scenes.clips import Clip, write_clip
+from tools.train_nano.augment import Augmentation
+from tools.train_nano.compose import compose
+from tools.train_nano.config import SIZE
+from tools.train_nano.cutouts import Sprite, cut_out, load_cutouts
+from tools.train_nano.data import (
+    LOW,
+    RELIST,
+    Clips,
+    Recipe,
+    Sources,
+    choose_frames,
+    coverage,
+    load_videos,
+    prepare,
+)
+from tools.train_nano.steps import second_prompt
+
+GREEN = (20, 200, 20, 255)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rectangles(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture
+def cutouts(tmp_path: Path) -> Path:
+    """A folder with one cut-out, and files that are none: broken, without alpha, too small, too thin."""
+    folder = tmp_path / "cutouts" / "deeper"
+    folder.mkdir(parents=True)
+    cv2.imwrite(str(folder / "green.png"), sprite(200, 150))
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    (folder / "empty.png").write_bytes(b"")
+    cv2.imwrite(str(folder / "opaque.png"), sprite(60, 60)[..., :3])
+    cv2.imwrite(str(folder / "small.png"), sprite(10, 10))
+    cv2.imwrite(str(folder / "thin.png"), sprite(30, 300))
+    return folder.parent
+
+
+def sprite(height: int, width: int) -> Sprite:
+    return np.full((height, width, 4), GREEN, np.uint8)
+
+
+def test_batches_have_the_shapes_that_training_takes(scenes: Path, tmp_path: Path) -> None:
+    clips = Clips(Sources(scenes, tmp_path), Recipe(clips=3, frames=4, objects=2), seed=0)
+    for batch in islice(clips, 3):
+        count = len(batch.clip)
+        assert batch.images.shape == (3, 4, SIZE, SIZE, 3)
+        assert batch.first.shape == (count, SIZE, SIZE)
+        assert batch.masks.shape == (count, 4, LOW, LOW)
+        assert 3 <= count <= 6
+        assert set(batch.clip.tolist()) == {0, 1, 2}
+        assert bool(batch.first.flatten(1).any(dim=1).all())
+
+
+def test_batches_follow_from_the_seed(scenes: Path, tmp_path: Path) -> None:
+    def first(seed: int) -> list[np.ndarray]:
+        clips = Clips(Sources(scenes, tmp_path), Recipe(clips=2, frames=2, objects=2), seed)
+        return [tensor.numpy() for tensor in next(iter(clips))]
+
+    assert all(np.array_equal(a, b) for a, b in zip(first(1), first(1), strict=True))
+    assert not np.array_equal(first(1)[0], first(2)[0])
+
+
+def test_masks_lie_on_the_objects_through_augmentation() -> None:
+    """Object 1 is red and object 2 blue, on every frame, whatever crop, flip and tone."""
+    clip = rectangle_clip()
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        frames = [clip.image(i) for i in (0, 3)], [clip.labels(i) for i in (0, 3)]
+        prepared = prepare(rng, *frames, most=1)
+        assert prepared is not None
+        images, first, masks = prepared
+        redness = images[..., 0].astype(int) - images[..., 2]
+        sign = np.sign(redness[0][first[0]].mean())
+        assert abs(redness[0][first[0]].mean()) > 40
+        low = cv2.resize(redness[1].astype(np.float32), (LOW, LOW), interpolation=cv2.INTER_AREA)
+        solid = masks[0, 1] == 255
+        if solid.any():
+            assert sign * low[solid].mean() > 40
+        assert np.array_equal(masks[0, 0], coverage(first[0]))
+
+
+def test_an_augmentation_is_the_same_for_all_frames_of_a_clip() -> None:
+    clip = rectangle_clip()
+    augment = Augmentation.draw(np.random.default_rng(3), (HEIGHT, WIDTH))
+    assert np.array_equal(augment.image(clip.image(0)), augment.image(clip.image(0)))
+    assert augment.image(clip.image(0)).shape == (SIZE, SIZE, 3)
+    assert set(np.unique(augment.labels(clip.labels(0)))) <= {0, 1, 2}
+
+
+def test_a_clip_without_a_large_enough_object_is_refused() -> None:
+    labels = [np.zeros((HEIGHT, WIDTH), np.uint8)] * 2
+    images = [np.full((HEIGHT, WIDTH, 3), GREY, np.uint8)] * 2
+    assert prepare(np.random.default_rng(0), images, labels, most=4) is None
+
+
+def test_composites_label_exactly_what_they_change() -> None:
+    for seed in range(8):
+        before = rectangle_clip()
+        images = [np.full((HEIGHT, WIDTH, 3), GREY, np.uint8)] * 3
+        labels = [before.labels(i) for i in range(3)]
+        drawn, numbers = compose(np.random.default_rng(seed), images, labels, [sprite(30, 40)])
+        for image, number, old in zip(drawn, numbers, labels, strict=True):
+            laid = number > 2
+            assert (image[laid] != GREY).any(axis=-1).all()
+            untouched = (image == GREY).all(axis=-1)
+            assert np.array_equal(number[untouched], old[untouched])
+        assert all((image == GREY).all() for image in images), "the given frames stay as they are"
+
+
+def test_composites_are_drawn_with_objects_of_the_clip_itself(scenes: Path, tmp_path: Path) -> None:
+    sources, rng = Sources(scenes, tmp_path), np.random.default_rng(0)
+    highest = [max(label.max() for label in sources.draw(rng, 2)[1]) for _ in range(30)]
+    assert 8 <= sum(number <= max(COLOURS) for number in highest) <= 26
+    assert max(highest) > 3
+
+
+def test_a_cut_out_is_what_a_mask_covers() -> None:
+    clip = rectangle_clip()
+    found = cut_out(clip.image(0), clip.labels(0) == 1)
+    assert found is not None
+    assert found.shape == (18, 18, 4)
+    assert (found == (*COLOURS[1], 255)).all()
+    assert cut_out(clip.image(0), np.eye(8, dtype=np.bool_)) is None
+
+
+def test_files_that_are_no_cut_outs_are_left_out(cutouts: Path, tmp_path: Path) -> None:
+    (found,) = load_cutouts(cutouts, 10, tmp_path / "cutouts.npz")
+    assert found.shape == (112, 84, 4)
+    assert (found == GREEN).all()
+
+
+def test_cut_outs_are_kept_for_the_next_start(cutouts: Path, tmp_path: Path) -> None:
+    first = load_cutouts(cutouts, 10, tmp_path / "cache" / "cutouts.npz")
+    again = load_cutouts(tmp_path / "absent", 10, tmp_path / "cache" / "cutouts.npz")
+    assert [each.tobytes() for each in again] == [each.tobytes() for each in first]
+
+
+def test_without_cut_outs_there_are_none(tmp_path: Path) -> None:
+    assert load_cutouts(tmp_path / "absent", 10, tmp_path / "cutouts.npz") == []
+
+
+def test_videos_serve_as_backgrounds(scenes: Path, cutouts: Path, tmp_path: Path) -> None:
+    video = tmp_path / "videos" / "yellow"
+    video.mkdir(parents=True)
+    for index in range(3):
+        cv2.imwrite(str(video / f"{index}.jpg"), np.full((HEIGHT, WIDTH, 3), (0, 220, 220), np.uint8))
+    (frames,) = load_videos(video.parent, tmp_path / "videos.npz")
+    assert len(frames) == 3
+    sources = Sources(scenes, tmp_path, cutouts=cutouts, videos=video.parent)
+    rng = np.random.default_rng(0)
+    drawn = [sources.draw(rng, 2)[0][0] for _ in range(30)]
+    yellow = [image for image in drawn if image[..., 0].min() < 20 and np.median(image[..., 1]) > 200]
+    assert 0 < len(yellow) < 15
+
+
+def test_frames_of_a_clip_run_forwards_or_backwards() -> None:
+    rng = np.random.default_rng(0)
+    steps = [np.diff(choose_frames(rng, 20, 4)) for _ in range(400)]
+    assert all((step > 0).all() or (step < 0).all() for step in steps)
+    even = [int(step[0]) for step in steps if len(set(step)) == 1]
+    assert set(even) >= {-3, -2, -1, 1, 2, 3}
+    assert 0.5 < len(even) / len(steps) < 0.7  # the others are anywhere
+
+
+def test_frames_of_a_clip_span_it() -> None:
+    rng = np.random.default_rng(0)
+    chosen = [choose_frames(rng, 20, 4) for _ in range(200)]
+    assert min(min(indices) for indices in chosen) == 0
+    assert max(max(indices) for indices in chosen) == 19
+    assert max(abs(indices[-1] - indices[0]) for indices in chosen) > 15
+
+
+def test_a_clip_that_is_too_short_stands_still_at_its_end() -> None:
+    rng = np.random.default_rng(0)
+    assert {tuple(sorted(choose_frames(rng, 2, 4))) for _ in range(20)} == {(0, 1, 1, 1)}
+    assert choose_frames(rng, 1, 1) == [0]
+
+
+def test_a_second_prompt_comes_when_all_objects_are_in_view(scenes: Path, tmp_path: Path) -> None:
+    clips = Clips(Sources(scenes, tmp_path), Recipe(clips=1, frames=4, objects=2), seed=0)
+    batch = next(iter(clips))
+    batch.masks[:] = 0
+    assert second_prompt(batch, np.random.default_rng(0)) == 0
+    batch.masks[:, 0], batch.masks[:, 2] = 255, 255
+    batch.masks[:1, 3] = 255
+    expected = {2, 3} if len(batch.masks) == 1 else {2}
+    assert {second_prompt(batch, np.random.default_rng(seed)) for seed in range(20)} == expected
+
+
+def test_a_folder_without_clips_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CameraError, match="found no such folder"):
+        Sources(tmp_path, tmp_path)
+    (tmp_path / "JPEGImages").mkdir()
+    with pytest.raises(CameraError, match="expected clips"):
+        Sources(tmp_path, tmp_path)
+
+
+def test_renderings_that_are_added_later_are_found(tmp_path: Path) -> None:
+    root = write_rectangles(tmp_path)
+    sources, rng = Sources(root, tmp_path / "cache"), np.random.default_rng(0)
+    black = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * FRAMES
+    for name in "cdef":
+        write_clip(root, name, Clip(name, black, rectangle_clip().annotations))
+    (root / "JPEGImages" / "unfinished").mkdir()
+    drawn = [sources.draw(rng, 1)[0][0] for _ in range(RELIST + 30)]
+    assert any(np.median(image) < 5 for image in drawn)

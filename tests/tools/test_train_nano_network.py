@@ -1,0 +1,235 @@
+"""The training forward is the forward that is used: transformers' and the package's own."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sam3_node.models.pretrained import IMAGENET
+from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.tiny import noise_clip
+from tools.train_nano.config import SIZE, nano_config, new_tracker
+from tools.train_nano.data import Batch
+from tools.train_nano.gates import follow, pass_gate
+from tools.train_nano.network import Decoded, Features, Memory, TrainingTracker, hide, mask_logits
+from tools.train_nano.steps import clip_cost, normalise
+
+TOLERANCE = 1e-3
+FRAMES = 5
+BOX = [60.0, 60.0, 150.0, 140.0]
+POINT = [100.0, 90.0]
+
+Answer = tuple[
+    Decoded, Tensor, int
+]  # what a prompt gives, the logits to remember, and which candidate they are
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    """Random weights that see the object on every frame."""
+    return seeing(new_tracker(nano_config()).eval())
+
+
+@pytest.fixture(scope="module")
+def net(source: Any) -> TrainingTracker:
+    return TrainingTracker(copy.deepcopy(source)).eval()
+
+
+@pytest.fixture(scope="module")
+def model(source: Any) -> TrackerModel:
+    return packaged(source)
+
+
+@pytest.fixture(scope="module")
+def clip() -> Tensor:
+    """Pixels [5, 3, 256, 256]."""
+    return torch.cat(noise_clip(SIZE, FRAMES))
+
+
+def packaged(source: Any) -> TrackerModel:
+    return TrackerModel(
+        copy.deepcopy(source), name="nano", can_track=True, mean=IMAGENET.mean, std=IMAGENET.std
+    )
+
+
+def seeing(source: Any, presence: float = 4.0) -> Any:
+    with torch.no_grad():
+        source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(presence)
+    return source
+
+
+def disc() -> Tensor:
+    """A mask, bool [256, 256]."""
+    away = torch.arange(SIZE) - 110.0
+    return away[:, None] ** 2 + away[None] ** 2 < 45**2
+
+
+def random_images(count: int) -> Tensor:
+    """One clip, uint8 [1, count, 256, 256, 3]."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (1, count, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
+
+
+def tracked(model: TrackerModel, clip: Tensor, prompt: ObjectPrompt) -> list[Tensor]:
+    """Logits [1, 64, 64] of each frame, by the package."""
+    tracker = Tracker(model, max_objects=1)
+    return [tracker.step(pixels[None], [] if i else [prompt]).logits for i, pixels in enumerate(clip)]
+
+
+@torch.no_grad()
+def followed(net: TrainingTracker, clip: Tensor, answer: Callable[[Features], Answer]) -> list[Tensor]:
+    """The same by the training forward, the first frame prompted as `answer` does it."""
+    memories: list[Memory] = []
+    found = []
+    for number, pixels in enumerate(clip):
+        image = net.encode(pixels[None])
+        if number == 0:
+            decoded, logits, candidate = answer(image)
+        else:
+            top = net.read(image.top, number, memories)
+            decoded, candidate = net.decode(image._replace(top=top), *net.nothing(1)), 0
+            logits = decoded.logits[:, 0]
+        present = decoded.presence > 0
+        memory = net.remember(image.top, logits, number == 0, present).bfloat16().float()
+        memories.append(Memory(number, number == 0, memory, net.pointer(decoded, candidate, present)))
+        found.append(hide(logits, present))
+    return found
+
+
+def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_new_tracker_is_small_seeded_and_has_one_position_matrix() -> None:
+    first, second, other = (new_tracker(nano_config(), seed) for seed in (0, 0, 1))
+    assert 3.6e6 < sum(p.numel() for p in first.parameters()) < 3.8e6
+    image = first.shared_image_embedding.positional_embedding
+    assert torch.equal(image, first.prompt_encoder.shared_embedding.positional_embedding)
+    weights = first.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in second.state_dict().items())
+    assert not torch.equal(image, other.shared_image_embedding.positional_embedding)
+    assert all(bool(torch.isfinite(value).all()) for value in weights.values())
+
+
+def test_making_a_tracker_leaves_the_caller_its_random_numbers() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    new_tracker(nano_config())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_equals_transformers_streaming_inference(tmp_path: Path) -> None:
+    """The gate says so, and keeps what it found."""
+    earlier = {"overfit": {"passed": True, "text": ""}}
+    (tmp_path / "gates.json").write_text(json.dumps(earlier))
+    finding = pass_gate("parity", tmp_path, tmp_path)
+    assert finding.passed, finding.text
+    assert finding.text.endswith("matrices tied")
+    held = json.loads((tmp_path / "gates.json").read_text())
+    assert held == {**earlier, "parity": {"passed": True, "text": finding.text}}
+
+
+def test_a_box_is_followed_as_the_package_follows_it(
+    net: TrainingTracker, model: TrackerModel, clip: Tensor
+) -> None:
+    with torch.no_grad():
+        images = [net.encode(pixels[None]) for pixels in clip]
+    ours = follow(net, images, torch.tensor([BOX]).reshape(1, 2, 2))
+    assert difference(ours, tracked(model, clip, ObjectPrompt(1, box=BOX))) < TOLERANCE
+
+
+def test_a_point_is_followed_as_the_package_follows_it(
+    net: TrainingTracker, model: TrackerModel, clip: Tensor
+) -> None:
+    def answer(image: Features) -> Answer:
+        where = torch.tensor([[POINT]]), torch.ones(1, 1, dtype=torch.int32)
+        decoded = net.decode(net.without_memory(image), *net.prompt(*where))
+        return decoded, decoded.logits[:, 0], 0
+
+    theirs = tracked(model, clip, ObjectPrompt(1, points=[POINT], labels=[1]))
+    assert difference(followed(net, clip, answer), theirs) < TOLERANCE
+
+
+def test_a_mask_is_followed_as_the_package_follows_it(
+    net: TrainingTracker, model: TrackerModel, clip: Tensor
+) -> None:
+    mask = disc()[None]
+    ours = followed(net, clip, lambda image: (net.mask_prompt(image, mask.float()), mask_logits(mask), 1))
+    theirs = tracked(model, clip, ObjectPrompt(1, mask=mask[0]))
+    assert difference(ours[1:], theirs[1:]) < TOLERANCE
+
+
+def test_objects_out_of_view_are_remembered_as_the_package_remembers_them(source: Any, clip: Tensor) -> None:
+    absent = seeing(copy.deepcopy(source), presence=-4.0)
+    tracker = Tracker(packaged(absent), max_objects=1)
+    tracker.step(clip[:1], [ObjectPrompt(1, box=BOX)])
+    net = TrainingTracker(absent).eval()
+    with torch.no_grad():
+        image = net.encode(clip[:1])
+        where = torch.tensor([BOX]).reshape(1, 2, 2), torch.tensor([[2, 3]], dtype=torch.int32)
+        decoded = net.decode(net.without_memory(image), *net.prompt(*where))
+        present = decoded.presence > 0
+        memory = net.remember(image.top, hide(decoded.logits[:, 0], present), True, present)
+    assert not bool(present)
+    held = tracker.bank.read(np.zeros(1, np.int64), 1, static=False)
+    assert torch.allclose(held.memory[0, 0].float(), memory[0], rtol=0.01, atol=0.01)  # stored in bfloat16
+    assert torch.equal(held.pointers[0, 0], net.pointer(decoded, 0, present)[0])
+
+
+def test_the_cost_of_a_clip_is_that_of_the_masks_that_the_package_finds(source: Any, clip: Tensor) -> None:
+    images = random_images(3)
+    target = torch.nn.functional.avg_pool2d(disc()[None].float() * 255, 4).to(torch.uint8)
+    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target.expand(3, -1, -1)[None])
+    net = TrainingTracker(copy.deepcopy(source))
+    pixels = normalise(images)
+    costs = clip_cost(net, net.encode(pixels), batch, "mask", trust=1.0)
+    theirs = tracked(packaged(source), pixels, ObjectPrompt(1, mask=disc()))
+    wanted = target[0] > 127
+    for item, logits in list(zip(costs, theirs, strict=True))[1:]:
+        found = logits[0] > 0
+        iou = float((found & wanted).sum() / (found | wanted).sum())
+        assert float(item.iou) == pytest.approx(iou, abs=0.002)
+
+
+def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> None:
+    net = TrainingTracker(copy.deepcopy(source))
+    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
+    batch = Batch(random_images(3), torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    with torch.no_grad():
+        features = net.encode(normalise(batch.images))
+        plain, guided = (clip_cost(net, features, batch, "mask", 1.0, guide=weight) for weight in (0.0, 1.0))
+    assert [float(item.iou) for item in guided] == [float(item.iou) for item in plain]
+    assert float(guided[0].loss) == float(plain[0].loss)
+    assert all(float(a.loss) > float(b.loss) + 0.1 for a, b in zip(guided[1:], plain[1:], strict=True))
+
+
+def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
+    images = random_images(3)
+    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
+    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    net = TrainingTracker(copy.deepcopy(source)).train()
+    clip_cost(net, net.encode(normalise(images)), batch, "box", trust=0.5, again=1)[-1].loss.backward()
+    for learned in (
+        net.source.memory_encoder.projection.weight,
+        net.source.memory_attention.layers[0].cross_attn_image.q_proj.weight,
+        net.source.memory_temporal_positional_encoding,
+        net.source.object_pointer_proj.proj_in.weight,
+    ):
+        assert learned.grad is not None
+        assert float(learned.grad.abs().max()) > 0
+
+
+def test_pixels_are_normalised_as_the_package_normalises_them(model: TrackerModel) -> None:
+    images = random_images(2)
+    expected = torch.cat([model.preprocess(image.flip(-1).numpy()) for image in images[0]])
+    assert torch.allclose(normalise(images), expected, atol=1e-5)

@@ -1,0 +1,274 @@
+"""Evaluation of video object segmentation: sequences, prompts, whole runs over drawn clips."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.errors import BagError, CameraError
+from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.settings import TrackerSettings
+from sam3_node.types import Frame, Mask
+from tests.support.paths import ROOT
+from tests.support.tiny import tiny_model
+from tools.scenes.clips import Clip, write_clip
+from tools.scenes.recording import write_recording
+from tools.vos import metrics
+from tools.vos.evaluate import SequenceResult, evaluate
+from tools.vos.followers import Masks, interior_point, make_prompt
+from tools.vos.metrics import Bools
+from tools.vos.occlusion import OcclusionCount
+from tools.vos.sequences import Sequence, TrueFrame, open_sequences
+from tools.vos.settings import Setting, parse_settings
+
+CHECKOUT = ROOT
+HEIGHT, WIDTH, SIDE = 60, 80, 20
+IN_VIEW, LARGE, FRAMES = 6, 8, 40
+OUT_OF_VIEW = range(12, 24)
+
+
+def square(y: int, x: int, side: int = SIDE) -> Bools:
+    mask = np.zeros((HEIGHT, WIDTH), np.bool_)
+    mask[y : y + side, x : x + side] = True
+    return mask
+
+
+def labels_at(index: int) -> np.ndarray:
+    """Object 1 moves and is gone for a while; of object 4 a pixel comes into view first, then all."""
+    labels = np.zeros((HEIGHT, WIDTH), np.uint8)
+    if index not in OUT_OF_VIEW:
+        labels[square(5, 20 + index % 10)] = 1
+    if index >= IN_VIEW:
+        labels[square(35, 0, side=SIDE if index >= LARGE else 1)] = 4
+    return labels
+
+
+def drawn(labels: np.ndarray, seed: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).integers(0, 40, (*labels.shape, 3))
+    return (noise + 50 * labels[..., None]).astype(np.uint8)
+
+
+def drawn_clip(name: str = "drawn", frames: int = FRAMES, **meta: object) -> Clip:
+    labels = [labels_at(index) for index in range(frames)]
+    return Clip(name, [drawn(each, n) for n, each in enumerate(labels)], labels, meta=meta)
+
+
+OBJECTS = [{"id": 1, "name": "red mug"}, {"id": 4, "name": "box"}, {"id": 9, "name": "never seen"}]
+
+
+def test_a_rendered_clips_objects_enter_once_they_are_large_enough(tmp_path: Path) -> None:
+    write_clip(tmp_path, "drawn", drawn_clip(objects=OBJECTS))
+    (sequence,) = open_sequences(tmp_path)
+    assert (sequence.name, sequence.length, sequence.ids, sequence.least_area) == (
+        "drawn",
+        40,
+        (1, 4, 9),
+        0.001,
+    )
+    frames = list(sequence.frames())
+    assert set(frames[0].masks) == {1}
+    assert set(frames[OUT_OF_VIEW[0]].masks) == {4}
+    assert (frames[3].truth(1) == (labels_at(3) == 1)).all()
+    assert not frames[3].truth(4).any()
+    assert len(list(open_sequences(tmp_path, most_frames=7)[0].frames())) == 7
+
+
+def test_a_recording_is_its_clip(tmp_path: Path) -> None:
+    clip = drawn_clip(frames=OUT_OF_VIEW[0] + 1, objects=OBJECTS)
+    write_recording(clip, tmp_path / "drawn.mcap")
+    (sequence,) = open_sequences(tmp_path / "drawn.mcap", most_frames=5)
+    assert (sequence.name, sequence.length, sequence.ids, sequence.least_area) == (
+        "drawn",
+        5,
+        (1, 4, 9),
+        0.001,
+    )
+    assert all((frame.truth(1) == (labels_at(n) == 1)).all() for n, frame in enumerate(sequence.frames()))
+    *_, last = open_sequences(tmp_path / "drawn.mcap")[0].frames()
+    assert set(last.masks) == {4}
+    assert np.abs(last.image.astype(int) - clip.image(len(clip) - 1)).mean() < 20
+
+
+def benchmark_folder(root: Path, *annotations: np.ndarray) -> Path:
+    """A folder as DAVIS has them, with its level of folders and grey annotations."""
+    for kind in ("JPEGImages", "Annotations"):
+        (root / kind / "480p" / "dog").mkdir(parents=True)
+    for index, labels in enumerate(annotations):
+        cv2.imwrite(str(root / f"JPEGImages/480p/dog/{index:05d}.jpg"), drawn(labels, index))
+        cv2.imwrite(str(root / f"Annotations/480p/dog/{index:05d}.png"), labels)
+    return root
+
+
+def test_255_alone_is_an_object_and_beside_others_void(tmp_path: Path) -> None:
+    one = np.where(square(5, 5), 255, 0).astype(np.uint8)
+    both = np.where(square(30, 30), 2, one).astype(np.uint8)
+    (alone,) = open_sequences(benchmark_folder(tmp_path / "alone", one, one))
+    assert (alone.ids, alone.least_area) == ((1,), 0.0)
+    assert next(alone.frames()).void is None
+    (beside,) = open_sequences(benchmark_folder(tmp_path / "beside", both, both))
+    assert beside.ids == (2,)
+    assert (np.asarray(next(beside.frames()).void) == square(5, 5)).all()
+
+
+def test_what_is_no_sequence_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CameraError, match="no such folder"):
+        open_sequences(tmp_path)
+    (tmp_path / "bag.mcap").write_bytes(b"no bag")
+    with pytest.raises(BagError, match="MCAP"):
+        open_sequences(tmp_path / "bag.mcap")
+    folder = benchmark_folder(tmp_path / "davis", labels_at(0), np.zeros((9, 9), np.uint8))
+    with pytest.raises(CameraError, match=r"\['cat'\], found \['dog'\]"):
+        open_sequences(folder, ["cat"])
+    assert [found.name for found in open_sequences(folder, ["d?g", "dog"])] == ["dog"]
+    cv2.imwrite(str(folder / "JPEGImages/480p/dog/00001.jpg"), drawn(labels_at(1), 1))
+    with pytest.raises(CameraError, match="frame 1: expected labels of the image's size"):
+        list(open_sequences(folder)[0].frames())
+
+
+def test_the_most_interior_point() -> None:
+    mask = square(10, 10) | square(29, 29, 2)
+    x, y = interior_point(mask)
+    assert (abs(x - 20) <= 1, abs(y - 20) <= 1) == (True, True)
+    assert interior_point(square(0, 0, 9)) == (4.5, 4.5)  # the image's border is outside, too
+
+
+def test_prompts_show_the_truth() -> None:
+    truth = Mask.from_full(square(10, 10))
+    assert make_prompt("mask", truth).mask is truth
+    assert make_prompt("box", truth).box == (10, 10, 30, 30)
+    assert np.asarray(make_prompt("point", truth).points).shape == (1, 2)
+
+
+@pytest.fixture(scope="module")
+def model() -> TrackerModel:
+    return tiny_model(presence=60.0)
+
+
+def sequence_of(clip: Clip, least_area: float = 0.001) -> Sequence:
+    def frames() -> list[TrueFrame]:
+        labels = [clip.labels(index) for index in range(len(clip))]
+        return [
+            TrueFrame(clip.image(n), {int(i): each == i for i in np.unique(each[each > 0])})
+            for n, each in enumerate(labels)
+        ]
+
+    return Sequence(clip.name, len(clip), (1, 4), least_area, lambda: iter(frames()))
+
+
+def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResult, list[Masks]]:
+    """The result under one setting, and the masks that it gave by frame."""
+    masks: list[Masks] = []
+    (result,) = evaluate(
+        sequence_of(clip),
+        parse_settings(setting, Setting()),
+        {Setting().model: model},
+        lambda index, frame, now: masks.append(now),
+    )
+    return result, masks
+
+
+def pipeline_masks(model: TrackerModel, clip: Clip, kind: str) -> list[Masks]:
+    """What a user gets who prompts object 1 on the first frame and object 4 once it is large."""
+    pipeline = Pipeline(model, TrackerSettings(), "cam0")
+    found: list[Masks] = []
+    ids: dict[int, int] = {}
+    for index in range(len(clip)):
+        image = clip.image(index)
+        masks = pipeline.step(Frame("cam0", index, index, WIDTH, HEIGHT, "bgr8", image.tobytes()))
+        found.append({ids[instance.id]: instance.mask for instance in masks.instances})
+        for truth_id, entry in ((1, 0), (4, LARGE)):
+            if entry == index:
+                truth = Mask.from_full(clip.labels(index) == truth_id)
+                ids[pipeline.add(make_prompt(kind, truth), seq=index).id] = truth_id
+    return found
+
+
+@pytest.mark.parametrize("kind", ["mask", "box", "point"])
+def test_the_default_gives_what_the_pipeline_gives(model: TrackerModel, kind: str) -> None:
+    clip = drawn_clip(frames=12)
+    result, found = follow(model, f"prompt={kind}", clip)
+    expected = pipeline_masks(model, clip, kind)
+    assert [set(masks) for masks in found] == [set(masks) for masks in expected]
+    assert set(found[-1]) == {1, 4}
+    assert all(mask.area for mask in found[-1].values())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all((mine[key].full() == theirs[key].full()).all() for key in mine)
+    inner = range(1, 11)  # neither the first nor the last
+    scores = [metrics.score(expected[n][1].full(), clip.labels(n) == 1) for n in inner]
+    assert result.scores[1] == pytest.approx(np.mean(scores, axis=0))
+
+
+def test_settings_side_by_side_give_what_each_gives_alone(model: TrackerModel) -> None:
+    text, clip = "default,bank-off,first-only,bank=3,bank=15+select=confident", drawn_clip(frames=12)
+    settings = parse_settings(text, Setting())
+    together = evaluate(sequence_of(clip), settings, {Setting().model: model}, lambda *_: None)
+    for setting, beside in zip(settings, together, strict=True):
+        assert beside.scores == follow(model, setting.name, clip)[0].scores
+
+
+def test_copy_first_stays_where_the_object_was(model: TrackerModel) -> None:
+    result, found = follow(model, "copy-first", drawn_clip(frames=12))
+    first = labels_at(0) == 1
+    assert all((masks[1].full() == first).all() for masks in found[1:])
+    ious = [metrics.region_similarity(first, labels_at(n) == 1) for n in range(1, 11)]
+    assert result.scores[1].j == pytest.approx(np.mean(ious))
+
+
+@pytest.mark.parametrize(("setting", "forgets"), [("first-only", True), ("default", False)])
+def test_first_only_attends_to_no_later_frame(model: TrackerModel, setting: str, forgets: bool) -> None:
+    clip = drawn_clip(frames=12)
+    upset = replace(clip, frames=[*clip.frames[:5], 255 - clip.image(5), *clip.frames[6:]])
+    last, beside = (follow(model, setting, each)[1][-1][1].full() for each in (clip, upset))
+    assert (last == beside).all() == forgets
+
+
+def test_without_a_bank_a_lost_object_keeps_its_box() -> None:
+    unseen = tiny_model(presence=-60.0)
+    result, found = follow(unseen, "bank-off", drawn_clip())
+    assert not any(masks[1].area for masks in found[1:])
+    assert result.occlusions == OcclusionCount(1, 0, len(OUT_OF_VIEW), 0)
+
+
+def test_an_object_without_a_frame_to_score_has_no_mean(model: TrackerModel) -> None:
+    result, _ = follow(model, "copy-first", drawn_clip(frames=LARGE + 3))
+    assert set(result.scores) == {1, 4}
+    result, _ = follow(model, "copy-first", drawn_clip(frames=LARGE + 2))
+    assert set(result.scores) == {1}
+
+
+def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("vos", CHECKOUT / "tools/bench/vos.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr("sys.argv", ["vos.py", *arguments])
+    module.main()
+
+
+def test_the_command_prints_json_alone_and_draws_a_sheet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        write_clip(tmp_path, name, drawn_clip(name, frames=12, objects=OBJECTS))
+    sheet = tmp_path / "contact.png"
+    options = ["--settings", "default,copy-first", "--frames", "10", "--json", "--sheet", str(sheet)]
+    command([str(tmp_path), *options], monkeypatch)
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures) >= {"J", "F", "J&F", "sequences", "occlusions", "settings"}
+    assert set(figures["sequences"]) == {"one", "two"}
+    assert set(figures["settings"]) == {"default", "copy-first"}
+    assert 0.0 <= figures["J"] <= 1.0
+    assert np.asarray(cv2.imread(str(sheet))).shape[1] > 6 * 480
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"error: .*expected clips"):
+        command([str(tmp_path)], monkeypatch)

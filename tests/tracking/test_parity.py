@@ -1,0 +1,106 @@
+"""Our batched bank against transformers' streaming inference: the same logits at every frame and object."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.tiny import Oracle, noise_clip, random_source, stages_of
+
+TOLERANCE = 1e-3
+SIZES = {"sam3": 112, "sam2": 128}
+
+
+def three_objects(size: int) -> dict[int, ObjectPrompt]:
+    """Three objects enter by point, box and mask; the first is corrected by two points."""
+    mask = torch.zeros(size, size)
+    mask[size // 4 : size // 2, size // 3 : size // 2 + 9] = 1
+    return {
+        0: ObjectPrompt(1, points=[[30.0, 40.0]], labels=[1]),
+        10: ObjectPrompt(2, box=[20.0, 30.0, 70.0, 90.0]),
+        25: ObjectPrompt(3, mask=mask),
+        40: ObjectPrompt(1, points=[[50.0, 44.0], [10.0, 80.0]], labels=[1, 0]),
+    }
+
+
+def oracle_prompt(prompt: ObjectPrompt) -> dict[str, Tensor]:
+    if prompt.mask is not None:
+        return {"mask": prompt.mask}
+    points, labels = prompt.as_points(torch.device("cpu"))
+    return {"points": points, "labels": labels}
+
+
+def compare(
+    family: str, prompts: dict[int, ObjectPrompt], frames: int, removals: dict[int, int]
+) -> dict[bool, int]:
+    """Step both over a clip, comparing all logits; -> on how many frames objects were in view, and not."""
+    source = random_source(family)
+    model = stages_of(source)
+    tracker, oracle = Tracker(model, max_objects=4), Oracle(source)
+    seen = {True: 0, False: 0}
+    for frame, pixels in enumerate(noise_clip(model.image_size, frames)):
+        if frame in removals:
+            tracker.remove(removals[frame])
+            oracle.remove(removals[frame])
+        prompt = prompts.get(frame)
+        tracks = tracker.step(pixels, [prompt] if prompt else [])
+        truth = oracle.step(pixels, {prompt.object_id: oracle_prompt(prompt)} if prompt else {})
+        assert tracks.ids == list(truth)
+        for object_id, logits, visible in zip(tracks.ids, tracks.logits, tracks.visible, strict=True):
+            error = (logits - truth[object_id]).abs().max().item()
+            assert error < TOLERANCE, f"frame {frame}, object {object_id}: off by {error}"
+            seen[bool(visible)] += 1
+    return seen
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+def test_equals_transformers_streaming_inference(family: str) -> None:
+    seen = compare(family, three_objects(SIZES[family]), frames=60, removals={50: 2})
+    assert min(seen.values()) > 5, "the clip must show objects in view and out of view"
+
+
+def test_more_corrections_than_conditioning_slots() -> None:
+    """SAM 3 attends to four conditioning frames; older ones count as plain memories while they are recent."""
+    frames = (0, 2, 3, 5, 6, 8, 9, 15)
+    prompts = {frame: ObjectPrompt(1, points=[[30.0 + 4 * frame, 40.0]]) for frame in frames}
+    seen = compare("sam3", prompts, frames=20, removals={})
+    assert sum(seen.values()) == 20
+
+
+def test_a_prompt_on_a_past_frame_equals_one_given_in_time() -> None:
+    source = random_source("sam3")
+    model = stages_of(source)
+    clip = noise_clip(model.image_size, 12)
+    tracker, oracle = Tracker(model), Oracle(source)
+    kept = [model.encode(pixels) for pixels in clip]
+    for features in kept[:7]:
+        tracker.step_features(features)
+    prompt = ObjectPrompt(5, box=[20.0, 30.0, 70.0, 90.0])
+    logits, _ = tracker.prompt_at(kept[4], 4, prompt)
+    oracle.frame = 4
+    truth = oracle.step(clip[4], {5: oracle_prompt(prompt)})
+    assert (logits - truth[5]).abs().max() < TOLERANCE
+    oracle.frame = 7
+    for features, pixels in zip(kept[7:], clip[7:], strict=True):
+        tracks, truth = tracker.step_features(features), oracle.step(pixels, {})
+        assert (tracks.logits[0] - truth[5]).abs().max() < TOLERANCE
+
+
+def test_points_with_the_mask_so_far_equal_the_reference_decoder() -> None:
+    source = random_source("sam3")
+    model = stages_of(source)
+    pixels = noise_clip(model.image_size, 1)[0]
+    so_far = torch.randn(model.mask_size, generator=torch.Generator().manual_seed(3))
+    prompt = ObjectPrompt(1, points=[[50.0, 44.0], [10.0, 80.0]], labels=[1, 0], logits=so_far)
+    logits, _ = Tracker(model).segment(model.encode(pixels), prompt)
+    with torch.inference_mode():
+        truth = source._single_frame_forward(
+            image_embeddings=source.get_image_embeddings(pixels),
+            input_points=torch.tensor([[[[50.0, 44.0], [10.0, 80.0]]]]),
+            input_labels=torch.tensor([[[1, 0]]]),
+            input_masks=so_far[None, None],
+            multimask_output=False,
+        ).pred_masks[0, 0]
+    assert (logits - truth).abs().max() < TOLERANCE

@@ -1,0 +1,205 @@
+"""The tracker's promises: objects do not disturb one another, memory is bounded, bad prompts change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sam3_node.errors import CapacityError, ModelError, RequestError, SettingsError, UnknownObjectError
+from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
+from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
+
+CLOSE = 2e-4  # float32 in batches of another size
+A = ObjectPrompt(1, points=[[30.0, 40.0]])
+B = ObjectPrompt(2, box=[20.0, 30.0, 70.0, 90.0])
+
+
+@pytest.fixture(scope="module")
+def model() -> TrackerModel:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def clip(model: TrackerModel) -> list[torch.Tensor]:
+    return noise_clip(model.image_size, 24)
+
+
+def run(
+    tracker: Tracker, clip: list[torch.Tensor], prompts: dict[int, list[ObjectPrompt]]
+) -> list[torch.Tensor]:
+    """Logits of object 1 on each frame."""
+    found = []
+    for frame, pixels in enumerate(clip):
+        tracks = tracker.step(pixels, prompts.get(frame, []))
+        found.append(tracks.logits[tracks.ids.index(1)])
+    return found
+
+
+def steps(tracker: Tracker, clip: list[torch.Tensor]) -> list[Tracks]:
+    """Object 1 alone, from the first frame on."""
+    return [tracker.step(pixels, [A] if frame == 0 else []) for frame, pixels in enumerate(clip)]
+
+
+def largest_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
+
+
+def test_others_added_corrected_and_removed_do_not_disturb_an_object(model: TrackerModel, clip: list) -> None:
+    alone = run(Tracker(model), clip, {0: [A]})
+    tracker = Tracker(model)
+    beside = []
+    for frame, pixels in enumerate(clip):
+        prompts = {
+            0: [A],
+            4: [B],
+            9: [ObjectPrompt(2, points=[[60.0, 60.0]])],
+            11: [ObjectPrompt(3, points=[[9, 9]])],
+        }
+        if frame == 15:
+            tracker.remove(2)
+        beside.append(tracker.step(pixels, prompts.get(frame, [])).logits[0])
+    assert largest_difference(alone, beside) < CLOSE
+    assert tracker.ids == [1, 3]
+
+
+def test_a_row_used_again_remembers_nothing(model: TrackerModel, clip: list) -> None:
+    tracker = Tracker(model, max_objects=1)
+    for pixels in clip[:12]:
+        tracker.step(pixels, [] if 7 in tracker.ids else [ObjectPrompt(7, box=[5.0, 5.0, 90.0, 50.0])])
+    tracker.remove(7)
+    again = run(tracker, clip, {0: [A]})
+    assert largest_difference(again, run(Tracker(model), clip, {0: [A]})) < CLOSE
+
+
+def test_reset_forgets_all(model: TrackerModel, clip: list) -> None:
+    tracker = Tracker(model)
+    first = run(tracker, clip[:8], {0: [A, B]})
+    tracker.reset()
+    assert tracker.ids == []
+    assert tracker.frame_number == 0
+    assert largest_difference(first, run(tracker, clip[:8], {0: [A, B]})) == 0
+
+
+@pytest.mark.parametrize("bank_size", [7, 15, 30, 60])
+def test_a_larger_pool_does_not_change_the_reference_rule(
+    model: TrackerModel, clip: list, bank_size: int
+) -> None:
+    tracker = Tracker(model, max_objects=2, bank_size=bank_size)
+    before = tracker.bank.nbytes
+    found = run(tracker, clip, {0: [A], 3: [B]})
+    assert largest_difference(found, run(Tracker(model, max_objects=2), clip, {0: [A], 3: [B]})) == 0
+    assert tracker.bank.nbytes == before
+
+
+@pytest.mark.parametrize("bank_size", [7, 15, 30, 60])
+def test_confident_passes_over_frames_out_of_view(clip: list, bank_size: int) -> None:
+    model = stages_of(random_source("sam3", presence=7.0))  # here the object is out of view now and then
+    seen = [bool(tracks.visible[0]) for tracks in steps(Tracker(model), clip)]
+    first_absent = seen.index(False)
+    recent = [tracks.logits[0] for tracks in steps(Tracker(model), clip)]
+    tracker = Tracker(model, bank_size=bank_size, selection="confident")
+    confident = [tracks.logits[0] for tracks in steps(tracker, clip)]
+    # the last frame always counts, so the rules differ two frames after the first absence at the earliest
+    assert largest_difference(confident[: first_absent + 2], recent[: first_absent + 2]) == 0
+    assert largest_difference(confident, recent) > 0
+
+
+def test_a_small_bank_attends_to_less(model: TrackerModel, clip: list) -> None:
+    small, reference = (run(Tracker(model, bank_size=size), clip, {0: [A]}) for size in (3, 7))
+    assert largest_difference(small[:3], reference[:3]) == 0
+    assert largest_difference(small, reference) > 0
+
+
+def test_static_shapes_give_the_same_masks(clip: list) -> None:
+    source = random_source("sam3")
+    padded, plain = stages_of(source), stages_of(source)
+    padded.static_shapes = True
+    prompts = {0: [A, B], 5: [ObjectPrompt(3, points=[[80.0, 20.0]])]}
+    assert largest_difference(run(Tracker(padded), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
+
+
+def test_more_objects_than_one_batch(model: TrackerModel, clip: list) -> None:
+    many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
+    together = run(Tracker(model), clip[:8], {0: many})
+    assert largest_difference(together, run(Tracker(model), clip[:8], {0: many[:1]})) < CLOSE
+
+
+def test_tracks_say_what_is_there(model: TrackerModel, clip: list) -> None:
+    tracker = Tracker(model)
+    assert tracker.step(clip[0]).logits.shape == (0, *model.mask_size)
+    tracks = tracker.step(clip[1], [B, A])
+    assert tracks.ids == [2, 1]
+    assert tracks.logits.shape == (2, *model.mask_size)
+    assert tracks.visible.dtype == torch.bool
+    assert bool(((tracks.scores >= 0) & (tracks.scores <= 1)).all())
+
+
+def test_capacity_is_a_clear_error_and_changes_nothing(model: TrackerModel, clip: list) -> None:
+    tracker = Tracker(model, max_objects=2)
+    tracker.step(clip[0], [A, B])
+    with pytest.raises(CapacityError, match="0 of 2 object slots free"):
+        tracker.step(clip[1], [ObjectPrompt(3, points=[[1.0, 1.0]])])
+    assert tracker.ids == [1, 2]
+    assert tracker.frame_number == 1
+
+
+BAD = {
+    "none of": ObjectPrompt(9),
+    "finite": ObjectPrompt(9, points=[[float("nan"), 1.0]]),
+    "rows": ObjectPrompt(9, points=[1.0, 2.0]),
+    "1 to 64": ObjectPrompt(9, points=[[1.0, 1.0]] * 65),
+    "values of 0 or 1": ObjectPrompt(9, points=[[1.0, 1.0]], labels=[2]),
+    "2 values": ObjectPrompt(9, points=[[1.0, 1.0], [2.0, 2.0]], labels=[1]),
+    "x0 < x1": ObjectPrompt(9, box=[10.0, 10.0, 5.0, 20.0]),
+    "numbers": ObjectPrompt(9, points="here"),
+    "model pixels": ObjectPrompt(9, mask=torch.zeros(3, 3)),
+    "alone": ObjectPrompt(9, mask=torch.zeros(112, 112), points=[[1.0, 1.0]]),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_a_bad_prompt_is_refused_before_anything_changes(model: TrackerModel, clip: list, said: str) -> None:
+    tracker = Tracker(model)
+    tracker.step(clip[0], [A])
+    with pytest.raises(RequestError, match=said if said != "none of" else "found none"):
+        tracker.step(clip[1], [BAD[said]])
+    assert tracker.ids == [1]
+    assert tracker.frame_number == 1
+
+
+def test_two_prompts_for_one_object_are_refused(model: TrackerModel, clip: list) -> None:
+    with pytest.raises(RequestError, match="one prompt"):
+        Tracker(model).step(clip[0], [A, A])
+
+
+def test_unknown_objects_and_frames(model: TrackerModel, clip: list) -> None:
+    tracker = Tracker(model)
+    tracker.step(clip[0], [A])
+    with pytest.raises(UnknownObjectError, match=r"no object 4; tracked are \[1\]"):
+        tracker.remove(4)
+    with pytest.raises(RequestError, match="expected 0 to 0, found 1"):
+        tracker.prompt_at(model.encode(clip[0]), 1, B)
+    with pytest.raises(SettingsError):
+        Tracker(model, max_objects=0)
+
+
+def test_weights_without_memory_segment_but_do_not_track(clip: list) -> None:
+    image_only = stages_of(random_source("sam3"))
+    image_only.can_track = False
+    tracker = Tracker(image_only)
+    with pytest.raises(ModelError, match="no memory modules"):
+        tracker.step(clip[0], [A])
+    logits, score = tracker.segment(image_only.encode(clip[0]), A)
+    assert logits.shape == image_only.mask_size
+    assert 0 <= float(score) <= 1
+
+
+def test_segment_leaves_no_trace(model: TrackerModel, clip: list) -> None:
+    tracker = Tracker(model)
+    found = []
+    for frame, pixels in enumerate(clip[:8]):
+        features = model.encode(pixels)
+        tracker.segment(features, B)
+        found.append(tracker.step_features(features, [A] if frame == 0 else []).logits[0])
+    assert largest_difference(found, run(Tracker(model), clip[:8], {0: [A]})) == 0

@@ -1,0 +1,227 @@
+"""Requests and replies between sockets, threads and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from sam3_node.errors import (
+    CapacityError,
+    RequestError,
+    Sam3NodeError,
+    TransportError,
+    UnknownFrameError,
+    UnknownObjectError,
+    WireError,
+)
+from sam3_node.transport import ControlClient, ControlServer
+from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
+from tests.support.transport_peer import next_line, peer, wait_until
+
+TCP = "tcp://127.0.0.1:*"
+
+
+@contextmanager
+def serving(endpoint: str = TCP) -> Iterator[ControlServer]:
+    """A server whose thread echoes arguments, or does what the operation says."""
+    done = threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            answer_one(server)
+
+    with ControlServer(endpoint) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server
+        finally:
+            done.set()
+            thread.join()
+
+
+def answer_one(server: ControlServer) -> bool:
+    asked = server.receive(10)
+    if asked is not None:
+        answer(server, *asked)
+    return asked is not None
+
+
+def answer(server: ControlServer, peer: tuple[bytes, ...], request: Request) -> None:
+    args = request.args
+    if request.op == "slow":
+        time.sleep(args["seconds"])
+    if request.op == "fail":
+        server.reply(peer, Reply(request.id, error=Failure(args["code"], "expected this, found that")))
+    elif request.op == "twice":
+        server.reply(peer, Reply(request.id - 1, {"stale": True}))
+        server.reply(peer, Reply(request.id, {"stale": False}))
+    else:
+        server.reply(peer, Reply(request.id, args))
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
+    endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/control"
+    args = {"points": [[1.5, 2.0]], "label": "cup", "mask": {"data": b"\0" * 200_000}, "seq": 3}
+    with serving(endpoint) as server, ControlClient(server.endpoint) as client:
+        assert client.call("echo", **args) == args
+        assert client.call("status") == {}
+
+
+@pytest.mark.parametrize(
+    "kind", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, WireError]
+)
+def test_the_code_of_a_failure_is_raised_as_its_error(kind: type[Sam3NodeError]) -> None:
+    with serving() as server, ControlClient(server.endpoint) as client:
+        with pytest.raises(kind, match="expected this, found that") as caught:
+            client.call("fail", code=kind.code)
+        assert type(caught.value) is kind
+        with pytest.raises(RequestError, match="newer_code: expected this"):
+            client.call("fail", code="newer_code")
+
+
+def test_a_late_answer_is_not_taken_for_another() -> None:
+    with serving() as server, ControlClient(server.endpoint, timeout_ms=300) as client:
+        with pytest.raises(TransportError, match="no answer to 'slow'"):
+            client.call("slow", seconds=0.6)
+        wait_until(lambda: answered(client))
+        assert client.call("echo", number=2) == {"number": 2}
+        assert client.call("twice") == {"stale": False}
+
+
+def answered(client: ControlClient) -> bool:
+    try:
+        return bool(client.call("echo", number=1) == {"number": 1})
+    except TransportError:
+        return False
+
+
+def test_without_a_server_a_call_fails_in_time_and_is_not_carried_out_later() -> None:
+    with ControlServer(TCP) as server:
+        endpoint = server.endpoint
+    with ControlClient(endpoint, timeout_ms=200) as client:
+        with pytest.raises(TransportError, match=f"nobody is at {endpoint}: 'add_object'"):
+            client.call("add_object")
+        with ControlServer(endpoint) as server:
+            assert server.receive(700) is None
+
+
+def test_a_killed_server_is_found_again() -> None:
+    with ControlServer(TCP) as server:
+        endpoint = server.endpoint
+    with ControlClient(endpoint, timeout_ms=1000) as client:
+        for number in range(3):
+            with peer("server", endpoint) as process:
+                assert next_line(process) == endpoint
+                wait_until(lambda: answered(client))
+                assert client.call("echo", number=number) == {"number": number}
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait(10)
+
+
+def test_a_hung_server_is_an_error_in_time() -> None:
+    with peer("server", TCP) as process, ControlClient(next_line(process), timeout_ms=500) as client:
+        assert client.call("echo") == {}
+        os.kill(process.pid, signal.SIGSTOP)
+        for _ in range(3):
+            with pytest.raises(TransportError):
+                client.call("echo")
+        os.kill(process.pid, signal.SIGCONT)
+        wait_until(lambda: answered(client))
+
+
+def test_many_clients_get_their_own_answers() -> None:
+    wrong: list[object] = []
+
+    def ask(name: int, client: ControlClient) -> None:
+        for number in range(30):
+            args = {"name": name, "number": number}
+            wrong.extend(() if client.call("echo", **args) == args else (args,))
+
+    with serving() as server, ControlClient(server.endpoint) as shared:
+        clients = [ControlClient(server.endpoint) for _ in range(6)]
+        threads = [
+            threading.Thread(target=ask, args=pair) for pair in enumerate([*clients, shared, shared, shared])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for client in clients:
+            client.close()
+    assert not wrong
+
+
+def test_a_plain_request_socket_is_served_too() -> None:
+    with serving() as server, zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.connect(server.endpoint)
+        socket.send(pack_request(Request(5, "echo", {"a": 1})))
+        assert socket.poll(5000)
+        assert unpack_reply(socket.recv()) == Reply(5, {"a": 1})
+
+
+def test_a_malformed_request_is_answered_and_counted() -> None:
+    with serving() as server, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(server.endpoint)
+        bad = [[b""], [b"junk"], [b"a", b"b"], [b"", b"x", b"y"], [b"p"] * 50, [pack({"v": 2, "id": 1})]]
+        for count, parts in enumerate(bad, start=1):
+            socket.send_multipart(parts)
+            assert socket.poll(5000)
+            reply = unpack_reply(socket.recv_multipart()[-1])
+            assert reply.error is not None
+            assert reply.error.code == "bad_message"
+            assert server.rejected == count
+        assert server.last_error is not None
+        assert "version 1" in server.last_error
+
+
+def test_a_flood_of_malformed_requests_does_not_hold_the_server_or_a_good_client() -> None:
+    with ControlServer(TCP) as server, zmq.Context() as context, context.socket(zmq.DEALER) as flood:
+        flood.linger = 0
+        flood.connect(server.endpoint)
+        for _ in range(500):
+            flood.send(b"junk")
+        wait_until(lambda: server.receive(0) is None and server.rejected)
+        assert server.rejected <= 500
+        asker = threading.Thread(target=lambda: answers.append(client.call("echo", a=1)))
+        answers: list[object] = []
+        with ControlClient(server.endpoint, timeout_ms=5000) as client:
+            asker.start()
+            wait_until(lambda: answer_one(server))
+            asker.join()
+        assert answers == [{"a": 1}]
+
+
+def test_a_client_passes_over_what_is_not_a_reply() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def serve() -> None:
+            peer_id, _ = router.recv_multipart()
+            for body in (b"", b"junk", pack([1]), pack_reply(Reply(99, "another's"))):
+                router.send_multipart([peer_id, body])
+            router.send_multipart([peer_id, pack_reply(Reply(1, "mine"))])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with ControlClient(f"tcp://127.0.0.1:{port}") as client:
+            assert client.call("status") == "mine"
+        thread.join()
+
+
+def test_a_closed_client_says_so() -> None:
+    client = ControlClient("tcp://127.0.0.1:9")
+    client.close()
+    client.close()
+    with pytest.raises(TransportError, match="closed"):
+        client.call("status")

@@ -1,0 +1,85 @@
+"""Masks between sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from sam3_node.transport import MaskPublisher, MaskSubscriber
+from sam3_node.types import Delivery, MaskEncoding, MaskFrame
+from tests.support.transport_peer import make_masks, wait_until
+
+TCP = "tcp://127.0.0.1:*"
+
+
+def first_of(publisher: MaskPublisher, subscriber: MaskSubscriber, masks: MaskFrame) -> MaskFrame:
+    """Publish `masks` until they arrive, and take every copy; the last one."""
+    found: list[MaskFrame] = []
+
+    def arrived() -> bool:
+        publisher.send(masks)
+        while (more := subscriber.take(50)) is not None:
+            found.append(more)
+        return bool(found)
+
+    wait_until(arrived)
+    return found[-1]
+
+
+@pytest.mark.parametrize("encoding", ["bits+zstd", "rle"])
+@pytest.mark.parametrize("delivery", ["newest", "every"])
+def test_masks_arrive_as_they_were_sent(delivery: Delivery, encoding: MaskEncoding) -> None:
+    masks = make_masks(5)
+    before_ns = time.time_ns()
+    with (
+        MaskPublisher(TCP, delivery, encoding) as publisher,
+        MaskSubscriber(publisher.endpoint, delivery) as subscriber,
+    ):
+        got = first_of(publisher, subscriber, masks)
+    assert before_ns < got.published_ns < time.time_ns()
+    mask, sent = got.instances[0].mask, masks.instances[0].mask
+    assert np.array_equal(mask.full(), sent.full())
+    assert dataclasses.replace(got, published_ns=0, instances=()) == dataclasses.replace(masks, instances=())
+
+
+def test_the_newest_masks_win() -> None:
+    with MaskPublisher(TCP) as publisher, MaskSubscriber(publisher.endpoint) as subscriber:
+        first_of(publisher, subscriber, make_masks(0))
+        for seq in range(1, 50):
+            publisher.send(make_masks(seq))
+            time.sleep(0.002)
+        wait_until(lambda: (got := subscriber.take(1000)) and got.seq == 49)
+        assert subscriber.take(50) is None
+
+
+def test_every_mask_arrives_in_order() -> None:
+    with MaskPublisher(TCP, "every") as publisher, MaskSubscriber(publisher.endpoint, "every") as subscriber:
+        seqs: list[int] = []
+        sent = 0
+        while len(seqs) < 300:
+            while sent < 300 and publisher.send(make_masks(sent), timeout_ms=0):
+                sent += 1
+            got = subscriber.take(1000)
+            if got is not None:
+                seqs.append(got.seq)
+    assert seqs == list(range(300))
+
+
+def test_only_the_cameras_asked_for() -> None:
+    with (
+        MaskPublisher(TCP) as publisher,
+        MaskSubscriber(publisher.endpoint, cameras=["left"]) as left,
+        MaskSubscriber(publisher.endpoint) as both,
+    ):
+        first_of(publisher, left, make_masks(0, "left"))
+        first_of(publisher, both, make_masks(0, "right"))
+        publisher.send(make_masks(1, "left"))
+        publisher.send(make_masks(1, "right"))
+        got = [both.take(5000), both.take(5000)]
+        assert {masks.camera for masks in got if masks} == {"left", "right"}
+        assert (masks := left.take(5000)) is not None
+        assert masks.camera == "left"
+        assert left.take(50) is None

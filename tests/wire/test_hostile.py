@@ -1,0 +1,257 @@
+"""Hostile messages: WireError or a message, and no memory for what is declared but not present."""
+
+from __future__ import annotations
+
+import random
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sam3_node.errors import WireError
+from sam3_node.types import Frame
+from sam3_node.wire import (
+    Limits,
+    decode_image,
+    unpack,
+    unpack_frame,
+    unpack_masks,
+    unpack_reply,
+    unpack_request,
+)
+from tests.support.hostility import MEGABYTE, little_memory, refused
+from tests.support.wire_examples import EXAMPLES, golden
+
+
+def nested(depth):
+    return b"\x91" * depth + b"\xc0"
+
+
+MSGPACK = {
+    "nothing": b"",
+    "an unused byte": b"\xc1",
+    "two values": b"\x01\x02",
+    "4e9 items in an array": b"\xdd\xee\x6b\x28\x00",
+    "4e9 items in a map": b"\xdf\xee\x6b\x28\x00",
+    "4 GB of text": b"\xdb\xff\xff\xff\xff",
+    "4 GB of data": b"\xc6\xff\xff\xff\xff",
+    "4 GB of an extension": b"\xc9\xff\xff\xff\xff\x01",
+    "items declared at each of many levels": b"\xdd\x00\x00\x10\x00" * 500,
+    "nested 20 deep": nested(20),
+    "nested 1000 deep": nested(1000),
+    "nested 100000 deep": nested(100_000),
+    "maps nested 20 deep": b"\x81\xa1a" * 20 + b"\xc0",
+    "an extension": msgpack.packb(msgpack.ExtType(5, b"data")),
+    "an empty extension": b"\xc7\x00\x05",
+    "a time stamp": msgpack.packb(msgpack.Timestamp(1)),
+    "text that is not UTF-8": b"\xa2\xff\xfe",
+    "a key that is a number": b"\x81\x01\x02",
+    "a key that is a list": b"\x81\x90\x02",
+    "a long array": b"\xdc\xff\xff" + b"\x01" * 65535,
+    "a long text": b"\xda\xff\xff" + b"a" * 65535,
+    "many items": b"\x9f" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 15,
+}
+SMALL = Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
+
+
+@pytest.mark.parametrize("data", MSGPACK.values(), ids=MSGPACK.keys())
+def test_msgpack_is_refused(data):
+    with refused("test: expected"):
+        unpack(data, what="test", limits=SMALL)
+
+
+def test_a_message_over_the_limit_is_not_looked_at():
+    with refused("at most 100 bytes, found 1000"):
+        unpack(bytes(1000), what="test", limits=Limits(total_bytes=100))
+
+
+def test_nesting_within_the_limit_is_taken():
+    assert unpack(nested(16), what="test") is not None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_unpack_or_are_refused(data):
+    for call in (unpack_request, unpack_reply, lambda data: unpack_masks([b"masks/cam0", data])):
+        with pytest.raises(WireError):
+            call(data)
+
+
+def mutations(parts, count, seed):
+    """Copies of `parts` with bits flipped, bytes cut out, put in or replaced, ends cut off, parts lost."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        mutated = [bytearray(part) for part in parts]
+        for _ in range(chance.randint(1, 3)):
+            part = chance.choice(mutated)
+            place = chance.randrange(len(part) + 1)
+            kind = chance.randrange(6)
+            if kind == 0 and place < len(part):
+                part[place] ^= 1 << chance.randrange(8)
+            elif kind == 1:
+                del part[place:]
+            elif kind == 2:
+                del part[place : place + chance.randint(1, 9)]
+            elif kind == 3:
+                part[place:place] = chance.randbytes(chance.randint(1, 9))
+            elif kind == 4 and place < len(part):
+                part[place] = chance.choice(b"\xc0\xc1\xc3\xcb\xcf\xd9\xdb\xdd\xdf\xc6\xc9\x7f\xff")
+            elif kind == 5 and len(mutated) > 1 and chance.random() < 0.1:
+                mutated.pop(chance.randrange(len(mutated)))
+        yield [bytes(part) for part in mutated]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_mutated_messages_unpack_or_are_refused(name):
+    refusals = 0
+    with little_memory():
+        for parts in mutations(golden(name), 400, seed=name):
+            try:
+                value = EXAMPLES[name].unpack(parts)
+                if isinstance(value, Frame):
+                    decode_image(value)
+            except WireError:
+                refusals += 1
+    assert refusals > 100
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_truncated_messages_are_refused(name):
+    parts = golden(name)
+    for index, part in enumerate(parts):
+        for length in range(0, len(part), max(1, len(part) // 50)):
+            truncated = [*parts[:index], part[:length], *parts[index + 1 :]]
+            with pytest.raises(WireError):
+                decode_image(EXAMPLES[name].unpack(truncated))
+
+
+WRONG = [
+    None,
+    True,
+    -1,
+    1.5,
+    2**64 - 1,
+    float("nan"),
+    float("inf"),
+    "text",
+    b"data",
+    [],
+    [1, 2, 3, 4],
+    [{}],
+    {},
+]
+
+
+def paths(value, path=()):
+    """The path of every value within a nested message."""
+    children = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, child in children:
+        yield (*path, key)
+        yield from paths(child, (*path, key))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_wrong_types_anywhere_are_refused_or_taken(name):
+    parts = golden(name)
+    body = next(index for index, part in enumerate(parts) if part[0] >= 0x80)
+    for path in paths(msgpack.unpackb(parts[body])):
+        for wrong in WRONG:
+            message = container = msgpack.unpackb(parts[body])
+            for key in path[:-1]:
+                container = container[key]
+            container[path[-1]] = wrong
+            parts[body] = msgpack.packb(message)
+            try:
+                EXAMPLES[name].unpack(parts)
+            except WireError as error:
+                assert len(str(error)) < 400  # noqa: PT017
+            parts = golden(name)
+
+
+def changed(name, *path, value):
+    """A golden message with one field of its map replaced, or left out where `value` is KeyError."""
+    parts = golden(name)
+    body = 0 if len(parts) == 1 else 1
+    message = container = msgpack.unpackb(parts[body])
+    for key in path[:-1]:
+        container = container[key]
+    if value is KeyError:
+        del container[path[-1]]
+    else:
+        container[path[-1]] = value
+    parts[body] = msgpack.packb(message)
+    return parts
+
+
+FIELDS = [
+    ("frame-raw", ["v"], 2, "wire version 1, found 2"),
+    ("frame-raw", ["v"], True, "wire version 1, found True"),
+    ("frame-raw", ["v"], KeyError, "wire version 1, found nothing"),
+    ("frame-raw", ["kind"], "masks", "'kind' to be one of frame, found 'masks'"),
+    ("frame-raw", ["camera"], "other", "expected the topic frame/other, found"),
+    ("frame-raw", ["camera"], "a/b", "expected a camera name"),
+    ("frame-raw", ["camera"], "", "expected a camera name"),
+    ("frame-raw", ["seq"], -1, "'seq' to be an integer in 0.."),
+    ("frame-raw", ["seq"], 2**63, "'seq' to be an integer"),
+    ("frame-raw", ["seq"], True, "'seq' to be an integer"),
+    ("frame-raw", ["seq"], 1.0, "'seq' to be an integer"),
+    ("frame-raw", ["capture_ns"], KeyError, "'capture_ns' to be an integer in .*, found nothing"),
+    ("frame-raw", ["clock"], "sun", "one of system, monotonic, device, found 'sun'"),
+    ("frame-raw", ["width"], 4, "expected 24 bytes .* found 18"),
+    ("frame-raw", ["width"], 0, "'width' to be an integer in 1..16384, found 0"),
+    ("frame-raw", ["height"], -2, "'height' to be an integer in 1..16384, found -2"),
+    ("frame-raw", ["height"], 16385, "'height' to be an integer in 1..16384"),
+    ("frame-raw", ["encoding"], "yuv", "one of bgr8, rgb8, mono8, jpeg, png, found 'yuv'"),
+    ("frame-raw", ["intrinsics", "fx"], float("nan"), "'fx' to be a finite number"),
+    ("frame-raw", ["intrinsics", "fy"], 0.0, "'fy' to be a finite number above 0"),
+    ("frame-raw", ["intrinsics", "coeffs"], [0.0] * 15, "'coeffs' to be a list of at most 14"),
+    ("frame-raw", ["intrinsics", "model"], [], "one of none, brown_conrady, fisheye, found a list of 0"),
+    ("frame-raw", ["depth"], KeyError, "only with, a depth header"),
+    ("frame-raw", ["depth", "width"], 16384, "found 12 bytes"),
+    ("frame-raw", ["depth", "scale_m"], -0.001, "'scale_m' to be a finite number above 0"),
+    ("frame-raw", ["depth", "aligned"], 1, "'aligned' to be true or false, found 1"),
+    ("frame-raw", ["times", "sensor_ns"], float("inf"), "times: expected 'sensor_ns' to be a finite number"),
+    ("frame-raw", ["times"], [1], "times: expected a map, found a list of 1"),
+    ("masks-rle", ["kind"], "frame", "'kind' to be one of masks"),
+    ("masks-rle", ["prompts"], ["mug", 7], "'prompts' to be a list of strings"),
+    ("masks-rle", ["stages_us", "track"], -1, "stages_us: expected 'track'"),
+    ("masks-rle", ["instances", 1, "id"], 3, "each instance's id once, found 3 twice"),
+    ("masks-rle", ["instances", 1, "score"], float("nan"), "instance 1: expected 'score'"),
+    ("masks-rle", ["instances", 1, "score"], 1.5, "'score' to be a finite number in 0.0..1.0, found 1.5"),
+    ("masks-rle", ["instances", 1, "state"], "lost", "one of tentative, tracked, occluded"),
+    ("masks-rle", ["instances", 0, "position_m"], [0.0, 1.0], "'position_m' to be three finite numbers"),
+    ("masks-rle", ["instances", 0, "extent_m"], [0.1, -0.1, 0.1], "'extent_m' to be three finite numbers"),
+    ("masks-rle", ["instances", 0, "area"], 9, "and area 8 of its mask"),
+    ("masks-rle", ["instances", 0, "box"], [0, 0, 8, 5], "expected the box"),
+    ("masks-rle", ["instances", 0, "mask", "size"], [6, 8], "add up to 48 pixels"),
+    ("masks-rle", ["instances", 2, "mask"], KeyError, "instance 2: mask: expected a map, found nothing"),
+    ("masks-rle", ["width"], 9, "a mask of the frame's size"),
+    ("request-status", ["v"], 2, "wire version 1, found 2"),
+    ("request-status", ["args"], [], "args: expected a map"),
+    ("request-status", ["op"], None, "'op' to be a string, found nothing"),
+    ("request-status", ["id"], -1, "'id' to be an integer"),
+    ("reply-error", ["error"], None, "error: expected a map, found nothing"),
+    ("reply-error", ["ok"], 0, "'ok' to be true or false"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "match"), FIELDS)
+def test_a_wrong_field_is_named(name, path, value, match):
+    with refused(match):
+        EXAMPLES[name].unpack(changed(name, *path, value=value))
+
+
+@pytest.mark.parametrize("parts", [[], [b"frame/cam0"], [b"frame/cam0", b"\x80"], [b""] * 5])
+def test_a_wrong_number_of_parts_is_refused(parts):
+    with refused("parts"):
+        unpack_frame(parts)
+    with refused("frame|masks"):
+        unpack_masks(parts)
+
+
+def test_masks_that_together_hold_too_many_pixels_are_refused(monkeypatch):
+    monkeypatch.setattr("sam3_node.wire.messages.MAX_MASK_PIXELS", 50)  # the boxes hold 12 and 40
+    with refused("instance 1: mask: expected a box of at most 38 pixels"):
+        unpack_masks(golden("masks-rle"))
