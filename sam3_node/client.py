@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .errors import RequestError
 from .transport import ControlClient, MaskSubscriber
-from .types import Closing, Delivery, Mask, MaskFrame, TrackState
+from .types import Closeable, Delivery, Mask, MaskFrame, TrackState
 from .wire import Fields, decode_mask, encode_mask
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
@@ -56,7 +56,7 @@ class AddedObject:
     segmentation: Segmentation | None
 
 
-class PerceptionClient(Closing):
+class PerceptionClient(Closeable):
     """Reads the node's masks at endpoint `masks` and controls it at `control`. A context manager.
 
     The node need not be running yet, and may be restarted. With `cameras`, masks of others are left out.

@@ -5,12 +5,13 @@ The string under each field is its help, on the command line and in README's tab
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -28,13 +29,33 @@ def _split(value: object) -> object:
     return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
 
+_LOGGED: set[str] = set()
+_log = logging.getLogger(__name__)
+
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # "a,b" in the environment and on the command line
 
 
 class Section(BaseModel):
+    """One section of the tree. A field that was renamed keeps its old name as an alias, see `renamed`."""
+
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
     )
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Old names of fields, each with the present one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_names(cls, fields: object) -> object:
+        return cls.with_present_names(fields) if isinstance(fields, Mapping) else fields
+
+    @classmethod
+    def with_present_names(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace old names of fields by the present ones, and log each old name once."""
+        for old in fields.keys() & cls.renamed.keys() - _LOGGED:
+            _LOGGED.add(old)
+            _log.warning("setting %r was renamed: use %r", old, cls.renamed[old])
+        return {cls.renamed.get(name, name): value for name, value in fields.items()}
 
 
 class TransportSettings(Section):
@@ -87,6 +108,8 @@ class ModelSettings(Section):
 
 
 class EngineSettings(Section):
+    renamed = {"least_cosine": "min_cosine", "least_iou": "min_iou"}
+
     kind: Literal["torch", "tensorrt", "inductor"] = "torch"
     """What runs the model: torch; or engines that `sam3-node engine build` made, by TensorRT or by torch (inductor)."""
     precision: Literal["float32", "float16", "bfloat16", "fp8"] = "float16"
@@ -97,9 +120,9 @@ class EngineSettings(Section):
     """On a GPU, capture what every frame runs in CUDA graphs."""
     fallback: bool = True
     """Where engines cannot serve, run torch and say so in each message's model; off: refuse to start."""
-    least_cosine: float = Field(0.99, gt=0.0, le=1.0)
+    min_cosine: float = Field(0.99, gt=0.0, le=1.0)
     """Gate: cosine of a stage's worst output with torch in float32, below which it is refused."""
-    least_iou: float = Field(0.95, gt=0.0, le=1.0)
+    min_iou: float = Field(0.95, gt=0.0, le=1.0)
     """Gate: mean mask IoU with torch in float32 over a tracked clip, below which engines are refused."""
 
 
@@ -119,6 +142,8 @@ class TrackerSettings(Section):
 
 
 class DetectorSettings(Section):
+    renamed = {"doubt": "min_track_score", "lost_s": "max_lost_s"}
+
     kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "yolo-world"
     """What finds things by name; none: objects come by click, box or mask alone."""
     name: str = "nano"
@@ -133,9 +158,9 @@ class DetectorSettings(Section):
     """Detect on every so many frames; also when prompts change, and when an object is no longer sure."""
     score: float = Field(0.2, gt=0.0, lt=1.0)
     """Score from which on a detection begins an object; half of it is enough to confirm one."""
-    doubt: float = Field(0.5, ge=0.0, le=1.0)
+    min_track_score: float = Field(0.5, ge=0.0, le=1.0)
     """Score below which a tracked object is no longer sure."""
-    lost_s: float = Field(5.0, gt=0.0, le=3600.0)
+    max_lost_s: float = Field(5.0, gt=0.0, le=3600.0)
     """Seconds that an object found by name is kept without a sure mask or a detection of it."""
     association: bool = True
     """Correct, take back and merge tracked objects by detections; off: detections only begin objects."""
@@ -232,6 +257,13 @@ def options() -> Iterator[Option]:
             )
 
 
+def old_names() -> Iterator[str]:
+    """Yield section.field of each old name that is still accepted."""
+    for section, holder in Settings.model_fields.items():
+        for name in holder.annotation.renamed:  # type: ignore[union-attr]
+            yield f"{section}.{name}"
+
+
 Layers = Mapping[str, Mapping[str, Any]]
 
 
@@ -254,7 +286,7 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
     layers = {f"in {profile}": _anchor(read_toml(profile), profile)} if profile is not None else {}
     layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
     try:
-        return Settings(**_merge(layers))
+        return Settings(**_merge({name: _rename(layer) for name, layer in layers.items()}))
     except ValidationError as error:
         raise SettingsError(_explain(error, layers)) from error
 
@@ -304,6 +336,17 @@ def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         section, _, name = path.partition(".")
         tree.setdefault(section, {})[name] = value
     return tree
+
+
+def _rename(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the fields of a layer their present names, so that layers merge by them."""
+    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
+    return {
+        name: section.with_present_names(fields)
+        if isinstance(fields, Mapping) and (section := sections.get(name)) is not None
+        else fields
+        for name, fields in layer.items()
+    }
 
 
 def _merge(layers: Layers) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class MaskFrame:
         return self.capture_ns if self.clock == "system" else self.received_ns
 
 
-class Closing:
+class Closeable:
     """A context manager that calls `close`."""
 
     # subclasses may take options, such as how long to linger

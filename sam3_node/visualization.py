@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import OutputError
-from .types import NANOSECONDS, Box, Closing, Instance, Mask, MaskFrame
+from .types import NANOSECONDS, Box, Closeable, Instance, Mask, MaskFrame
 
 Image = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -168,7 +168,7 @@ def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
     return np.asarray(cell, dtype=np.uint8)
 
 
-class VideoWriter(Closing):
+class VideoWriter(Closeable):
     """An mp4 file of BGR frames; the first one decides the size, others are scaled to it."""
 
     def __init__(self, path: Path, fps: float) -> None:
@@ -204,7 +204,7 @@ class VideoWriter(Closing):
             self._writer = None
 
 
-class Film(Closing):
+class Film(Closeable):
     """An mp4 file whose rate is that of its first frames, which are held back until it is known."""
 
     def __init__(self, path: Path) -> None:

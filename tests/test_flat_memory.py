@@ -15,7 +15,7 @@ from tests.support.tiny import random_source
 
 OBJECTS = 4
 WARM_STEPS, STEPS = 200, 400
-MOST_RSS_GROWTH = 4_000_000
+MAX_RSS_GROWTH = 4_000_000
 
 
 def tensor_bytes() -> int:
@@ -62,4 +62,4 @@ def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
     tensors, resident = tensor_bytes(), rss_bytes()
     run(STEPS)
     assert tensor_bytes() == tensors
-    assert rss_bytes() - resident < MOST_RSS_GROWTH
+    assert rss_bytes() - resident < MAX_RSS_GROWTH

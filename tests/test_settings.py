@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sam3_node.cli.main import main
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings, load_settings, options, table
 from tests.support.paths import ROOT
@@ -166,3 +167,31 @@ def test_the_table_is_printed_and_readme_has_it() -> None:
     if not mark:
         pytest.skip("README has no configuration table yet")
     assert rest.partition("<!-- /settings -->")[0].strip() == table()
+
+
+@pytest.mark.parametrize(
+    ("old", "now"), [("detector.doubt", "min_track_score"), ("detector.lost_s", "max_lost_s")]
+)
+def test_an_old_name_is_accepted_and_logged_once(
+    old: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sam3_node.settings._LOGGED", set())
+    section, name = old.split(".")
+    profile = tmp_path / "old.toml"
+    profile.write_text(f"[{section}]\n{now} = 0.1\n")
+    monkeypatch.setenv(f"SAM3_{section}__{name}".upper(), "0.25")
+    for _ in range(2):
+        assert getattr(getattr(load_settings(profile), section), now) == 0.25
+    assert getattr(getattr(load_settings(profile, {old: "0.75"}), section), now) == 0.75
+    assert getattr(getattr(Settings(**{section: {name: 0.5}}), section), now) == 0.5
+    assert [record.getMessage() for record in caplog.records] == [
+        f"setting {name!r} was renamed: use {now!r}"
+    ]
+
+
+def test_the_command_line_hides_old_names_and_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--detector.doubt", "2"]) == 2
+    assert "detector.min_track_score" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "doubt" not in capsys.readouterr().out.replace("--detector.min_track_score", "")

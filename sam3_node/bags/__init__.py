@@ -2,15 +2,15 @@
 
 from .bag import Bag, open_bag
 from .native.frames import FrameWriter, Pose, read_frames, read_poses, read_truth
-from .native.labelled_clip import Recording
+from .native.labelled_clip import LabelledClip
 from .native.masks import MaskBagWriter, read_masks
 
 __all__ = [
     "Bag",
     "FrameWriter",
+    "LabelledClip",
     "MaskBagWriter",
     "Pose",
-    "Recording",
     "open_bag",
     "read_frames",
     "read_masks",

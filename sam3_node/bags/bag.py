@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ..errors import BagError
-from ..types import Closing, Frame
+from ..types import Closeable, Frame
 from .discovery import Camera, choose_cameras, settle_kinds
 from .formats.images import ImagesBag
 from .formats.mcap import McapBag
@@ -16,7 +16,7 @@ from .formats.realsense import RealSenseBag
 from .formats.rosbag import RosBag
 from .formats.video import VideoBag
 from .native import frames
-from .native.reader import Recorded, is_recorded
+from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing
 from .samples import Losses, SampleReader, natural_order
 
@@ -48,7 +48,7 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
-class Bag(Closing):
+class Bag(Closeable):
     """A recording, opened: iterates the Frames of `cameras` in the order of the recording, colour and depth still
     encoded, from the beginning each time.
 
@@ -172,7 +172,7 @@ def _part(path: Path) -> _Part | None:
     topics = [channel.topic for channel in McapStream(path).channels() if channel.encoding == "msgpack"]
     root, end = frames.FRAME_ROOT, "/header"
     if is_recorded(path):
-        recorded = Recorded([path])
+        recorded = RecordingReader([path])
         names = [topic[1 : -len(end)] for topic in topics if topic.startswith("/") and topic.endswith(end)]
         cameras = {name: f"/{name}/image" for name in names}
         return _Part(cameras, recorded.frames, lambda: recorded.lost) if cameras else None

@@ -17,7 +17,7 @@ from ..errors import BagError
 from ..types import Depth
 from .samples import Kind, SampleReader, Topic
 
-LONGEST_NAME = 64
+MAX_NAME = 64
 TOPICS_TOLD = 30
 
 _TRANSPORTS = {"compressed", "compressedDepth"}
@@ -254,7 +254,7 @@ def _name_parts(colour: _Place) -> list[tuple[str, ...]]:
 
 
 def _clean(parts: tuple[str, ...]) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[-LONGEST_NAME:] or "camera"
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[-MAX_NAME:] or "camera"
 
 
 def _numbered(names: list[str]) -> list[str]:
@@ -264,7 +264,7 @@ def _numbered(names: list[str]) -> list[str]:
         candidate, number = name, 2
         while candidate in unique:
             suffix = f"_{number}"
-            candidate, number = name[: LONGEST_NAME - len(suffix)] + suffix, number + 1
+            candidate, number = name[: MAX_NAME - len(suffix)] + suffix, number + 1
         unique.append(candidate)
     return unique
 

@@ -16,7 +16,7 @@ TOLERANCE_NS = 20_000_000
 PATIENCE_NS = 500_000_000
 """How much of the recording, by its log times, a colour image waits for what belongs to it."""
 
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Colour images per camera that wait at the same time, and depth images that are kept."""
 
 UNIX_SINCE_NS = 10**17
@@ -28,7 +28,7 @@ class _CameraState:
     camera: Camera
     seq: int = 0
     intrinsics: Intrinsics | None = None
-    depths: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    depths: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Pairing:
         return self._settled()
 
     def _overdue(self, now_ns: int) -> Iterator[_Waiting]:
-        spare = MOST_WAITING * len(self._states) - len(self._queue)
+        spare = MAX_WAITING * len(self._states) - len(self._queue)
         for index, waiting in enumerate(self._queue):
             if now_ns - waiting.logged_ns > PATIENCE_NS or index + spare < 0:
                 yield waiting

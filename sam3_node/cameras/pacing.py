@@ -8,7 +8,7 @@ import time
 from ..types import NANOSECONDS
 
 _FALLBACK_GAP_NS = NANOSECONDS // 30
-_LONGEST_GAP_NS = 10 * NANOSECONDS
+_MAX_GAP_NS = 10 * NANOSECONDS
 
 
 class Pacer:
@@ -52,7 +52,7 @@ class StampPacer:
             self._due_ns = now
         else:
             if stamp_ns > self._stamp_ns:
-                self._gap_ns = min(stamp_ns - self._stamp_ns, _LONGEST_GAP_NS)
+                self._gap_ns = min(stamp_ns - self._stamp_ns, _MAX_GAP_NS)
             self._due_ns = max(self._due_ns + self._gap_ns, now)
         self._stamp_ns = stamp_ns
         return not self._stop.wait((self._due_ns - now) / NANOSECONDS)

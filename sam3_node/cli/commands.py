@@ -117,7 +117,7 @@ def segment(args: Namespace, settings: Settings) -> None:
         _write_mask(args.out, found.mask)
 
 
-def look_for(args: Namespace, settings: Settings) -> None:
+def set_prompts(args: Namespace, settings: Settings) -> None:
     """Name what to look for."""
     with _client(settings) as client:
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from ..bags import Recording
+from ..bags import LabelledClip
 from ..cameras.bag import TABLETOP
 from ..client import PerceptionClient
 from ..errors import ProcessError, UnknownFrameError
@@ -29,7 +29,7 @@ from .demo_results import Results, write_results
 SOURCE, CAMERA = "scene:tabletop", "cam0"
 ANY_PORT = "tcp://127.0.0.1:*"
 READY_S, SILENCE_S = 180.0, 20.0
-FEWEST_PIXELS, FEWEST_PART = 150, 0.25
+MIN_PIXELS, MIN_PART = 150, 0.25
 OVERTIME = 3.0
 PATIENCE_S = 3.0  # for names, before what was not found is shown by a box
 
@@ -41,7 +41,7 @@ def run_demo(out: Path, seconds: float | None = None, settings: Settings | None 
     when a process ends or no masks come; OutputError when `out` cannot be written; BagError for a damaged recording.
     """
     settings = settings or Settings()
-    recording = Recording.load(TABLETOP)
+    recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps
     say(
@@ -132,7 +132,7 @@ def _collect(group: Group, client: PerceptionClient, director: Director, frames:
 class Director(ABC):
     """Asks for the objects of the truth; `truth_of` and `asked` as in Results."""
 
-    def __init__(self, recording: Recording, client: PerceptionClient) -> None:
+    def __init__(self, recording: LabelledClip, client: PerceptionClient) -> None:
         self.recording = recording
         self.truth_of: dict[int, int] = {}
         self.asked: dict[int, int] = {}
@@ -151,11 +151,11 @@ class Director(ABC):
 class Boxes(Director):
     """Shows each object once, by its true box, when it is in view."""
 
-    def __init__(self, recording: Recording, client: PerceptionClient) -> None:
+    def __init__(self, recording: LabelledClip, client: PerceptionClient) -> None:
         super().__init__(recording, client)
         self._waiting = dict(recording.labels)
         self._enough = {
-            truth: max(FEWEST_PIXELS, FEWEST_PART * recording.areas(truth).max()) for truth in self._waiting
+            truth: max(MIN_PIXELS, MIN_PART * recording.areas(truth).max()) for truth in self._waiting
         }
 
     def direct(self, masks: MaskFrame) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..bags import MaskBagWriter, Recording
+from ..bags import LabelledClip, MaskBagWriter
 from ..errors import OutputError
 from ..types import NANOSECONDS, MaskFrame
 from ..visualization import Image, VideoWriter, contact_sheet, overlay, write_image
@@ -28,7 +28,7 @@ class Results:
     `events` are (seq, what was done).
     """
 
-    recording: Recording
+    recording: LabelledClip
     frames: list[MaskFrame]
     truth_of: dict[int, int]
     asked: dict[int, int]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Sam3NodeError
-from ..settings import Settings, load_settings, options
+from ..settings import Settings, load_settings, old_names, options
 from . import commands, engine, replay
 
 Verb = Callable[[argparse.Namespace, Settings], int | None]
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_prompt(segment)
     segment.add_argument("--out", type=Path, metavar="MASK.png", help="write the mask, 255 inside")
-    prompt = _verb(parsers, common, "prompt", commands.look_for, "name what to look for, live")
+    prompt = _verb(parsers, common, "prompt", commands.set_prompts, "name what to look for, live")
     _add_names(prompt)
     demo = _verb(
         parsers,
@@ -296,6 +296,8 @@ def _settings_parser() -> argparse.ArgumentParser:
             help=f"{option.help} [{option.default}]".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if option.is_flag else {}),
         )
+    for name in old_names():
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 

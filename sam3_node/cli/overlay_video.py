@@ -18,7 +18,7 @@ from ..wire import decode_image
 FRAMES_KEPT = 48
 BYTES_KEPT = 256 << 20
 MESSAGES_KEPT = 16
-MOST_FILMS = 16
+MAX_FILMS = 16
 LATE_S = 0.2
 
 
@@ -67,7 +67,7 @@ class OverlayRecorder:
             lines.append(f"{self._unpaired} messages had no frame to be drawn on")
         if self._dropped:
             lines.append(
-                f"{self._dropped} messages were not drawn: too fast, or of more than {MOST_FILMS} cameras"
+                f"{self._dropped} messages were not drawn: too fast, or of more than {MAX_FILMS} cameras"
             )
         return lines
 
@@ -92,7 +92,7 @@ class OverlayRecorder:
         image = _decode(frame)
         if image is None:
             self._unpaired += 1
-        elif masks.camera not in self._films and len(self._films) == MOST_FILMS:
+        elif masks.camera not in self._films and len(self._films) == MAX_FILMS:
             self._dropped += 1
         else:
             self._film(masks.camera).add(overlay(image, masks), masks.capture_ns)

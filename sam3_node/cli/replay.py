@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.summary import Summary
 if TYPE_CHECKING:
-    from ..replay.cluster.usage_report import Bill
+    from ..replay.cluster.usage_report import UsageReport
     from ..replay.job import Job
 
 
@@ -164,9 +164,9 @@ def replay(args: Namespace, settings: Settings) -> int:
 def _runner(args: Namespace, settings: Settings, stop: Any) -> Callable[..., Summary]:
     """What replays a job, told its `progress`."""
     if not args.connect:
-        from ..replay.run import Warm, run_job
+        from ..replay.run import PerceptionCache, run_job
 
-        return partial(run_job, load=Warm(), stop=stop, again=args.again)
+        return partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
     from ..replay.live.run import Endpoints, run_live
 
     given = settings.transport.model_fields_set
@@ -310,7 +310,7 @@ def replay_many(args: Namespace, job: Job, stop: Event) -> int:
     return INTERRUPTED if bill.is_stopped else 1
 
 
-def _say(bill: Bill) -> None:
+def _say(bill: UsageReport) -> None:
     for bag in bill.bags:
         print(*bag.notes, sep="\n", end="\n" if bag.notes else "")
     print(*bill.lines(), sep="\n")

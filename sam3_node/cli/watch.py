@@ -24,7 +24,7 @@ T = TypeVar("T")
 REDRAW_S = 0.1
 RATE_WINDOW = 30
 AGES_KEPT = 100_000
-MOST_CAMERAS = 64
+MAX_CAMERAS = 64
 
 
 class Statistics:
@@ -65,7 +65,7 @@ def _renew(kept: dict[str, T], camera: str, value: T) -> None:
     """Keep something of a camera; of too many, the one not renewed for longest is forgotten."""
     kept.pop(camera, None)
     kept[camera] = value
-    if len(kept) > MOST_CAMERAS:
+    if len(kept) > MAX_CAMERAS:
         del kept[next(iter(kept))]
 
 

@@ -12,7 +12,7 @@ from .phrases import phrase_key
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class PromptSet:
     """A detector's query, the score from which on each phrase is believed, and how many of some there may be.
 
     The same for all cameras.
@@ -33,14 +33,14 @@ def want(
     score: float,
     scores: Mapping[str, float] | None = None,
     most: Mapping[str, int] | None = None,
-) -> Wanted:
+) -> PromptSet:
     """Make cleaned, unique phrases ready. `scores` and `most` are for the phrases they name, `score` for the others.
 
     Raises RequestError for a phrase that the detector does not know, and for a limit of none of them.
     """
     scores, most = _by_phrase(scores or {}, phrases), _by_phrase(most or {}, phrases)
     thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
-    return Wanted(detector.prepare(phrases), thresholds, most)
+    return PromptSet(detector.prepare(phrases), thresholds, most)
 
 
 def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:

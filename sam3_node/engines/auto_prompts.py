@@ -12,7 +12,7 @@ from ..tracking import ObjectPrompt, Tracker
 MOST = 4
 CELLS, SIDES = 6, (0.15, 0.3)  # boxes around the centres of 6 x 6 cells, sides as parts of the image's
 STABILITY = 1.0  # how far the threshold of a mask is moved, in logits
-LEAST_AREA, MOST_AREA = 0.002, 0.4  # of the image
+MIN_AREA, MAX_AREA = 0.002, 0.4  # of the image
 SAME_IOU = 0.5
 
 
@@ -48,7 +48,7 @@ def _sureness(decoded: Decoded) -> Tensor:
     score = decoded.presence.sigmoid() * decoded.iou
     sizes = [(decoded.logits > moved).flatten(1).sum(1) for moved in (STABILITY, -STABILITY)]
     area = (decoded.logits > 0).flatten(1).float().mean(1)
-    unusual = (area < LEAST_AREA) | (area > MOST_AREA)
+    unusual = (area < MIN_AREA) | (area > MAX_AREA)
     return score * sizes[0] / sizes[1].clamp(min=1) - unusual.float()
 
 

@@ -19,7 +19,7 @@ from .key import FP8, arithmetic, identity_of
 from .oom import telling_out_of_memory
 from .quantize import Scales, export_quantised
 from .recipes import Recipe, load_recipe
-from .specs import Stage, stages_of
+from .specs import StageSpec, stages_of
 from .store import Built, EngineStore, Identity
 from .tensorrt.build import build, fp8_layers
 from .tensorrt.library import LOCAL, find_library
@@ -65,7 +65,7 @@ class _TensorRT:
         self._model, self._identity, self._quantisation = model, identity, quantisation
         self.fp8_layers = 0
 
-    def __call__(self, stage: Stage, line: ProgressLine) -> bytes:
+    def __call__(self, stage: StageSpec, line: ProgressLine) -> bytes:
         line.say("exporting")
         with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
             path = Path(folder) / f"{stage.name}.onnx"
@@ -81,7 +81,7 @@ class _Inductor:
 
     fp8_layers = 0
 
-    def __call__(self, stage: Stage, line: ProgressLine) -> bytes:
+    def __call__(self, stage: StageSpec, line: ProgressLine) -> bytes:
         line.say("compiling")
         return build_package(stage)
 

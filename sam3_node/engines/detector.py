@@ -18,7 +18,7 @@ from .build_progress import ProgressLine
 from .export import export
 from .key import checkpoint_digest
 from .oom import telling_out_of_memory
-from .specs import Stage, detector_stage
+from .specs import StageSpec, detector_stage
 from .store import Built, EngineStore, Identity
 from .tensorrt.build import build
 from .tensorrt.library import LOCAL, find_library, target
@@ -32,7 +32,7 @@ DETECT = "detect"
 class FixedPhrases:
     """Takes the place of a YoloWorld: `run` finds up to PHRASES phrases, the network itself more of them."""
 
-    def __init__(self, run: Run, stage: Stage, net: YoloWorld) -> None:
+    def __init__(self, run: Run, stage: StageSpec, net: YoloWorld) -> None:
         self.run, self.stage, self.net = run, stage, net
 
     def __call__(self, pixels: Tensor, text: Tensor) -> Detections:
@@ -49,7 +49,7 @@ def filled(text: Tensor) -> Tensor:
     return torch.cat([text, text[:1].expand(PHRASES - len(text), -1)])
 
 
-def stage_of(net: YoloWorld, dtype: torch.dtype | None = None) -> Stage:
+def stage_of(net: YoloWorld, dtype: torch.dtype | None = None) -> StageSpec:
     """The network as a stage for frames letterboxed into the square that its weights were trained at."""
     side = net.config.image_size
     return detector_stage(net, PHRASES, (side, side), dtype)

@@ -49,10 +49,10 @@ from .slot import (
     require_gpu,
     write_report,
 )
-from .specs import Stage
+from .specs import StageSpec
 from .store import Built, EngineStore
 from .tensorrt.run import TensorRTRun
-from .validation import Judge, without_tf32
+from .validation import StageComparator, without_tf32
 
 USUAL = ("person", "cup", "bottle", "chair")  # what is looked for while judging, where no other name is known
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Opened(NamedTuple):
 
     built: Built
     run: Run
-    stage: Stage
+    stage: StageSpec
 
 
 def serve_detector(detector: Detector, settings: Settings) -> None:
@@ -105,7 +105,7 @@ def judge_detector(
     with telling_out_of_memory(EngineError, "while the detector's engine was compared with torch in float32"):
         reference = load_yolo_world(folder_of(settings.detector), device=text.device, dtype="float32")
         report = compare_detector(
-            reference, opened.run, opened.stage, frames, text, settings.engine.least_cosine
+            reference, opened.run, opened.stage, frames, text, settings.engine.min_cosine
         )
     report = replace(report, plans=opened.built.manifest.plans)
     write_report(opened.built, report)
@@ -117,10 +117,10 @@ def judge_detector(
 def compare_detector(
     reference: YoloWorld,
     run: Run,
-    stage: Stage,
+    stage: StageSpec,
     frames: Sequence[npt.NDArray[np.uint8]],
     text: Tensor,
-    least_cosine: float,
+    min_cosine: float,
 ) -> Report:
     """Judge `run`, whose ports are `stage`'s, by the network in float32.
 
@@ -129,12 +129,12 @@ def compare_detector(
     """
     if not frames:
         raise EngineError("expected frames to judge the detector's engine by, found none")
-    judge = Judge(stage, _by_distance(reference), _by_distance(run))
+    judge = StageComparator(stage, _by_distance(reference), _by_distance(run))
     for judge.frame, image in enumerate(frames):
         pixels, _ = letterbox(image, reference.config.image_size, device=text.device)
         judge(pixels, filled(text))
     faults = (judge.fault,) if judge.fault else ()
-    return Report(least_cosine, 0.0, len(frames), tuple(judge.figures()), None, faults, tracked=False)
+    return Report(min_cosine, 0.0, len(frames), tuple(judge.figures()), None, faults, tracked=False)
 
 
 def names_for(settings: DetectorSettings) -> tuple[str, ...]:

@@ -15,15 +15,15 @@ import torch
 
 from ..errors import EngineError, require
 from .oom import ROOM, first_line, out_of_memory, root_of
-from .specs import OBJECTS, Stage
+from .specs import OBJECTS, StageSpec
 
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
-MOST_OBJECTS = 64
+MAX_OBJECTS = 64
 EXTRA = "onnx"
 CHATTER = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "onnx_ir")
 
 
-def export(stage: Stage, path: Path, *, external_data: bool = False) -> Path:
+def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path:
     """Write a stage to `path` as ONNX whose inputs and outputs have its ports' names, shapes and dtypes; -> the path.
 
     Where the stage varies, its axis `objects` takes 1 to 64. Attention is written in plain steps, its softmax in
@@ -45,7 +45,7 @@ def export(stage: Stage, path: Path, *, external_data: bool = False) -> Path:
     return path
 
 
-def _program(stage: Stage) -> Any:
+def _program(stage: StageSpec) -> Any:
     """The stage as the exporter's ONNXProgram, in memory."""
     with torch.no_grad():
         return torch.onnx.export(
@@ -61,9 +61,9 @@ def _program(stage: Stage) -> Any:
         )
 
 
-def dynamic_axes(stage: Stage) -> tuple[dict[int, torch.export.Dim], ...]:
+def dynamic_axes(stage: StageSpec) -> tuple[dict[int, torch.export.Dim], ...]:
     """Of each input, which of its axes take 1 to 64 objects."""
-    objects = torch.export.Dim(OBJECTS, min=1, max=MOST_OBJECTS)
+    objects = torch.export.Dim(OBJECTS, min=1, max=MAX_OBJECTS)
     return tuple(
         {axis: objects for axis, side in enumerate(port.shape) if side == OBJECTS} for port in stage.inputs
     )
@@ -144,7 +144,7 @@ def _write(program: Any, path: Path, external_data: bool) -> None:
 
 
 @contextmanager
-def telling_failures(stage: Stage, verb: str) -> Iterator[None]:
+def telling_failures(stage: StageSpec, verb: str) -> Iterator[None]:
     """Whatever an exporter or compiler raises, as an EngineError with the root of it."""
     try:
         yield

@@ -33,7 +33,7 @@ class Recording(NamedTuple):
 Record = Callable[[Run, Inputs], Recording]
 
 
-class Replayed:
+class GraphedStage:
     """A stage that is recorded at the first call with inputs of some shapes, and replayed from then on.
 
     What it returns is the caller's to keep.
@@ -72,7 +72,7 @@ def replayed(stages: Stages, device: torch.device) -> Stages:
     if device.type != "cuda":
         return stages
     record = partial(record_cuda, pool=torch.cuda.graph_pool_handle())
-    return Stages(*(Replayed(run, record) for run in stages))
+    return Stages(*(GraphedStage(run, record) for run in stages))
 
 
 def use_graphs(model: TrackerModel) -> None:

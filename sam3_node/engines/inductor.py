@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError
-from .export import MOST_OBJECTS, dynamic_axes, quiet, telling_failures
+from .export import MAX_OBJECTS, dynamic_axes, quiet, telling_failures
 from .oom import ROOM, first_line
-from .specs import Stage, as_tuple, objects_of, placed
+from .specs import StageSpec, as_tuple, objects_of, placed
 from .tensorrt.library import LOCAL, local_gpu
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -61,13 +61,13 @@ class InductorRun:
     Outputs are the caller's to keep: each call allocates them. One call at a time.
     """
 
-    def __init__(self, package: bytes, stage: Stage, device: torch.device | str) -> None:
+    def __init__(self, package: bytes, stage: StageSpec, device: torch.device | str) -> None:
         """Load a package onto the kind of device that it was built for. Raises EngineError where it does not load, and
         torch's OutOfMemoryError."""
         self._stage = stage
         self._device = torch.empty(0, device=device).device
         self._run = _load(package, stage, self._device)
-        self.most_objects = MOST_OBJECTS if stage.varies else 1
+        self.most_objects = MAX_OBJECTS if stage.varies else 1
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """The ports' tensors in, the ports' tensors out.
@@ -79,7 +79,7 @@ class InductorRun:
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def build_package(stage: Stage) -> bytes:
+def build_package(stage: StageSpec) -> bytes:
     """Compile a stage for the device that its module is on, and this machine's processor: one package for 1 to 64
     objects, with the weights.
 
@@ -148,7 +148,7 @@ class _InTuple(nn.Module):
         return as_tuple(self.module(*inputs))
 
 
-def _exported(stage: Stage) -> torch.export.ExportedProgram:
+def _exported(stage: StageSpec) -> torch.export.ExportedProgram:
     return torch.export.export(
         _InTuple(stage.module),
         stage.examples(),
@@ -157,7 +157,7 @@ def _exported(stage: Stage) -> torch.export.ExportedProgram:
     )
 
 
-def _load(package: bytes, stage: Stage, device: torch.device) -> Any:
+def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:
     index = -1 if device.index is None else device.index
     try:
         with quiet(), _unpacked_briefly(device):

@@ -14,7 +14,7 @@ from ..models import TrackerModel
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
 from ..settings import EngineSettings, Settings
-from .export import MOST_OBJECTS
+from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, local_processor, target_gpu
 from .store import Identity
 from .tensorrt.library import LOCAL, find_library, target
@@ -55,7 +55,7 @@ def _by_inductor(device: torch.device, settings: Settings, gpu: str) -> dict[str
     require_compilable(settings.engine, device)
     generation, name = target_gpu(device, gpu)
     return {
-        "most_objects": MOST_OBJECTS,
+        "most_objects": MAX_OBJECTS,
         "library": INDUCTOR,
         "version": str(torch.__version__),
         "gpu": generation,

@@ -32,7 +32,7 @@ from .recipes import Recipe, layers_of, wrong_fields
 from .specs import stages_of
 
 LARGEST = 448.0  # of E4M3
-LEAST_SCALE = 2.0**-14  # the least normal float16; FP8 has exponents of its own, so smaller ones gain nothing
+MIN_SCALE = 2.0**-14  # the least normal float16; FP8 has exponents of its own, so smaller ones gain nothing
 
 
 class QuantisedLayer(nn.Module):
@@ -69,7 +69,7 @@ class QuantisedLayer(nn.Module):
 
 def scale_of(amax: Tensor, like: Tensor) -> Tensor:
     """The scale that takes `amax` to the largest FP8 number, one of float16's numbers, in the dtype of `like`."""
-    return (amax.float() / LARGEST).clamp(min=LEAST_SCALE).half().to(like)
+    return (amax.float() / LARGEST).clamp(min=MIN_SCALE).half().to(like)
 
 
 def round_fp8(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

@@ -49,8 +49,8 @@ class Report:
     which has no masks to compare. `plans`: SHA-256 of the plan of each stage that was judged, where they are plans.
     """
 
-    least_cosine: float
-    least_iou: float
+    min_cosine: float
+    min_iou: float
     frames: int
     outputs: tuple[OutputFigures, ...]
     tracks: TrackFigures | None
@@ -89,9 +89,7 @@ class Report:
                 f"{found.worst_iou:.4f} (frame {found.worst_frame}, object {found.worst_object})"
             )
         refusal = self.refusal()
-        asked = f"cosine {self.least_cosine:g}" + (
-            f" and mean IoU {self.least_iou:g}" if self.tracked else ""
-        )
+        asked = f"cosine {self.min_cosine:g}" + (f" and mean IoU {self.min_iou:g}" if self.tracked else "")
         yield f"passed: {asked} or more" if refusal is None else f"refused: {refusal}"
 
     def to_json(self) -> str:
@@ -114,18 +112,18 @@ class Report:
     def _reasons(self) -> Iterator[str]:
         yield from self.faults
         for row in self.outputs:
-            if not row.cosine >= self.least_cosine:
+            if not row.cosine >= self.min_cosine:
                 yield (
                     f"{row.stage}: cosine of {row.output} {_below(row.cosine)} on frame {row.frame}, "
-                    f"below {self.least_cosine:g}"
+                    f"below {self.min_cosine:g}"
                 )
         if self.tracks is None:
             if self.tracked and not self.faults:
                 yield "no mask of a tracked clip was compared"
-        elif not self.tracks.mean_iou >= self.least_iou:
+        elif not self.tracks.mean_iou >= self.min_iou:
             found = self.tracks
             yield (
-                f"mean mask IoU {_below(found.mean_iou)}, below {self.least_iou:g} (worst {found.worst_iou:.4f} on "
+                f"mean mask IoU {_below(found.mean_iou)}, below {self.min_iou:g} (worst {found.worst_iou:.4f} on "
                 f"frame {found.worst_frame}, object {found.worst_object})"
             )
 

@@ -24,14 +24,14 @@ from .key import FP8, arithmetic, identity_of
 from .oom import FAILURES, engine_failure, telling_out_of_memory
 from .quantize import quantised
 from .report import Report
-from .specs import STAGES, Stage, stages_of
+from .specs import STAGES, StageSpec, stages_of
 from .store import Built, EngineStore
 from .tensorrt.run import TensorRTRun
 from .validation import compare, fit
 
 REPORT = "gate.json"
 CLIP_FRAMES, CLIP_STEP = 16, 2
-LONGEST_REASON = 100
+MAX_REASON = 100
 LOADING = "while they were loaded and compared"
 CHECK = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Opened(NamedTuple):
 
     built: Built
     runs: Stages
-    ports: Mapping[str, Stage]
+    ports: Mapping[str, StageSpec]
 
 
 def serve(model: TrackerModel, settings: Settings) -> None:
@@ -140,7 +140,7 @@ def require_passed(opened: Opened, settings: Settings, source: str | Path = TABL
 
 def by_thresholds(report: Report, engine: EngineSettings) -> Report:
     """The same figures, judged by the thresholds of `engine`."""
-    return replace(report, least_cosine=engine.least_cosine, least_iou=engine.least_iou)
+    return replace(report, min_cosine=engine.min_cosine, min_iou=engine.min_iou)
 
 
 def read_report(built: Built) -> Report | None:
@@ -164,7 +164,7 @@ def judge(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> 
         reference = load_tracker(
             wanted.name, device=wanted.device, dtype=torch.float32, image_size=wanted.image_size
         )
-        dtype, thresholds = arithmetic(engine.precision), (engine.least_cosine, engine.least_iou)
+        dtype, thresholds = arithmetic(engine.precision), (engine.min_cosine, engine.min_iou)
         likeness = partial(_likeness, opened, settings)
         report = compare(reference, opened.runs, frames, *thresholds, dtype=dtype, likeness=likeness)
     report = replace(report, plans=opened.built.manifest.plans)
@@ -195,4 +195,4 @@ def write_report(built: Built, report: Report) -> None:
 def brief(error: Exception) -> str:
     """The first part of what an error says, short enough for every message to carry it."""
     said = str(error).split(";")[0]
-    return said if len(said) <= LONGEST_REASON else said[: LONGEST_REASON - 1].rsplit(" ", 1)[0] + " …"
+    return said if len(said) <= MAX_REASON else said[: MAX_REASON - 1].rsplit(" ", 1)[0] + " …"

@@ -24,7 +24,7 @@ OBJECTS = "objects"  # the one dimension that varies
 STAGES = ("encode", "read", "decode", "remember")
 
 
-class Port(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor that goes in or comes out. A dimension is a number, or OBJECTS."""
 
     name: str
@@ -36,13 +36,13 @@ class Port(NamedTuple):
         return tuple(objects if side == OBJECTS else int(side) for side in self.shape)
 
 
-class Stage(NamedTuple):
+class StageSpec(NamedTuple):
     """A stage to export or build: `module` takes `inputs` in order and gives `outputs`, a tuple or the only one."""
 
     name: str
     module: nn.Module
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
     @property
     def varies(self) -> bool:
@@ -58,7 +58,7 @@ class Stage(NamedTuple):
 
 def stages_of(
     model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None
-) -> Mapping[str, Stage]:
+) -> Mapping[str, StageSpec]:
     """The four stages of `model.stages` by name, with the shapes of a bank of `bank_size` frames read in full.
 
     dtype: the arithmetic of an engine of them, the model's own if left out.
@@ -66,41 +66,41 @@ def stages_of(
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     area, wide = height * width, model.memory_channels
     slots, pointers = MemoryBank(model, 1, bank_size, rule("recent")).widths
-    image = Port("top", (1, channels, height, width), number)
-    fine = Port("fine", (1, channels // 8, 4 * height, 4 * width), number)
-    middle = Port("middle", (1, channels // 4, 2 * height, 2 * width), number)
-    read = Port("read", (OBJECTS, channels, height, width), number)
-    logits = Port("logits", (OBJECTS, *model.mask_size), number)
-    presence = Port("presence", (OBJECTS,), number)
+    image = TensorSpec("top", (1, channels, height, width), number)
+    fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
+    middle = TensorSpec("middle", (1, channels // 4, 2 * height, 2 * width), number)
+    read = TensorSpec("read", (OBJECTS, channels, height, width), number)
+    logits = TensorSpec("logits", (OBJECTS, *model.mask_size), number)
+    presence = TensorSpec("presence", (OBJECTS,), number)
     bank = (
-        Port("memory", (OBJECTS, slots, area, wide), torch.bfloat16),
-        Port("offset", (OBJECTS, slots), torch.int64),
-        Port("pointers", (OBJECTS, pointers, channels), number),
-        Port("pointer_age", (OBJECTS, pointers), torch.float32),
-        Port("valid", (OBJECTS, slots + pointers), torch.bool),
+        TensorSpec("memory", (OBJECTS, slots, area, wide), torch.bfloat16),
+        TensorSpec("offset", (OBJECTS, slots), torch.int64),
+        TensorSpec("pointers", (OBJECTS, pointers, channels), number),
+        TensorSpec("pointer_age", (OBJECTS, pointers), torch.float32),
+        TensorSpec("valid", (OBJECTS, slots + pointers), torch.bool),
     )
     decoded = (
         logits,
-        Port("iou", (OBJECTS,), number),
+        TensorSpec("iou", (OBJECTS,), number),
         presence,
-        Port("pointer", (OBJECTS, channels), number),
+        TensorSpec("pointer", (OBJECTS, channels), number),
     )
     side = model.image_size
-    pixels = Port("pixels", (1, 3, side, side), number)
-    remembered = Port("remembered", (OBJECTS, area, wide), torch.bfloat16)
+    pixels = TensorSpec("pixels", (1, 3, side, side), number)
+    remembered = TensorSpec("remembered", (OBJECTS, area, wide), torch.bfloat16)
     modules = model.stages
     found = (
-        Stage("encode", _module(modules.encode), (pixels,), (fine, middle, image)),
-        Stage("read", _module(modules.read), (image, *bank), (read,)),
-        Stage("decode", _module(modules.decode), (read, fine, middle), decoded),
-        Stage("remember", _module(modules.remember), (image, logits, presence), (remembered,)),
+        StageSpec("encode", _module(modules.encode), (pixels,), (fine, middle, image)),
+        StageSpec("read", _module(modules.read), (image, *bank), (read,)),
+        StageSpec("decode", _module(modules.decode), (read, fine, middle), decoded),
+        StageSpec("remember", _module(modules.remember), (image, logits, presence), (remembered,)),
     )
     return {stage.name: stage for stage in found}
 
 
 def detector_stage(
     net: YoloWorld, phrases: int, size: tuple[int, int], dtype: torch.dtype | None = None
-) -> Stage:
+) -> StageSpec:
     """YOLO-World for frames of `size` (H, W) and so many phrases, whose vectors go in with each frame.
 
     dtype: of the vectors and the arithmetic of an engine, the network's own if left out. To ask for fewer phrases,
@@ -115,16 +115,16 @@ def detector_stage(
         )
     anchors = sum((height // stride) * (width // stride) for stride in STRIDES)
     number = dtype or net.backbone.stem.conv.weight.dtype
-    return Stage(
+    return StageSpec(
         "detect",
         net,
         (
-            Port("pixels", (1, 3, height, width), torch.float32),
-            Port("text", (phrases, net.config.text_channels), number),
+            TensorSpec("pixels", (1, 3, height, width), torch.float32),
+            TensorSpec("text", (phrases, net.config.text_channels), number),
         ),
         (
-            Port("boxes", (1, anchors, 4), torch.float32),
-            Port("scores", (1, anchors, phrases), torch.float32),
+            TensorSpec("boxes", (1, anchors, 4), torch.float32),
+            TensorSpec("scores", (1, anchors, phrases), torch.float32),
         ),
     )
 
@@ -135,7 +135,7 @@ def _module(run: object) -> nn.Module:
     return run
 
 
-def _example(port: Port, objects: int, generator: torch.Generator) -> Tensor:
+def _example(port: TensorSpec, objects: int, generator: torch.Generator) -> Tensor:
     shape = port.sized(objects)
     if port.dtype == torch.bool:
         return torch.ones(shape, dtype=torch.bool)
@@ -147,7 +147,7 @@ def _example(port: Port, objects: int, generator: torch.Generator) -> Tensor:
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
 
-def objects_of(stage: Stage, inputs: Sequence[Tensor], most_objects: int, device: torch.device) -> int:
+def objects_of(stage: StageSpec, inputs: Sequence[Tensor], most_objects: int, device: torch.device) -> int:
     """How many objects `inputs` are of, 1 where the stage does not vary. Raises EngineError unless they fit its ports.
 
     Nothing is converted: a dtype or device that is not the port's is an error.
@@ -177,7 +177,7 @@ def placed(tensor: Tensor) -> Tensor:
     return whole if whole.data_ptr() % ALIGNMENT == 0 else whole.clone()
 
 
-def _check(stage: Stage, port: Port, tensor: Tensor, objects: int, device: torch.device) -> None:
+def _check(stage: StageSpec, port: TensorSpec, tensor: Tensor, objects: int, device: torch.device) -> None:
     if not isinstance(tensor, Tensor):
         raise EngineError(f"{stage.name}: {port.name}: expected a tensor, found {type(tensor).__name__}")
     shape = port.sized(objects)
@@ -188,10 +188,10 @@ def _check(stage: Stage, port: Port, tensor: Tensor, objects: int, device: torch
         )
 
 
-class Fitted:
+class DtypeAdapter:
     """Runs `run` with tensors of the dtypes that `inside` has, and gives them back in those of `outside`."""
 
-    def __init__(self, run: Run, inside: Stage, outside: Stage) -> None:
+    def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:
         self.run, self.inside, self.outside = run, inside, outside
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -200,7 +200,7 @@ class Fitted:
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def cast(tensors: Sequence[Tensor], ports: Sequence[Port]) -> tuple[Tensor, ...]:
+def cast(tensors: Sequence[Tensor], ports: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
     """Tensors in the dtypes of their ports."""
     return tuple(tensor.to(port.dtype) for tensor, port in zip(tensors, ports, strict=True))
 

@@ -25,17 +25,17 @@ from ..tracking import ObjectPrompt, Tracker
 from .auto_prompts import confident_prompts, mask_iou
 from .layer_diff import cosine, worst_layers
 from .report import OutputFigures, Report, TrackFigures
-from .specs import OBJECTS, STAGES, Fitted, Port, Stage, as_tuple, cast, stages_of
+from .specs import OBJECTS, STAGES, DtypeAdapter, StageSpec, TensorSpec, as_tuple, cast, stages_of
 
 
-class Judge:
+class StageComparator:
     """Runs as the reference's stage does; the candidate runs along on the same inputs and is compared.
 
     stage: the ports of the candidate. `frame` is the number of the frame, for whoever reads the figures. With
     `fault`, what the candidate gives is no answer at all, and it is not asked again.
     """
 
-    def __init__(self, stage: Stage, reference: Run, candidate: Run) -> None:
+    def __init__(self, stage: StageSpec, reference: Run, candidate: Run) -> None:
         self.stage, self.reference, self.candidate = stage, reference, candidate
         self.frame = 0
         self.fault = ""
@@ -86,7 +86,7 @@ class Judge:
         index = names.index("presence")
         return ((expected[index] > 0) == (found[index] > 0)).cpu()
 
-    def _note(self, port: Port, expected: Tensor, found: Tensor, inputs: tuple[Tensor, ...]) -> None:
+    def _note(self, port: TensorSpec, expected: Tensor, found: Tensor, inputs: tuple[Tensor, ...]) -> None:
         for left, right in zip(expected.float(), found.float(), strict=True):
             now = OutputFigures(
                 self.stage.name, port.name, cosine(left, right), _error(left, right), self.frame
@@ -113,7 +113,7 @@ def _error(expected: Tensor, found: Tensor) -> float:
     return ((expected - found).abs().max() / scale).item()
 
 
-def _fault(stage: Stage, expected: Sequence[Tensor], found: Sequence[Tensor], frame: int) -> str:
+def _fault(stage: StageSpec, expected: Sequence[Tensor], found: Sequence[Tensor], frame: int) -> str:
     """What makes an answer none at all; empty where it is one."""
     if len(found) != len(stage.outputs):
         return f"{stage.name}: expected {len(stage.outputs)} outputs, found {len(found)}"
@@ -139,8 +139,8 @@ def compare(
     reference: TrackerModel,
     stages: Stages,
     frames: Sequence[Image],
-    least_cosine: float,
-    least_iou: float,
+    min_cosine: float,
+    min_iou: float,
     *,
     dtype: torch.dtype = torch.float32,
     prompts: Sequence[ObjectPrompt] | None = None,
@@ -162,7 +162,10 @@ def compare(
             "the reference segments nothing on the first frame; expected a clip with objects on it"
         )
     inside = stages_of(reference, dtype=dtype)
-    judges = [Judge(inside[name], getattr(reference.stages, name), getattr(stages, name)) for name in STAGES]
+    judges = [
+        StageComparator(inside[name], getattr(reference.stages, name), getattr(stages, name))
+        for name in STAGES
+    ]
     expected = _track(reference, Stages(*judges), clip, chosen, judges)
     faults = tuple(judge.fault for judge in judges if judge.fault)
     outputs = tuple(row for judge in judges for row in judge.figures())
@@ -170,14 +173,14 @@ def compare(
     if not faults:
         found = _track(reference, fit(stages, inside, stages_of(reference)), clip, chosen)
         tracks = _overlap(expected, found, [prompt.object_id for prompt in chosen])
-    report = Report(least_cosine, least_iou, len(clip), outputs, tracks, faults)
+    report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults)
     return report if report.passed else replace(report, layers=_layers(judges, likeness))
 
 
-def fit(stages: Stages, inside: Mapping[str, Stage], outside: Mapping[str, Stage]) -> Stages:
+def fit(stages: Stages, inside: Mapping[str, StageSpec], outside: Mapping[str, StageSpec]) -> Stages:
     """Engines whose ports are `inside`'s, for a model whose stages are `outside`."""
     runs = zip(STAGES, stages, strict=True)
-    return Stages(*(Fitted(run, inside[name], outside[name]) for name, run in runs))
+    return Stages(*(DtypeAdapter(run, inside[name], outside[name]) for name, run in runs))
 
 
 @contextmanager
@@ -198,7 +201,7 @@ def _track(
     stages: Stages,
     clip: Sequence[Tensor],
     prompts: Sequence[ObjectPrompt],
-    judges: Sequence[Judge] = (),
+    judges: Sequence[StageComparator] = (),
 ) -> list[Tensor]:
     """The masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
     model = copy.copy(reference)
@@ -225,7 +228,7 @@ def _overlap(expected: Sequence[Tensor], found: Sequence[Tensor], ids: Sequence[
     return TrackFigures(sum(iou for iou, _, _ in ious) / len(ious), *min(ious), len(ious))
 
 
-def _layers(judges: Sequence[Judge], likeness: Likeness | None) -> tuple[tuple[str, float], ...]:
+def _layers(judges: Sequence[StageComparator], likeness: Likeness | None) -> tuple[tuple[str, float], ...]:
     """Those of the stage that differs most that do so themselves, as (stage.layer, cosine)."""
     judge = min(judges, key=lambda judge: judge.lowest)
     name, run = judge.stage.name, judge.candidate

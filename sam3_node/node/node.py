@@ -29,7 +29,7 @@ WINDOW_FRAMES = 1000
 RATE_FRAMES = 100
 
 
-class CameraHealth:
+class CameraStats:
     """What became of one camera's frames: received = stepped + failed + skipped.
 
     `age` is from capture to the start of the frame's step, `latency` from capture to the publication of its
@@ -114,7 +114,7 @@ REQUESTS_PER_TURN = 32
 HEALTH_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
-MOST_CAMERA_NAMES = 256
+MAX_CAMERA_NAMES = 256
 LINGER_MS = 300  # at the end, a reader that hangs is not waited for
 
 
@@ -127,7 +127,7 @@ class Node:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._events = 0
-        self._health: dict[str, CameraHealth] = {}
+        self._health: dict[str, CameraStats] = {}
         self._refused = 0
         self._pack_us = 0
         self._start_s = self._next_health_s = self._next_failure_log_s = time.monotonic()
@@ -155,7 +155,7 @@ class Node:
         self.perception = Perception.load(self._settings)
         self.perception.describe()  # reads the weights once more, for their digests: better now than while it serves
         self._frames = self._open.enter_context(
-            FrameSubscriber(transport.frames, transport.delivery, max_cameras=MOST_CAMERA_NAMES)
+            FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
         # what is here now stays: collections that skip it neither delay a frame nor, at exit, the end
         gc.collect()
@@ -291,7 +291,7 @@ class Node:
         log.info("camera %s is served from now on", camera)
         self.perception.serve(camera)
         self._tell(SERVED, {"camera": camera})
-        self._health[camera] = CameraHealth()
+        self._health[camera] = CameraStats()
         return True
 
     def _drop_idle_camera(self) -> bool:

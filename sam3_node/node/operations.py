@@ -16,7 +16,7 @@ from ..wire import Failure, Fields, Reply, Request, decode_mask, encode_mask
 log = logging.getLogger(__name__)
 
 MAX_LABEL = 256
-LEAST_SCORE = 0.01  # below it everything would be everywhere
+MIN_SCORE = 0.01  # below it everything would be everywhere
 INTERNAL = "internal"
 PROMPT = ("camera", "seq", "points", "labels", "box", "mask")
 
@@ -113,9 +113,9 @@ def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
     scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
     most = args.fields("most") if args.has("most") else Fields({}, "most")
-    used = perception.look_for(
+    used = perception.set_prompts(
         prompts,
-        {name: scores.number(name, LEAST_SCORE, 1.0) for name in scores.names()},
+        {name: scores.number(name, MIN_SCORE, 1.0) for name in scores.names()},
         {name: most.integer(name, 1) for name in most.names()},
     )
     return {"prompts": list(used)}

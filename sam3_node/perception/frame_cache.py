@@ -15,7 +15,7 @@ from ..models import Features
 from ..types import State
 
 
-class RecentFrame(NamedTuple):
+class CachedFrame(NamedTuple):
     """A frame as it was tracked: `frame_number` is the tracker's step."""
 
     seq: int
@@ -39,7 +39,7 @@ class RecentFrame(NamedTuple):
         }
 
     @classmethod
-    def of(cls, state: State, device: torch.device) -> RecentFrame:
+    def of(cls, state: State, device: torch.device) -> CachedFrame:
         """The frame that `state` was asked of, its tensors on `device`."""
         height, width = state["frame_size"]
         return cls(
@@ -51,24 +51,24 @@ class RecentFrame(NamedTuple):
         )
 
 
-class RecentFrames:
+class FrameCache:
     """The last `most` frames of a camera."""
 
     def __init__(self, camera: str, most: int) -> None:
         self._camera, self._most = camera, most
-        self._frames: OrderedDict[int, RecentFrame] = OrderedDict()
+        self._frames: OrderedDict[int, CachedFrame] = OrderedDict()
 
-    def __iter__(self) -> Iterator[RecentFrame]:
+    def __iter__(self) -> Iterator[CachedFrame]:
         return iter(self._frames.values())
 
-    def keep(self, frame: RecentFrame) -> None:
+    def keep(self, frame: CachedFrame) -> None:
         """Hold the newest frame, and let go of the oldest."""
         self._frames.pop(frame.seq, None)  # a camera that started again counts from the beginning
         self._frames[frame.seq] = frame
         while len(self._frames) > self._most:
             self._frames.popitem(last=False)
 
-    def recall(self, seq: int | None) -> RecentFrame:
+    def recall(self, seq: int | None) -> CachedFrame:
         """The frame `seq`, None for the latest; UnknownFrameError where it is not held."""
         if not self._frames:
             raise UnknownFrameError(
@@ -94,5 +94,5 @@ class RecentFrames:
 
     def restore(self, state: State, device: torch.device) -> None:
         """Hold the frames that were held when `state` was asked for, on `device`."""
-        frames = (RecentFrame.of(frame, device) for frame in state["frames"])
+        frames = (CachedFrame.of(frame, device) for frame in state["frames"])
         self._frames = OrderedDict((frame.seq, frame) for frame in frames)

@@ -14,7 +14,7 @@ import torch
 from ..detection.base import Detector
 from ..detection.load import NANO as NANO_DETECTOR
 from ..detection.phrases import clean_prompts
-from ..detection.prompt_set import Wanted, want
+from ..detection.prompt_set import PromptSet, want
 from ..engines.key import checkpoint_digest
 from ..errors import EngineError, RequestError
 from ..models import TrackerModel
@@ -34,9 +34,9 @@ class Perception:
         self.paused = False
         self.settings, self.model, self.detector = settings, model, detector
         self._pipelines: dict[str, Pipeline] = {}
-        self._wanted: Wanted | None = None
+        self._wanted: PromptSet | None = None
         if settings.detector.prompts:
-            self.look_for(settings.detector.prompts)
+            self.set_prompts(settings.detector.prompts)
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
@@ -69,7 +69,7 @@ class Perception:
                 self.model, self.settings.tracker, camera, self.detector, self.settings.detector
             )
             if self._wanted is not None:
-                pipeline.look_for(self._wanted)
+                pipeline.set_prompts(self._wanted)
             self._pipelines[camera] = pipeline
         return self._pipelines[camera]
 
@@ -77,7 +77,7 @@ class Perception:
         """Forget a camera and its objects; nothing happens where it is not served."""
         self._pipelines.pop(camera, None)
 
-    def look_for(
+    def set_prompts(
         self,
         phrases: Sequence[object],
         scores: Mapping[str, float] | None = None,
@@ -98,7 +98,7 @@ class Perception:
         score = self.settings.detector.score
         self._wanted = want(self.detector, cleaned, score, scores, most) if cleaned else None
         for pipeline in self._pipelines.values():
-            pipeline.look_for(self._wanted)
+            pipeline.set_prompts(self._wanted)
         return cleaned
 
     def status(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..detection.base import Detector
-from ..detection.prompt_set import Wanted
+from ..detection.prompt_set import PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import TrackerModel
@@ -23,15 +23,15 @@ from ..settings import DetectorSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..types import Frame, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
-from .frame_cache import RecentFrame, RecentFrames
+from .frame_cache import CachedFrame, FrameCache
 from .prompts import FramePrompt
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
-from .stage_timer import StageClock
-from .track_manager import Search, Sight
+from .stage_timer import StageTimer
+from .track_manager import FrameContext, TrackManager
 
 
-class OnHost(NamedTuple):
+class HostTracks(NamedTuple):
     """N objects on one frame."""
 
     logits: npt.NDArray[np.float32]  # [N, h, w]
@@ -39,13 +39,13 @@ class OnHost(NamedTuple):
     visible: list[bool]  # N
 
 
-def to_host(logits: Tensor, scores: Tensor, visible: Tensor) -> OnHost:
+def copy_to_host(logits: Tensor, scores: Tensor, visible: Tensor) -> HostTracks:
     """Logits [N, h, w], scores [N] and visible [N] in one copy: the one that synchronises with the device."""
     if logits.device.type == "cpu":
-        return OnHost(logits.float().numpy(), _bounded(scores.float().numpy()), visible.bool().tolist())
+        return HostTracks(logits.float().numpy(), _bounded(scores.float().numpy()), visible.bool().tolist())
     columns = [logits.float().flatten(1), scores.float()[:, None], visible.float()[:, None]]
     rows = torch.cat(columns, dim=1).cpu().numpy()
-    return OnHost(rows[:, :-2].reshape(logits.shape), _bounded(rows[:, -2]), (rows[:, -1] > 0).tolist())
+    return HostTracks(rows[:, :-2].reshape(logits.shape), _bounded(rows[:, -2]), (rows[:, -1] > 0).tolist())
 
 
 def _bounded(scores: npt.NDArray[np.float32]) -> list[float]:
@@ -76,7 +76,7 @@ class Pipeline:
 
     Pixels of prompts and masks are those of the frame. A prompt takes effect at once, on the features of the
     frame `seq`, of which the last `settings.feature_cache` are kept, or of the latest; an object added without
-    `seq` enters on the next frame. With a detector, `look_for` names what is found on its own.
+    `seq` enters on the next frame. With a detector, `set_prompts` names what is found on its own.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Pipeline:
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
         self._objects = ObjectRegistry(settings.max_objects)
         self._entering: dict[int, ObjectPrompt] = {}
-        self._recent = RecentFrames(camera, settings.feature_cache)
-        self._clock = StageClock(model.device)
-        self._search: Search | None = None
+        self._recent = FrameCache(camera, settings.feature_cache)
+        self._clock = StageTimer(model.device)
+        self._search: TrackManager | None = None
         if detector is not None:
             detection = detection or DetectorSettings()
-            self._search = Search(detector, self._tracker, self._objects, self.remove, detection)
+            self._search = TrackManager(detector, self._tracker, self._objects, self.remove, detection)
 
     @property
     def objects(self) -> list[ObjectStatus]:
@@ -127,10 +127,12 @@ class Pipeline:
         scaling = self._scaling(frame)
         if self._search is not None and self._search.is_due():
             with clock.device("detect"):
-                tracks = self._detect(Sight(image, features, number, scaling, frame.capture_ns), tracks)
+                tracks = self._detect(
+                    FrameContext(image, features, number, scaling, frame.capture_ns), tracks
+                )
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        self._recent.keep(RecentFrame(frame.seq, number, features, logits, scaling))
-        found = to_host(tracks.logits, tracks.scores, tracks.visible)
+        self._recent.keep(CachedFrame(frame.seq, number, features, logits, scaling))
+        found = copy_to_host(tracks.logits, tracks.scores, tracks.visible)
         with clock.host("masks"):
             instances = self._instances(tracks.ids, found, (frame.height, frame.width), frame.capture_ns)
         return MaskFrame(
@@ -188,7 +190,7 @@ class Pipeline:
         """Detections that there was no room for."""
         return self._search.turned_away if self._search else 0
 
-    def look_for(self, wanted: Wanted | None) -> None:
+    def set_prompts(self, wanted: PromptSet | None) -> None:
         """Look for these from the next frame on, None for nothing.
 
         What was found under a name that is no longer there is forgotten; other objects stay as they are. Raises
@@ -197,7 +199,7 @@ class Pipeline:
         if self._search is None:
             raise RequestError("no detector: expected one to look for things by name (detector.kind)")
         require_tracking(self._model)
-        self._search.look_for(wanted)
+        self._search.set_prompts(wanted)
 
     def remove(self, object_id: int) -> None:
         """Forget an object; UnknownObjectError if there is none of this id."""
@@ -261,7 +263,7 @@ class Pipeline:
         return Scaling((frame.height, frame.width), self._model.image_size)
 
     @torch.inference_mode()
-    def _prompt(self, seen: RecentFrame, prompt: ObjectPrompt) -> Answer:
+    def _prompt(self, seen: CachedFrame, prompt: ObjectPrompt) -> Answer:
         logits, score = self._tracker.prompt_at(seen.features, seen.frame_number, prompt)
         seen.logits[prompt.object_id] = logits.clone()  # compiled stages use their outputs again
         return _answer(seen, logits, score)
@@ -286,7 +288,7 @@ class Pipeline:
                 )
                 self.remove(known.id)
 
-    def _detect(self, sight: Sight, tracks: Tracks) -> Tracks:
+    def _detect(self, sight: FrameContext, tracks: Tracks) -> Tracks:
         """The objects of the frame after detection: some new, some with other masks, some gone.
 
         A detector that fails costs its detections, not the frame.
@@ -300,7 +302,7 @@ class Pipeline:
         return self._tracker.updated(tracks, changed)
 
     def _instances(
-        self, ids: list[int], found: OnHost, size: tuple[int, int], now_ns: int
+        self, ids: list[int], found: HostTracks, size: tuple[int, int], now_ns: int
     ) -> tuple[Instance, ...]:
         return tuple(
             self._observe(object_id, rasterize(logits, size), score, visible, now_ns)
@@ -326,6 +328,6 @@ def require_tracking(model: TrackerModel) -> None:
         )
 
 
-def _answer(seen: RecentFrame, logits: Tensor, score: Tensor) -> Answer:
-    found = to_host(logits[None], score.reshape(1), score.new_ones(1))
+def _answer(seen: CachedFrame, logits: Tensor, score: Tensor) -> Answer:
+    found = copy_to_host(logits[None], score.reshape(1), score.new_ones(1))
     return Answer(seen.seq, rasterize(found.logits[0], seen.scaling.frame_size), found.scores[0])

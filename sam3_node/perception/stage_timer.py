@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 
-class StageClock:
+class StageTimer:
     """Times the stages of a frame in microseconds, without waiting for the device.
 
     Host stages, and all stages on a CPU, are timed by the wall clock; device stages on a GPU by CUDA events,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..detection.base import Detector
-from ..detection.prompt_set import Wanted
+from ..detection.prompt_set import PromptSet
 from ..geometry import Scaling
 from ..models import Features
 from ..models.sam.tracker_model import Decoded
@@ -56,11 +56,11 @@ class SideStream:
 
 WEAK = 0.5  # of a prompt's threshold, from where on a detection counts for what is tracked (arXiv 2110.06864)
 AGREE = 0.8  # IoU of masks below which a detection corrects what is tracked
-LEAST_GAP = 2  # frames between detections that doubt alone asks for
+MIN_GAP = 2  # frames between detections that doubt alone asks for
 MOST = 32  # detections of a frame that are looked at, the best ones: each costs a mask
 
 
-class Sight(NamedTuple):
+class FrameContext(NamedTuple):
     """One frame as it was tracked: BGR image [h, w, 3], features, the tracker's step, scaling and capture time."""
 
     image: npt.NDArray[np.uint8]
@@ -77,7 +77,7 @@ class _Found(NamedTuple):
     proposals: Decoded
 
 
-class Search:
+class TrackManager:
     """Detects now and then and gives what is found to the tracker: objects that are new, corrected, or back.
 
     remove: forgets an object everywhere. An object that was not found by name is never touched; a detection on it is
@@ -97,8 +97,8 @@ class Search:
         self._detector, self._tracker, self._objects, self._remove = detector, tracker, objects, remove
         self._settings, self._rules = settings, Rules()
         self._beside = SideStream(tracker.model.device)
-        self._lives = Lifecycle(LifeRules(lost_s=settings.lost_s))
-        self._wanted: Wanted | None = None
+        self._lives = Lifecycle(LifeRules(max_lost_s=settings.max_lost_s))
+        self._wanted: PromptSet | None = None
         self._since = 0  # frames since the last detection
         self._asked = self._doubt = False
         self._sure: set[int] = set()
@@ -113,7 +113,7 @@ class Search:
         """What is looked for now."""
         return self._wanted.phrases if self._wanted else ()
 
-    def look_for(self, wanted: Wanted | None) -> None:
+    def set_prompts(self, wanted: PromptSet | None) -> None:
         """Look for these from the next frame on; objects that only had other names are forgotten."""
         self._wanted, self._asked = wanted, wanted is not None
         for object_id in self._lives.keep_labels(self.phrases):
@@ -139,7 +139,7 @@ class Search:
         """
         wanted = state["wanted"]
         if wanted is not None:
-            wanted = Wanted(self._detector.prepare(tuple(wanted["thresholds"])), **wanted)
+            wanted = PromptSet(self._detector.prepare(tuple(wanted["thresholds"])), **wanted)
         self._wanted = wanted
         self._since, self._asked, self._doubt = state["since"], state["asked"], state["doubt"]
         self._sure, self.turned_away = set(state["sure"]), state["turned_away"]
@@ -159,7 +159,7 @@ class Search:
         if object_id not in self._lives:
             return
         self._lives.observe(object_id, score, visible, now_ns)
-        if visible and score >= self._settings.doubt:
+        if visible and score >= self._settings.min_track_score:
             self._sure.add(object_id)
         elif object_id in self._sure:
             self._sure.remove(object_id)
@@ -174,10 +174,10 @@ class Search:
         self._since += 1
         if self._wanted is None:
             return False
-        doubt = self._doubt and self._since >= LEAST_GAP
+        doubt = self._doubt and self._since >= MIN_GAP
         return self._asked or doubt or self._since >= self._settings.every
 
-    def look(self, sight: Sight, tracks: Tracks) -> dict[int, Track]:
+    def look(self, sight: FrameContext, tracks: Tracks) -> dict[int, Track]:
         """Detect on a frame that was tracked; the masks of objects that are new, corrected or back on it.
 
         Raises ModelError where the detector fails; nothing has changed then.
@@ -196,7 +196,7 @@ class Search:
             self._drop(object_id, results)
         return results
 
-    def _detect(self, sight: Sight) -> list[Detection]:
+    def _detect(self, sight: FrameContext) -> list[Detection]:
         assert self._wanted is not None
         thresholds = self._wanted.thresholds
         least = WEAK * min(thresholds.values())
@@ -204,7 +204,7 @@ class Search:
             detections = self._detector.detect(sight.image, self._wanted.query, least, sight.features.trunk)
         return [d for d in detections if d.score >= WEAK * thresholds[d.label]][:MOST]
 
-    def _propose(self, detections: list[Detection], sight: Sight) -> tuple[_Found, Tensor]:
+    def _propose(self, detections: list[Detection], sight: FrameContext) -> tuple[_Found, Tensor]:
         """With boxes [D, 4] in model pixels."""
         boxes = torch.from_numpy(sight.scaling.to_model([d.box for d in detections]))
         return _Found(detections, self._tracker.propose(sight.features, boxes)), boxes
@@ -217,7 +217,12 @@ class Search:
         return compare(logits, proposals.logits, boxes.float() * scale, appearance, proposals.pointer)
 
     def _settle(
-        self, ids: list[int], found: _Found, comparison: Comparison, sight: Sight, results: dict[int, Track]
+        self,
+        ids: list[int],
+        found: _Found,
+        comparison: Comparison,
+        sight: FrameContext,
+        results: dict[int, Track],
     ) -> None:
         """Carry out what the association says; `ids` are those of its rows."""
         association = self._associate(ids, found, comparison)
@@ -260,7 +265,7 @@ class Search:
             if object_id in self._lives and self._lives.is_repeat(object_id):
                 return self._drop(object_id, results)
 
-    def _begin(self, index: int, found: _Found, sight: Sight, results: dict[int, Track]) -> None:
+    def _begin(self, index: int, found: _Found, sight: FrameContext, results: dict[int, Track]) -> None:
         """A new object, where there may be one more of its name, and room."""
         detection = found.detections[index]
         if not self._is_believed(detection) or self._is_full(detection.label):
@@ -276,7 +281,7 @@ class Search:
         self._sight(object_id, detection, sight)
         results[object_id] = self._adopt(object_id, index, found, sight)
 
-    def _sight(self, object_id: int, detection: Detection, sight: Sight) -> None:
+    def _sight(self, object_id: int, detection: Detection, sight: FrameContext) -> None:
         """A detection of an object, which may change what it is called."""
         self._lives.sight(object_id, detection.label, detection.score, sight.now_ns)
         label = self._lives.label(object_id)
@@ -288,7 +293,7 @@ class Search:
         limit = self._wanted.most.get(label) if self._wanted else None
         return limit is not None and sum(self._objects.label(i) == label for i in self._lives.ids) >= limit
 
-    def _adopt(self, object_id: int, index: int, found: _Found, sight: Sight) -> Track:
+    def _adopt(self, object_id: int, index: int, found: _Found, sight: FrameContext) -> Track:
         return self._tracker.adopt(sight.features, sight.frame_number, object_id, found.proposals, index)
 
     def _drop(self, object_id: int, results: dict[int, Track]) -> None:

@@ -9,7 +9,7 @@ from ..errors import WireError
 from ..types import Frame, MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event
 
-MOST_CAMERAS = 64
+MAX_CAMERAS = 64
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Tally:
         """Make room for a camera; WireError where there are too many."""
         if camera in self.cameras:
             return
-        if len(self.cameras) >= MOST_CAMERAS:
-            raise WireError(f"expected at most {MOST_CAMERAS} cameras, found another: {camera}")
+        if len(self.cameras) >= MAX_CAMERAS:
+            raise WireError(f"expected at most {MAX_CAMERAS} cameras, found another: {camera}")
         self.cameras[camera], self._numbers[camera] = CameraTally(), _Numbers()
 
     def add_frame(self, frame: Frame) -> None:

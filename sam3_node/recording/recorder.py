@@ -14,8 +14,8 @@ from typing import Any, TextIO
 from ..bags.native.writer import NODE, Splits
 from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
 from ..settings import Settings
-from ..transport import Arrived, ControlClient, Tap
-from ..types import Closing
+from ..transport import Arrived, ControlClient, StreamTap
+from ..types import Closeable
 from ..wire import EVENTS_TOPIC, unpack_event, unpack_frame, unpack_masks
 from .loss_counter import Tally
 
@@ -37,7 +37,7 @@ def run_record(settings: Settings, stop: threading.Event, out: TextIO | None = N
         recorder.run(stop)
 
 
-class Recorder(Closing):
+class Recorder(Closeable):
     """Receives all frames, masks and events, and writes them as they come. A context manager.
 
     A node that is away is waited for, and frames are recorded meanwhile. Raises as `run_record`.
@@ -53,7 +53,7 @@ class Recorder(Closing):
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeAsker(transport.control))
             self._tap = opened.enter_context(
-                Tap(transport.frames, transport.masks, record.cameras, int(record.queue_mb * 1e6))
+                StreamTap(transport.frames, transport.masks, record.cameras, int(record.queue_mb * 1e6))
             )
             path = _path_of(record.out)
             self._files = Splits(path, record.split_mb * 1e6, record.split_s, self._summary)
@@ -190,7 +190,7 @@ class Recorder(Closing):
             print(line, file=self._out, flush=True)
 
 
-class _NodeAsker(Closing):
+class _NodeAsker(Closeable):
     """A thread that asks the node to describe itself, until it does."""
 
     def __init__(self, endpoint: str) -> None:

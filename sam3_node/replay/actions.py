@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RESTARTED = "restarted"
 FORGOTTEN = "forgotten"
-MOST_NOTES = 20
+MAX_NOTES = 20
 
 
 class Edit(NamedTuple):
@@ -72,5 +72,5 @@ class Notes:
     def tell(self, text: str) -> None:
         """Something worth knowing."""
         log.warning("%s", text)
-        if len(self.lines) < MOST_NOTES:
+        if len(self.lines) < MAX_NOTES:
             self.lines.append(text)

@@ -18,7 +18,7 @@ from .job import SECTIONS, Job
 from .merge import results
 from .outputs import write_outputs
 from .schedule import Schedule
-from .shards import FIRST, SECOND, Parts
+from .shards import FIRST, SECOND, Shards
 from .store import Store
 from .summary import Summary
 
@@ -104,14 +104,14 @@ class Finish:
         """The outputs that are not there yet, then the summary."""
         missing = [kind for kind in self.schedule.job.outputs if kind not in summary.outputs]
         if missing:
-            doubt = self.schedule.settings.detector.doubt
+            doubt = self.schedule.settings.detector.min_track_score
             masks, told = partial(results, self.store, doubt), partial(self._told, summary)
             self.store.keep(write_outputs(self.store.folder, missing, masks, self.schedule.frames, told))
         if missing or not self.store.exists(SUMMARY):
             summary = replace(summary, outputs=[*summary.outputs, *missing])
             self.store.write(SUMMARY, summary.to_json().encode())
         for folder in (FIRST, SECOND):
-            Parts(self.store, folder).finish()
+            Shards(self.store, folder).finish()
         return summary
 
     def _told(self, summary: Summary, kind: str, done: int) -> None:
@@ -124,5 +124,5 @@ def clear(store: Store) -> None:
     """Forget all results, what says that they are complete first."""
     store.delete(SUMMARY)
     for folder in (SECOND, FIRST):
-        Parts(store, folder).clear()
+        Shards(store, folder).clear()
     store.delete(IDENTITY)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..errors import ReplayError
 from ..types import Instance, MaskFrame
 from .second_pass import is_sure
-from .shards import SECOND, Parts
+from .shards import SECOND, Shards
 from .stitch import intersection
 from .store import Store
 
@@ -18,7 +18,7 @@ AGREE = 0.5
 
 def results(store: Store, doubt: float) -> Iterator[MaskFrame]:
     """The masks of a replay whose parts are all there, of both passes where there are two; `doubt` is `merge`'s."""
-    first, second = Parts(store), Parts(store, SECOND)
+    first, second = Shards(store), Shards(store, SECOND)
     return merge(first.masks(), turned(second.each()), doubt) if len(second) else first.masks()
 
 

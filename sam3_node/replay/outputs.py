@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..bags.native.writer import RecordWriter
+from ..bags.native.writer import RecordingWriter
 from ..errors import OutputError, ReplayError, WireError
 from ..types import Frame, MaskFrame
 from ..visualization import Film, overlay
@@ -78,7 +78,7 @@ class _Sources(NamedTuple):
 
 
 def _write_bag(folder: Path, sources: _Sources, progress: Progress) -> None:
-    with RecordWriter(folder / "masks.mcap") as bag:
+    with RecordingWriter(folder / "masks.mcap") as bag:
         for count, found in enumerate(sources.masks(), start=1):
             _, body = pack_masks(found, "rle")
             bag.write_masks(body, found, found.age_origin_ns)

@@ -126,7 +126,7 @@ class Player:
         perception.paused = False
         prompts = perception.settings.detector.prompts
         if perception.prompts or prompts:
-            perception.look_for(prompts)
+            perception.set_prompts(prompts)
         self._looked_for = None
 
 

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from ..types import Closing, Frame
+from ..types import Closeable, Frame
 from ..wire import decode_image, encode_image
 from .actions import Action, Edit, Step
 
 THREADS = 2
-MOST_FRAMES = 32
-MOST_BYTES = 256 << 20
+MAX_FRAMES = 32
+MAX_BYTES = 256 << 20
 
 
-class Ahead(Closing):
+class Prefetcher(Closeable):
     """The actions of a source in their order, colour decoded to bgr8. To be iterated once; a context manager.
 
     A thread reads `actions`, `threads` others decode, until `most_frames` frames or `most_bytes` of pixels wait (a
@@ -29,8 +29,8 @@ class Ahead(Closing):
         self,
         actions: Iterable[Action],
         threads: int = THREADS,
-        most_frames: int = MOST_FRAMES,
-        most_bytes: int = MOST_BYTES,
+        most_frames: int = MAX_FRAMES,
+        most_bytes: int = MAX_BYTES,
     ) -> None:
         self._actions = actions
         self._most_frames, self._most_bytes = most_frames, most_bytes

@@ -17,11 +17,11 @@ from .compare import Comparison, compare
 from .completion import SUMMARY, Finish, Progress, StoppedError, clear, digests_of, identity_of, keep_identity
 from .job import Job, Strategy, differences, same_sections
 from .player import Outcome, Player, forward
-from .prefetch import Ahead
+from .prefetch import Prefetcher
 from .schedule import Schedule
 from .second_pass import (
+    ReverseFrameBuffer,
     Span,
-    Spool,
     actions,
     backward,
     bidirectional_spans,
@@ -29,20 +29,20 @@ from .second_pass import (
     placed_frames,
     put_aside,
 )
-from .shards import SECOND, PartLimits, Parts, Work
+from .shards import SECOND, ShardLimits, Shards, ShardWriter
 from .summary import Summary, Tally, of_tally
 from .url_store import local_bag, open_store
 
 Load = Callable[[Settings], Perception]
-LIMITS = PartLimits()
+LIMITS = ShardLimits()
 AGAIN: dict[Strategy, Callable[[Iterable[MaskFrame], float], Iterator[Span]]] = {
     "bidirectional": bidirectional_spans,
     "multi-shot": multi_shot_spans,
 }
-"""What a strategy tracks again, in a second pass: of the masks of the first, with `detector.doubt`."""
+"""What a strategy tracks again, in a second pass: of the masks of the first, with `detector.min_track_score`."""
 
 
-class Warm:
+class PerceptionCache:
     """Loads what sees, and keeps it for the next job that has the same settings."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def run_job(
     progress: Progress = lambda *_: None,
     stop: threading.Event | None = None,
     again: bool = False,
-    limits: PartLimits = LIMITS,
+    limits: ShardLimits = LIMITS,
 ) -> Summary:
     """Replay the first recording of a job into the folder `job.out`, and write its outputs; `job.each` has one each.
 
@@ -102,7 +102,7 @@ def clear_job(job: Job) -> None:
 def compare_job(job: Job) -> Comparison:
     """The masks in a job's folder beside those that the live node found."""
     with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
-        return compare(Parts(open_store(job.out)).masks(), schedule.recorded_masks())
+        return compare(Shards(open_store(job.out)).masks(), schedule.recorded_masks())
 
 
 class _Pass(NamedTuple):
@@ -113,7 +113,7 @@ class _Pass(NamedTuple):
     actions: Iterable[Action]
     total: int | None
     player: Player
-    work: Work
+    work: ShardWriter
     play: Callable[[Iterable[Action], Player], Iterator[Outcome]] = forward
     before: int = 0
 
@@ -128,11 +128,11 @@ class _Again(NamedTuple):
 class _Run(Finish):
     """What is done before the end."""
 
-    def replay(self, perception: Perception, limits: PartLimits) -> Summary:
+    def replay(self, perception: Perception, limits: ShardLimits) -> Summary:
         """All that is not yet in parts."""
         self._check_weights(perception)
         player = Player(perception)
-        work = Work(Parts(self.store), player, limits)
+        work = ShardWriter(Shards(self.store), player, limits)
         resumed_from, schedule, job = work.frames, self.schedule, self.schedule.job
         self._work_through(_Pass("replaying", schedule.actions(), schedule.count(), player, work))
         stepped = max(work.frames - resumed_from, 1)
@@ -150,20 +150,20 @@ class _Run(Finish):
             stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
         )
 
-    def _go_back(self, perception: Perception, limits: PartLimits, first: Tally) -> _Again:
+    def _go_back(self, perception: Perception, limits: ShardLimits, first: Tally) -> _Again:
         """The strategy's second pass, where it tracks anything again; its time is added to that of the first."""
-        masks, doubt = Parts(self.store).masks, self.schedule.settings.detector.doubt
+        masks, doubt = Shards(self.store).masks, self.schedule.settings.detector.min_track_score
         find = AGAIN.get(self.schedule.job.strategy)
         spans = list(find(masks(), doubt)) if find else []
         if not spans:
             return _Again(0, [])
-        with Spool(self.store.folder) as spool:
+        with ReverseFrameBuffer(self.store.folder) as spool:
             for count in put_aside(spool, spans, placed_frames(masks(), self.schedule.frames())):
                 self.progress("reading", count, None)
                 if self.stop.is_set():
                     raise StoppedError(first.counts["frames"])
             player = Player(perception)
-            work = Work(Parts(self.store, SECOND), player, limits)
+            work = ShardWriter(Shards(self.store, SECOND), player, limits)
             resumed_from = work.frames
             searching = bool(self.schedule.settings.detector.prompts)
             steps = actions(spool, spans, searching)
@@ -176,7 +176,7 @@ class _Run(Finish):
 
     def _work_through(self, one: _Pass) -> None:
         work = one.work
-        with Ahead(islice(one.actions, work.standing.actions, None)) as ahead:
+        with Prefetcher(islice(one.actions, work.standing.actions, None)) as ahead:
             for outcome in one.play(_keeping(ahead, work), one.player):
                 work.take(outcome)
                 self.progress(one.name, work.frames, one.total)
@@ -201,7 +201,7 @@ class _Run(Finish):
             schedule.notes.tell(line)
 
 
-def _keeping(actions: Iterable[Action], work: Work) -> Iterator[Action]:
+def _keeping(actions: Iterable[Action], work: ShardWriter) -> Iterator[Action]:
     """The actions; where reading them fails, what was done with those before is put on disk first."""
     try:
         yield from actions

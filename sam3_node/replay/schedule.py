@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ..bags.bag import open_bag
-from ..bags.native.reader import Recorded, RecordedMasks, is_recorded
+from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.native.writer import NODE
 from ..bags.samples import natural_order
 from ..errors import ReplayError, require
 from ..node.operations import CHANGES
-from ..types import Closing, Frame, MaskFrame
+from ..types import Closeable, Frame, MaskFrame
 from ..wire import Event, encode_mask
 from .actions import Action, Edit, Notes, Step
 from .davis_png import read_mask
@@ -136,7 +136,7 @@ def _lists(value: object) -> object:
     return list(map(_lists, value)) if isinstance(value, tuple) else value
 
 
-class Schedule(Closing):
+class Schedule(Closeable):
     """A job on its one recording, which is at `path`, opened. Each call of `actions` or `frames` begins again. A
     context manager.
 
@@ -206,12 +206,12 @@ class Schedule(Closing):
             yield item.masks if isinstance(item, RecordedMasks) else item
 
 
-def _recorded(files: Sequence[Path]) -> Recorded | None:
+def _recorded(files: Sequence[Path]) -> RecordingReader | None:
     files = [file for file in files if is_recorded(file)]
-    return Recorded(files) if files else None
+    return RecordingReader(files) if files else None
 
 
-def _description(recorded: Recorded | None) -> Mapping[str, Any] | None:
+def _description(recorded: RecordingReader | None) -> Mapping[str, Any] | None:
     """What the node told of itself first."""
     found = recorded.metadata().get(NODE) if recorded else None
     return found[0] if found else None

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from ..errors import OutputError
-from ..types import Closing, Frame, Instance, MaskFrame
+from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
 from .actions import FORGOTTEN, Action, Edit, Step
 from .player import Outcome, Player, forward
@@ -35,7 +35,7 @@ class Placed(NamedTuple):
     frame: Frame
 
 
-class Spool(Closing):
+class ReverseFrameBuffer(Closeable):
     """Frames in a file in `folder`, colour as it is encoded, without depth; 16 bytes of each are in memory.
 
     The file has no name: nothing of it is left once this is closed or the process has ended, in whatever way. Raises
@@ -113,7 +113,7 @@ def is_sure(instance: Instance, doubt: float) -> bool:
     return instance.state == "tracked" and instance.score >= doubt and instance.area > 0
 
 
-def put_aside(spool: Spool, spans: Sequence[Span], placed: Iterable[Placed]) -> Iterator[int]:
+def put_aside(spool: ReverseFrameBuffer, spans: Sequence[Span], placed: Iterable[Placed]) -> Iterator[int]:
     """Put the frames that spans need into the spool -> how many have been looked at, after each of `placed`."""
     waiting = sorted(spans, key=lambda span: span.first, reverse=True)
     end = max((span.last for span in spans), default=-1)
@@ -139,7 +139,7 @@ def placed_frames(masks: Iterable[MaskFrame], frames: Iterable[Frame]) -> Iterat
         yield Placed(place, frame)
 
 
-def actions(spool: Spool, spans: Iterable[Span], searching: bool) -> Iterator[Action]:
+def actions(spool: ReverseFrameBuffer, spans: Iterable[Span], searching: bool) -> Iterator[Action]:
     """Steps on the frames of the spool, the last first; each span's object is added at its end, forgotten at its
     beginning. Nothing is looked for by name, though a fresh player may be `searching`.
 
@@ -203,7 +203,7 @@ def _is_shown(instance: Instance) -> bool:
     return instance.age == 0 and instance.area > 0
 
 
-LEAST_FRAMES = 3
+MIN_FRAMES = 3
 """Frames without a sure mask, from which on a span is worth a second pass."""
 
 
@@ -216,7 +216,7 @@ class _Sure:
 
 
 def multi_shot_spans(masks: Iterable[MaskFrame], doubt: float) -> Iterator[Span]:
-    """From all masks of the forward pass, what is tracked again: LEAST_FRAMES or more successive frames of a camera on
+    """From all masks of the forward pass, what is tracked again: MIN_FRAMES or more successive frames of a camera on
     which an object was out of view or scored below `doubt`, between frames on which it was sure. The frame after them
     is the second shot: its mask there is the prompt. The frame before them is tracked on as well: where both passes
     disagree there, `merge` leaves the second one out (forward-backward error: Kalal et al. 2010).
@@ -231,7 +231,7 @@ def multi_shot_spans(masks: Iterable[MaskFrame], doubt: float) -> Iterator[Span]
             key = ObjectKey(found.camera, one.id)
             if is_sure(one, doubt):
                 before = known.get(key)
-                if before is not None and before.doubts >= LEAST_FRAMES:
+                if before is not None and before.doubts >= MIN_FRAMES:
                     yield Span.back_to(before.place, place, key, one)
                 known[key] = _Sure(place)
             elif key in known:

@@ -31,7 +31,7 @@ MAGIC = b"SAM3PRT1"
 START = len(MAGIC) + hashlib.sha256().digest_size
 
 
-class Standing(NamedTuple):
+class Cursor(NamedTuple):
     """How far a replay is: actions of the schedule that are behind it, and what was counted until then."""
 
     actions: int = 0
@@ -39,7 +39,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(slots=True)
-class OpenPart:
+class OpenShard:
     """What was found since the last part, in memory."""
 
     masks: list[tuple[str, bytes]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class OpenPart:
         self.size += len(body)
 
 
-class Parts:
+class Shards:
     """The parts of one pass in a store, as they were when this was made, and those added since."""
 
     def __init__(self, store: Store, folder: str = FIRST) -> None:
@@ -66,12 +66,12 @@ class Parts:
     def __len__(self) -> int:
         return self._count
 
-    def standing(self) -> Standing:
+    def standing(self) -> Cursor:
         """Where the last complete part ended. Raises ReplayError where it is damaged."""
         if not self._count:
-            return Standing()
+            return Cursor()
         part = self._read(self._count - 1)
-        return Standing(part["actions"], part["tally"])
+        return Cursor(part["actions"], part["tally"])
 
     def checkpoint(self) -> bytes:
         """The state at the end of the last complete part. Raises ReplayError where it is gone."""
@@ -82,7 +82,7 @@ class Parts:
             )
         return self._store.read(name)
 
-    def add(self, part: OpenPart, standing: Standing, checkpoint: bytes) -> None:
+    def add(self, part: OpenShard, standing: Cursor, checkpoint: bytes) -> None:
         """Keep a part, how far the replay is at its end, and the state that it can be continued from there."""
         number = self._count
         body = msgpack.packb({**standing._asdict(), "masks": part.masks})
@@ -144,7 +144,7 @@ class Playing(Protocol):
         """Go on from there. Raises ReplayError where that is not possible."""
 
 
-class PartLimits(NamedTuple):
+class ShardLimits(NamedTuple):
     """When a part ends: after so many frames, seconds of work or bytes of masks. What a kill loses is one part."""
 
     frames: int = 1000
@@ -152,13 +152,13 @@ class PartLimits(NamedTuple):
     bytes: int = 32 << 20
 
 
-class Work:
+class ShardWriter:
     """Brings a player to where the last complete part ended, and collects what comes of it from there on.
 
     Raises ReplayError where that is not possible: a part is damaged, or the player's model or settings are others.
     """
 
-    def __init__(self, parts: Parts, player: Playing, limits: PartLimits) -> None:
+    def __init__(self, parts: Shards, player: Playing, limits: ShardLimits) -> None:
         self.standing = parts.standing()
         """At the end of the last complete part."""
         self.tally = Tally.of(self.standing.tally)
@@ -187,12 +187,12 @@ class Work:
         if self._actions > self.standing.actions:
             self.tally.work_s += time.monotonic() - self._begin_s
             self.tally.counts = self._player.counts
-            self.standing = Standing(self._actions, self.tally.plain())
+            self.standing = Cursor(self._actions, self.tally.plain())
             self._parts.add(self._part, self.standing, self._player.checkpoint())
             self._open()
 
     def _open(self) -> None:
-        self._part = OpenPart()
+        self._part = OpenShard()
         self._begin_s, self._frames_before = time.monotonic(), self.frames
 
     def _is_full(self) -> bool:

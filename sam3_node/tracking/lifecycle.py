@@ -11,14 +11,14 @@ from ..types import NANOSECONDS, State
 @dataclass(frozen=True, slots=True)
 class LifeRules:
     """confirm: detections that make an object more than tentative. patience: rounds of detection that a tentative one
-    may be missed. merge: rounds after which an object goes, if another one has its mask and its detections. lost_s: how
-    long an object is kept without evidence of it. sure: score of a mask that is evidence.
+    may be missed. merge: rounds after which an object goes, if another one has its mask and its detections. max_lost_s:
+    how long an object is kept without evidence of it. sure: score of a mask that is evidence.
     """
 
     confirm: int = 2
     patience: int = 2
     merge: int = 4
-    lost_s: float = 5.0
+    max_lost_s: float = 5.0
     sure: float = 0.5
 
 
@@ -109,7 +109,7 @@ class Lifecycle:
 
     def expired(self, now_ns: int) -> list[int]:
         """Those to let go: tentative and missed too often, or without evidence for too long."""
-        longest_ns = self._rules.lost_s * NANOSECONDS
+        longest_ns = self._rules.max_lost_s * NANOSECONDS
         return [
             object_id
             for object_id, life in self._lives.items()

@@ -2,7 +2,7 @@
 
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, Received
 from .control import ControlClient, ControlServer, Peer, poll
-from .tap import Arrived, Tap
+from .tap import Arrived, StreamTap
 
 __all__ = [
     "Arrived",
@@ -14,6 +14,6 @@ __all__ = [
     "MaskSubscriber",
     "Peer",
     "Received",
-    "Tap",
+    "StreamTap",
     "poll",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import zmq
 
-from ..types import Buffer, Closing, Delivery, Frame, MaskEncoding, MaskFrame
+from ..types import Buffer, Closeable, Delivery, Frame, MaskEncoding, MaskFrame
 from ..wire import (
     Event,
     frame_topic,
@@ -29,7 +29,7 @@ from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, BoundSocket, send_parts
 EVERY_QUEUE = 2
 
 
-class Publisher(Closing):
+class Publisher(Closeable):
     """Binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
     `newest` never waits: for a peer that does not keep up, messages beyond a short queue are dropped.

@@ -13,7 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import TransportError
-from ..types import Closing
+from ..types import Closeable
 from .sockets import connect, receive_parts
 
 DEAD_AFTER_S = 1.5
@@ -21,7 +21,7 @@ _ATTEMPTS = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CO
 _EVENTS = _ATTEMPTS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Link:
+class ReconnectingSocket:
     """Connects `socket` to one endpoint and owns it. `alive` while a peer there has shaken hands.
 
     libzmq gives an endpoint up for good when the peer there broke the protocol or sent a part that is too
@@ -62,14 +62,14 @@ class Link:
 WATCH_MS = 250
 
 
-class Listener(Closing):
+class Listener(Closeable):
     """Owns links and the thread that takes each message off them as it comes; what becomes of it says `_accept`.
 
     A subclass calls `_listen` once it is ready for messages. `per_turn` messages are taken from one link before it is
     the next one's turn, so that a flood from one peer cannot starve the others.
     """
 
-    def __init__(self, links: Sequence[Link], per_turn: int) -> None:
+    def __init__(self, links: Sequence[ReconnectingSocket], per_turn: int) -> None:
         self._links = links
         self._per_turn = per_turn
         self._failure: Exception | None = None
@@ -143,11 +143,11 @@ class Listener(Closing):
             self._accept(parts, time.time_ns())
 
 
-def connect_all(sockets: Iterable[tuple[zmq.Socket, str]]) -> list[Link]:
+def connect_all(sockets: Iterable[tuple[zmq.Socket, str]]) -> list[ReconnectingSocket]:
     """A link for each socket and its endpoint. Raises TransportError for a malformed one; all are closed then."""
-    links: list[Link] = []
+    links: list[ReconnectingSocket] = []
     try:
-        links.extend(Link(socket, endpoint) for socket, endpoint in sockets)
+        links.extend(ReconnectingSocket(socket, endpoint) for socket, endpoint in sockets)
     except TransportError:
         for link in links:
             link.close()

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from ..errors import RequestError, Sam3NodeError, TransportError, WireError
-from ..types import Buffer, Closing
+from ..types import Buffer, Closeable
 from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
 from .channels import FrameSubscriber
 from .sockets import MAX_MESSAGE_BYTES, BoundSocket, connect, open_socket, receive_parts, send_parts
@@ -26,7 +26,7 @@ Peer = tuple[bytes, ...]
 """The envelope of a request, which leads its reply back."""
 
 
-class ControlServer(Closing):
+class ControlServer(Closeable):
     """Binds `endpoint` and answers requests; `.endpoint` is the one really bound. A context manager.
 
     Serves DEALER peers, and REQ peers too. Raises TransportError when the endpoint is malformed or in use.
@@ -81,7 +81,7 @@ class ControlServer(Closing):
             return None
 
 
-class ControlClient(Closing):
+class ControlClient(Closeable):
     """Asks the node at `endpoint`, and waits at most `timeout_ms` for each answer. A context manager.
 
     One call at a time; threads that share a client take turns. Raises TransportError for a malformed

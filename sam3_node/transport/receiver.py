@@ -15,7 +15,7 @@ import zmq
 
 from ..errors import TransportError, WireError
 from ..types import Delivery
-from .connection import WATCH_MS, Link, Listener, connect_all
+from .connection import WATCH_MS, Listener, ReconnectingSocket, connect_all
 from .sockets import open_socket
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ class Receiver(Listener, Generic[M]):
             self._check()
         return taken
 
-    def _connect(self, endpoints: Sequence[str], max_bytes: int) -> list[Link]:
+    def _connect(self, endpoints: Sequence[str], max_bytes: int) -> list[ReconnectingSocket]:
         if not endpoints:
             raise TransportError("expected at least one endpoint to connect to, found none")
         return connect_all((self._open(max_bytes), endpoint) for endpoint in endpoints)

@@ -30,7 +30,7 @@ class Arrived(NamedTuple):
     received_ns: int
 
 
-class Tap(Listener):
+class StreamTap(Listener):
     """Every message of live (`newest`) delivery in the order of arrival: frames, masks and events. A context manager.
 
     At most `max_bytes` wait to be taken; what comes beyond is dropped and counted. Publishers never wait for it.

@@ -24,7 +24,7 @@ from rosbags.rosbag2 import Writer as Ros2FolderWriter
 
 from sam3_node.bags import MaskBagWriter, open_bag
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cameras.sources import open_camera
 from sam3_node.settings import CameraSettings
 from tests.support.mcap_files import (
@@ -57,7 +57,7 @@ def read(path: Path, topics: Sequence[str] = ()) -> tuple[list[Frame], str | Non
 
 def record(path: Path, frames: Sequence[Frame]) -> Path:
     """As `sam3-node record` does."""
-    with RecordWriter(path) as writer:
+    with RecordingWriter(path) as writer:
         for frame in frames:
             writer.write_frame(frame, frame.capture_ns)
             writer.flush()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from sam3_node.bags.discovery import Camera
-from sam3_node.bags.pairing import MOST_WAITING, PATIENCE_NS, TOLERANCE_NS, Pairing
+from sam3_node.bags.pairing import MAX_WAITING, PATIENCE_NS, TOLERANCE_NS, Pairing
 from sam3_node.bags.samples import Colour, Sample
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
@@ -92,7 +92,7 @@ def test_depth_that_never_comes_is_waited_for_by_a_bounded_number_of_frames() ->
     for index in range(200):
         seqs += [frame.seq for frame in pairing.add(colour(index))]
         waiting = max(waiting, index + 1 - len(seqs))
-    assert waiting <= MOST_WAITING
+    assert waiting <= MAX_WAITING
     seqs += [frame.seq for frame in pairing.flush()]
     assert seqs == list(range(200))
 

@@ -20,7 +20,7 @@ from sam3_node.types import Instance, Mask, MaskFrame
 pytest.importorskip("torch")
 pytest.importorskip("mcap")
 
-from sam3_node.bags import Recording, read_masks
+from sam3_node.bags import LabelledClip, read_masks
 from sam3_node.cameras.bag import TABLETOP
 from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
@@ -28,7 +28,7 @@ from tests.support.recordings import write_recording
 
 def results_of(folder: Path, shift: int) -> Results:
     """Two messages whose masks are the truth, moved down; the second message is of the recording's second round."""
-    recording = Recording.load(write_recording(folder / "table.mcap", 4))
+    recording = LabelledClip.load(write_recording(folder / "table.mcap", 4))
     frames = []
     for number, seq in enumerate((1, 6)):
         instances = tuple(
@@ -54,7 +54,7 @@ def test_masks_are_judged_against_the_recording(tmp_path: Path, shift: int, expe
 def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
     """The second is hidden on frames 0, 3, 6, …; on the others both are asked for, each once."""
     path = write_recording(tmp_path / "table.mcap", 30)
-    recording = Recording.load(path)
+    recording = LabelledClip.load(path)
     rig = Rig(tmp_path)
     try:
         rig.node()
@@ -86,7 +86,7 @@ def test_it_plays_through_real_processes_and_leaves_its_results(
     for key in ("frames", "frames_per_s", "age_p50_ms", "age_p99_ms", "ids", "mean_iou"):
         assert key in figures
     assert figures["frames"] > 0
-    assert {row["label"] for row in figures["objects"]} <= set(Recording.load(TABLETOP).labels.values())
+    assert {row["label"] for row in figures["objects"]} <= set(LabelledClip.load(TABLETOP).labels.values())
     assert 0 <= figures["mean_iou"] <= 1
     bag = list(read_masks(tmp_path / "masks.mcap"))
     assert len(bag) == figures["frames"]

@@ -27,7 +27,7 @@ from sam3_node.engines.detector_slot import compare_detector, names_for, serve_d
 from sam3_node.engines.export import export
 from sam3_node.engines.frames import Image, frames_of
 from sam3_node.engines.report import Report
-from sam3_node.engines.specs import Stage
+from sam3_node.engines.specs import StageSpec
 from sam3_node.engines.tensorrt.run import TensorRTRun
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
@@ -65,7 +65,7 @@ def names() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, OnnxRun]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageSpec, OnnxRun]:
     stage = stage_of(load_yolo_world(NANO))
     return stage, OnnxRun(export(stage, tmp_path_factory.mktemp("nano") / "detect.onnx"), stage)
 
@@ -80,7 +80,7 @@ def same(found: list[Detection], wanted: list[Detection], pixels: float, score: 
 @onnx
 @pytest.mark.parametrize("count", [1, 5, PHRASES])
 def test_an_exported_network_detects_what_torch_detects(
-    count: int, exported: tuple[Stage, OnnxRun], frames: list[Image], names: tuple[str, ...]
+    count: int, exported: tuple[StageSpec, OnnxRun], frames: list[Image], names: tuple[str, ...]
 ) -> None:
     detector = nano_detector()
     query = detector.prepare(names[:count])
@@ -120,7 +120,7 @@ def test_names_to_judge_by(tmp_path: Path) -> None:
     assert len(names_for(DetectorSettings(name=str(tmp_path)))) > 1
 
 
-def judged(run: Run, frames: list[Image], names: tuple[str, ...], stage: Stage | None = None) -> Report:
+def judged(run: Run, frames: list[Image], names: tuple[str, ...], stage: StageSpec | None = None) -> Report:
     reference = load_yolo_world(NANO)
     text = nano_detector().prepare(names).vectors
     return compare_detector(reference, run, stage or stage_of(reference), frames, text, 0.99)
@@ -128,7 +128,7 @@ def judged(run: Run, frames: list[Image], names: tuple[str, ...], stage: Stage |
 
 @onnx
 def test_the_gate_passes_an_export(
-    exported: tuple[Stage, OnnxRun], frames: list[Image], names: tuple[str, ...]
+    exported: tuple[StageSpec, OnnxRun], frames: list[Image], names: tuple[str, ...]
 ) -> None:
     stage, run = exported
     report = judged(run, frames, names, stage)

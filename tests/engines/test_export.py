@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sam3_node.engines.export import export
-from sam3_node.engines.specs import STAGES, Stage, detector_stage, stages_of
+from sam3_node.engines.specs import STAGES, StageSpec, detector_stage, stages_of
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -33,14 +33,14 @@ pytest.importorskip("onnxruntime")
 ONE_MEMORY_STEP = 2**-7  # of bfloat16, relative
 PRESENT = 20.0  # presence far from 0: no object may be in view for one arithmetic alone
 Run = Callable[..., Tensor | Sequence[Tensor]]
-Exported = Callable[[str], tuple[Stage, Path]]
+Exported = Callable[[str], tuple[StageSpec, Path]]
 
 
-def caching(stages: dict[str, Stage], folder: Path) -> Exported:
+def caching(stages: dict[str, StageSpec], folder: Path) -> Exported:
     """Each stage exported when it is first asked for."""
 
     @cache
-    def get(name: str) -> tuple[Stage, Path]:
+    def get(name: str) -> tuple[StageSpec, Path]:
         return stages[name], export(stages[name], folder / f"{name}.onnx")
 
     return get
@@ -56,7 +56,7 @@ def exported(nano: TrackerModel, tmp_path_factory: pytest.TempPathFactory) -> Ex
     return caching(dict(stages_of(nano)), tmp_path_factory.mktemp("nano"))
 
 
-def tiny_stages(dtype: torch.dtype, **options: int) -> dict[str, Stage]:
+def tiny_stages(dtype: torch.dtype, **options: int) -> dict[str, StageSpec]:
     source = tiny.random_source("sam3", presence=PRESENT, **options)
     return dict(stages_of(tiny.stages_of(source.to(dtype))))
 
@@ -71,7 +71,7 @@ def each(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
     yield from [outputs] if isinstance(outputs, Tensor) else outputs
 
 
-def run_both(run: Run, stage: Stage, objects: int) -> Iterator[tuple[Tensor, Tensor]]:
+def run_both(run: Run, stage: StageSpec, objects: int) -> Iterator[tuple[Tensor, Tensor]]:
     """What the export and torch give for the same inputs."""
     inputs = stage.examples(objects, seed=objects)
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def test_a_file_is_valid_and_typed_as_its_ports(exported: Exported, name: str) -
     check_types(*exported(name))
 
 
-def check_types(stage: Stage, path: Path) -> None:
+def check_types(stage: StageSpec, path: Path) -> None:
     onnx.checker.check_model(str(path), full_check=True)
     graph = onnx.load(path).graph
     kinds = {number: dtype for dtype, (number, _) in ONNX_TYPES.items()}
@@ -202,7 +202,7 @@ def test_bfloat16_agrees_within_its_rounding(halves: dict[torch.dtype, Exported]
     check_rounding(run, stage)
 
 
-def check_rounding(run: Run, stage: Stage) -> None:
+def check_rounding(run: Run, stage: StageSpec) -> None:
     eps = torch.finfo(stage.inputs[0].dtype).eps
     for found, wanted in run_both(run, stage, 3):
         rounding = max(4 * eps, ONE_MEMORY_STEP if wanted.dtype == torch.bfloat16 else 0)
@@ -227,12 +227,12 @@ def test_an_encoder_whose_windows_do_not_divide_the_grid(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def detector(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, Path]:
+def detector(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageSpec, Path]:
     stage = detector_stage(tiny_yolo(), phrases=3, size=(64, 96))
     return stage, export(stage, tmp_path_factory.mktemp("yolo") / "detect.onnx")
 
 
-def test_a_detector_answers_as_torch_does(detector: tuple[Stage, Path]) -> None:
+def test_a_detector_answers_as_torch_does(detector: tuple[StageSpec, Path]) -> None:
     stage, path = detector
     check_types(stage, path)
     run = OnnxRun(path, stage)
@@ -252,7 +252,7 @@ def test_a_detector_of_no_possible_shape_is_refused(count: int, size: tuple[int,
         detector_stage(tiny_yolo(), count, size)
 
 
-def test_a_file_tells_nothing_of_where_it_was_made(detector: tuple[Stage, Path]) -> None:
+def test_a_file_tells_nothing_of_where_it_was_made(detector: tuple[StageSpec, Path]) -> None:
     assert str(ROOT).encode() not in detector[1].read_bytes()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.engines.graphs import Inputs, Recording, Replayed, replayed, use_graphs
+from sam3_node.engines.graphs import GraphedStage, Inputs, Recording, replayed, use_graphs
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -38,7 +38,7 @@ class Tape:
 
 def on_tape(model: TrackerModel) -> Tape:
     tape = Tape()
-    model.stages = Stages(*(Replayed(run, tape) for run in model.stages))
+    model.stages = Stages(*(GraphedStage(run, tape) for run in model.stages))
     model.static_shapes = True
     return tape
 
@@ -65,7 +65,7 @@ def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
 
 
 def test_what_is_returned_is_the_callers_to_keep() -> None:
-    run = Replayed(lambda x: (x + 1, x * 2), Tape())
+    run = GraphedStage(lambda x: (x + 1, x * 2), Tape())
     first = run(torch.ones(2))
     kept = [tensor.clone() for tensor in first]
     run(torch.zeros(2))

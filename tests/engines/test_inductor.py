@@ -23,7 +23,7 @@ from sam3_node.cli import main as cli
 from sam3_node.engines.inductor import InductorRun
 from sam3_node.engines.key import identity_of
 from sam3_node.engines.slot import REPORT, check, read_report
-from sam3_node.engines.specs import STAGES, Fitted, as_tuple, stages_of
+from sam3_node.engines.specs import STAGES, DtypeAdapter, as_tuple, stages_of
 from sam3_node.engines.store import MANIFEST, Built, EngineStore
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
@@ -139,7 +139,7 @@ def test_packages_pass_the_gate_and_are_listed(kept: Kept, capsys: pytest.Captur
 def test_a_tracker_gives_the_masks_that_torch_gives(kept: Kept) -> None:
     model, reference = served(kept, engine__fallback=False), load_tracker(str(kept.weights))
     assert model.name == reference.name
-    assert all(isinstance(run, Fitted) and isinstance(run.run, InductorRun) for run in model.stages)
+    assert all(isinstance(run, DtypeAdapter) and isinstance(run.run, InductorRun) for run in model.stages)
     ours, theirs = (Tracker(each, max_objects=4) for each in (model, reference))
     for number, pixels in enumerate(noise_clip(model.image_size, 6)):
         prompts = PROMPTS[number : number + 1]  # 1, 2, then 3 objects, which a batch of 4 holds
@@ -227,7 +227,7 @@ def test_what_is_no_package_does_not_load(kept: Kept, tmp_path: Path) -> None:
 
 
 def test_a_refusal_by_the_gate_is_kept_and_torch_serves(copied: Kept) -> None:
-    strict = {"engine__least_cosine": 1.0, "engine__least_iou": 1.0}
+    strict = {"engine__min_cosine": 1.0, "engine__min_iou": 1.0}
     path = copied.built.folder / REPORT
     report = json.loads(path.read_text())
     report["outputs"][0]["cosine"] = 0.5

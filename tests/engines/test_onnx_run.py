@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sam3_node.engines.export import export
-from sam3_node.engines.specs import Stage
+from sam3_node.engines.specs import StageSpec
 from sam3_node.errors import EngineError, MissingExtraError
 from tests.support.onnx_run import OnnxRun
 from tests.support.tiny_stage import scaled
@@ -20,24 +20,24 @@ pytest.importorskip("onnxruntime")
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, Path]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageSpec, Path]:
     return scaled(), export(scaled(), tmp_path_factory.mktemp("small") / "scale.onnx")
 
 
 @pytest.mark.parametrize("objects", [1, 3, 64])
-def test_runs_for_any_number_of_objects(small: tuple[Stage, Path], objects: int) -> None:
+def test_runs_for_any_number_of_objects(small: tuple[StageSpec, Path], objects: int) -> None:
     stage, path = small
     (values,) = stage.examples(objects)
     assert torch.equal(OnnxRun(path, stage)(values), stage.module(values))
 
 
-def test_inputs_need_not_be_contiguous(small: tuple[Stage, Path]) -> None:
+def test_inputs_need_not_be_contiguous(small: tuple[StageSpec, Path]) -> None:
     stage, path = small
     values = torch.randn(4096, 2).T
     assert torch.equal(OnnxRun(path, stage)(values), stage.module(values))
 
 
-def test_results_of_one_call_outlive_the_next(small: tuple[Stage, Path]) -> None:
+def test_results_of_one_call_outlive_the_next(small: tuple[StageSpec, Path]) -> None:
     stage, path = small
     run = OnnxRun(path, stage)
     first, second = (stage.examples(2, seed=seed)[0] for seed in (1, 2))
@@ -46,7 +46,7 @@ def test_results_of_one_call_outlive_the_next(small: tuple[Stage, Path]) -> None
     assert torch.equal(results[1], stage.module(second))
 
 
-def test_a_file_that_cannot_be_read_is_told(small: tuple[Stage, Path], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_told(small: tuple[StageSpec, Path], tmp_path: Path) -> None:
     stage, path = small
     with pytest.raises(EngineError, match="scale: expected an ONNX file"):
         OnnxRun(tmp_path / "absent.onnx", stage)
@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_read_is_told(small: tuple[Stage, Path], tmp_path:
 
 
 @pytest.mark.parametrize("other", [scaled(side=5), scaled(dtype=torch.float16)])
-def test_a_file_that_is_not_this_stage_is_refused(small: tuple[Stage, Path], other: Stage) -> None:
+def test_a_file_that_is_not_this_stage_is_refused(small: tuple[StageSpec, Path], other: StageSpec) -> None:
     with pytest.raises(EngineError, match="not an export of this stage: expected inputs"):
         OnnxRun(small[1], other)
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_this_stage_is_refused(small: tuple[Stage, Path], oth
     [(), (None,), (torch.zeros(4096),), (torch.zeros(2, 5),), (torch.zeros(2, 4096).double(),)],
     ids=["none", "nothing", "one axis", "narrow", "double"],
 )
-def test_wrong_inputs_are_refused(small: tuple[Stage, Path], inputs: tuple) -> None:
+def test_wrong_inputs_are_refused(small: tuple[StageSpec, Path], inputs: tuple) -> None:
     run = OnnxRun(small[1], small[0])
     with pytest.raises(EngineError, match=r"scale: expected inputs \[\d+, 4096\] float32 on cpu; found"):
         run(*inputs)
@@ -82,7 +82,7 @@ def test_says_what_onnxruntime_cannot_run(tmp_path: Path) -> None:
 
 
 def test_a_missing_runtime_names_its_extra(
-    small: tuple[Stage, Path], monkeypatch: pytest.MonkeyPatch
+    small: tuple[StageSpec, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"onnxruntime.*sam3-node\[onnx\]"):

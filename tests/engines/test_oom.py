@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sam3_node.engines.graphs import Inputs, Recording, Replayed
+from sam3_node.engines.graphs import GraphedStage, Inputs, Recording
 from sam3_node.engines.oom import out_of_memory, telling_out_of_memory
-from sam3_node.engines.specs import Port, Stage
+from sam3_node.engines.specs import StageSpec, TensorSpec
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.perception.loading import load_model, warm_up
@@ -112,7 +112,7 @@ def test_a_recording_that_fails_is_fallen_back_from() -> None:
 
     model = tiny_model(presence=60.0)
     own = model.stages
-    model.stages = Stages(*(Replayed(run, record) for run in own))
+    model.stages = Stages(*(GraphedStage(run, record) for run in own))
     warm_up(model, settings_of(graphs=True), own)
     assert model.stages is own
     assert model.name == "tiny (torch: a stage cannot be captured in a CUDA graph: no)"
@@ -160,8 +160,8 @@ def test_an_export_that_does_not_fit_says_what_to_lower(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from sam3_node.engines.export import export
 
-    port = Port("x", (1, 4), torch.float32)
-    stage = Stage("wide", Failing(raising(torch.OutOfMemoryError(CUDA_FULL))), (port,), (port,))
+    port = TensorSpec("x", (1, 4), torch.float32)
+    stage = StageSpec("wide", Failing(raising(torch.OutOfMemoryError(CUDA_FULL))), (port,), (port,))
     with pytest.raises(
         EngineError, match=r"wide: cannot be exported: OutOfMemoryError: .*--model\.image_size"
     ):

@@ -98,10 +98,10 @@ def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, 
 
 def test_other_thresholds_judge_the_same_figures(weights: Path, clip: Path, tmp_path: Path) -> None:
     half = load_tracker(str(weights), dtype=torch.bfloat16)
-    settings = settings_of(weights, tmp_path, precision="bfloat16", least_cosine=0.5, least_iou=0.1)
+    settings = settings_of(weights, tmp_path, precision="bfloat16", min_cosine=0.5, min_iou=0.1)
     engines = opened(settings, half.stages)
     require_passed(engines, settings, clip)
-    strict = settings_of(weights, tmp_path, precision="bfloat16", least_cosine=1.0)
+    strict = settings_of(weights, tmp_path, precision="bfloat16", min_cosine=1.0)
     with pytest.raises(
         EngineError, match=r"refused by the gate: .*cosine of .* below 1; see `sam3-node engine check`"
     ):

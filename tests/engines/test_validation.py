@@ -37,7 +37,7 @@ def reference() -> TrackerModel:
 
 
 def judge(stages: Stages, **options: Any) -> Report:
-    settings = {"least_cosine": 0.99, "least_iou": 0.95, "prompts": PROMPTS} | options
+    settings = {"min_cosine": 0.99, "min_iou": 0.95, "prompts": PROMPTS} | options
     return compare(reference(), stages, CLIP, **settings)
 
 
@@ -82,7 +82,7 @@ def test_the_same_stages_pass() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_differs_but_passes(dtype: torch.dtype) -> None:
     half = model_of(random_source("sam3", presence=ALWAYS).to(dtype))
-    report = judge(half.stages, dtype=dtype, least_cosine=0.98, least_iou=0.9)
+    report = judge(half.stages, dtype=dtype, min_cosine=0.98, min_iou=0.9)
     assert report.passed, report.refusal()
     assert all(0.98 < row.cosine <= 1.0 for row in report.outputs)
     assert any(row.cosine < 0.999999 for row in report.outputs)
@@ -126,7 +126,7 @@ def test_masks_are_judged_beside_the_stages() -> None:
     """Every stage is near enough by itself where little is asked, and yet the masks are others."""
     stages = reference().stages
     other = disturbed(stages.encode, "top.0")
-    report = judge(stages._replace(encode=other), least_cosine=1e-6)
+    report = judge(stages._replace(encode=other), min_cosine=1e-6)
     assert report.tracks is not None
     assert report.tracks.mean_iou < 0.95
     assert report.tracks.worst_iou <= report.tracks.mean_iou
@@ -228,8 +228,8 @@ def test_onnx_stages_pass(tmp_path: Path) -> None:
 
 def report_of(cosine: float = 0.995, iou: float = 0.97) -> Report:
     return Report(
-        least_cosine=0.99,
-        least_iou=0.95,
+        min_cosine=0.99,
+        min_iou=0.95,
         frames=8,
         outputs=(
             OutputFigures("encode", "top", cosine, 0.01, 3),
@@ -271,7 +271,7 @@ def test_thresholds() -> None:
     assert not report_of(cosine=float("nan")).passed
     assert not report_of(iou=float("nan")).passed
     assert not replace(report_of(), tracks=None).passed
-    assert replace(low, least_cosine=0.98).passed
+    assert replace(low, min_cosine=0.98).passed
 
 
 def test_the_table_has_a_row_for_each_output() -> None:

@@ -165,14 +165,14 @@ def test_what_is_found_by_name_goes_on_beside_what_is_pointed_at(
     point = FramePrompt(points=[(320, 240)])
     middle = FramePrompt(box=[280, 200, 360, 280])
     actions: list[Action] = [
-        lambda pipeline: pipeline.look_for(names),
+        lambda pipeline: pipeline.set_prompts(names),
         *map(step, frames[:4]),
         add(point),  # still entering when it is saved
         step(frames[4]),
         refine(1, point, seq=frames[2].seq),
         add(middle, seq=frames[3].seq),
         *map(step, frames[5:7]),
-        lambda pipeline: pipeline.look_for(others),
+        lambda pipeline: pipeline.set_prompts(others),
         *map(step, frames[7:]),
         objects,
     ]
@@ -190,21 +190,21 @@ class Blocks:
 
     def __init__(self, nano: TrackerModel) -> None:
         self.nano = nano
-        self.settings = DetectorSettings(kind="yolo-world", every=2, lost_s=0.2)
+        self.settings = DetectorSettings(kind="yolo-world", every=2, max_lost_s=0.2)
 
     def make(self) -> Pipeline:
         settings = TrackerSettings(max_objects=2, feature_cache=2)
         return Pipeline(self.nano, settings, "cam0", ColourDetector(), self.settings)
 
-    def look_for(self, *names: str) -> Action:
-        return lambda pipeline: pipeline.look_for(want(ColourDetector(), names, 0.5))
+    def set_prompts(self, *names: str) -> Action:
+        return lambda pipeline: pipeline.set_prompts(want(ColourDetector(), names, 0.5))
 
 
 def test_births_deaths_and_what_was_turned_away_go_on(nano: TrackerModel) -> None:
     blocks = Blocks(nano)
     two, three = {(30, 40): "red", (130, 90): "green"}, {(230, 150): "blue"}
     shown = [two, two, two | three, two | three, three, three, three, three, {}, {}]
-    actions = [blocks.look_for("red", "green", "blue")]
+    actions = [blocks.set_prompts("red", "green", "blue")]
     actions += [step(coloured_blocks.frame(seq, placed)) for seq, placed in enumerate(shown)]
     actions += [objects, lambda pipeline: pipeline.turned_away]
     results = goes_on(blocks.make, actions, (1, 3, 4, 7))
@@ -296,7 +296,7 @@ def test_a_state_with_names_needs_a_detector_that_knows_them(
 ) -> None:
     blocks = Blocks(nano)
     named = blocks.make()
-    named.look_for(want(ColourDetector(), ["red"], 0.5))
+    named.set_prompts(want(ColourDetector(), ["red"], 0.5))
     state = named.state()
     refused(Pipeline(nano, TrackerSettings(max_objects=2), "cam0"), state, ReplayError, "'detector': None")
     monkeypatch.delitem(coloured_blocks.COLOURS, "red")

@@ -12,7 +12,7 @@ from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.registry import ObjectRegistry
-from sam3_node.perception.track_manager import Search, Sight
+from sam3_node.perception.track_manager import FrameContext, TrackManager
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking import Tracker, Tracks
 from sam3_node.types import Instance, Mask, MaskFrame
@@ -36,14 +36,16 @@ class World:
 
     def __init__(self, model: TrackerModel, places: int = 8, association: bool = True) -> None:
         self.detector = ColourDetector()
-        settings = DetectorSettings(kind="yolo-world", every=EVERY, lost_s=LOST_S, association=association)
+        settings = DetectorSettings(
+            kind="yolo-world", every=EVERY, max_lost_s=LOST_S, association=association
+        )
         self.pipeline = Pipeline(model, TrackerSettings(max_objects=places), "cam0", self.detector, settings)
         self._seq = 0
 
     def ask(
         self, *names: str, scores: dict[str, float] | None = None, most: dict[str, int] | None = None
     ) -> None:
-        self.pipeline.look_for(want(self.detector, names, 0.5, scores, most) if names else None)
+        self.pipeline.set_prompts(want(self.detector, names, 0.5, scores, most) if names else None)
 
     def step(self, placed: dict[tuple[int, int], str]) -> MaskFrame:
         self._seq += 1
@@ -182,11 +184,11 @@ def test_without_association_a_mask_that_drifted_is_left_as_it_is(
 ) -> None:
     detector, tracker, objects = ColourDetector(), Tracker(model, 4), ObjectRegistry(4)
     settings = DetectorSettings(kind="yolo-world", association=association)
-    search = Search(detector, tracker, objects, objects.remove, settings)
+    search = TrackManager(detector, tracker, objects, objects.remove, settings)
     image = decode_image(frame(0, {A: "red"}))
     features = model.encode(model.preprocess(image))
-    sight = Sight(image, features, 0, Scaling((HEIGHT, WIDTH), model.image_size), 0)
-    search.look_for(want(detector, ("red",), 0.5))
+    sight = FrameContext(image, features, 0, Scaling((HEIGHT, WIDTH), model.image_size), 0)
+    search.set_prompts(want(detector, ("red",), 0.5))
     (born,) = search.look(sight, tracker.step_features(features)).values()
     (object_id,) = tracker.ids
     drifted = born.logits.roll(3, dims=1)  # overlaps still
@@ -263,4 +265,4 @@ def test_weights_that_cannot_track_are_refused() -> None:
 
 def test_without_a_detector_names_are_refused(model: TrackerModel) -> None:
     with pytest.raises(RequestError, match="detector"):
-        Pipeline(model, TrackerSettings(), "cam0").look_for(None)
+        Pipeline(model, TrackerSettings(), "cam0").set_prompts(None)

@@ -19,7 +19,7 @@ from tests.support.wire_examples import masks
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.reader import Recorded
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.bags.native.writer import RECORDING
 
 MEBIBYTE = 1 << 20
@@ -45,7 +45,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
             sent = camera.sent
             verb.process.send_signal(signal.SIGKILL)
             verb.process.wait(timeout=20)
-            recorded = Recorded([path])
+            recorded = RecordingReader([path])
             seqs = seqs_of(path)
             assert (sent - seqs[-1]) * FRAME_BYTES < 1.5 * MEBIBYTE
             assert seqs == sorted(set(seqs))
@@ -61,7 +61,7 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
                 verb.process.send_signal(end)
                 assert verb.process.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
     assert seqs_of(tmp_path / "b.mcap")[0] > seqs_of(tmp_path / "a.mcap")[-1]
-    assert Recorded([tmp_path / "b.mcap"]).metadata()[RECORDING]
+    assert RecordingReader([tmp_path / "b.mcap"]).metadata()[RECORDING]
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
@@ -76,7 +76,7 @@ def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None
         assert verb.process.wait(timeout=20) == 0
     paths = sorted(tmp_path.glob("*.mcap"), key=lambda found: (len(found.name), found.name))
     seqs = [seq for part in paths for seq in seqs_of(part)]
-    recorded = Recorded(paths)
+    recorded = RecordingReader(paths)
     counts = recorded.metadata()[RECORDING][-1]["cameras"]["cam0"]
     assert counts["frames"] == len(seqs)
     assert counts["frames_lost"] == seqs[-1] - seqs[0] + 1 - len(seqs)
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
         verb.line_with(" MB in ")
         assert verb.process.stderr is not None
         assert f"cannot write {path}: File too large; the recording ends here" in verb.process.stderr.read()
-    recorded = Recorded([path])
+    recorded = RecordingReader([path])
     seqs = seqs_of(path)
     assert len(seqs) * FRAME_BYTES > 1_000_000
     assert list(recorded.frames())
@@ -115,7 +115,7 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
         verb.line_with("; lost: cam0")  # said at once, not only at the end
         assert verb.terminate() == 0
     seqs = seqs_of(path)
-    counts = Recorded([path]).metadata()[RECORDING][0]["cameras"]["cam0"]
+    counts = RecordingReader([path]).metadata()[RECORDING][0]["cameras"]["cam0"]
     assert counts["frames"] == len(seqs)
     assert counts["frames_lost"] == seqs[-1] - seqs[0] + 1 - len(seqs) > 50
     assert f"; lost: cam0 {counts['frames_lost']} frames" in verb.line_with(" MB in ")
@@ -134,4 +134,4 @@ def test_nobody_has_to_read_its_lines(tmp_path: Path) -> None:
         finally:
             process.terminate()
             assert process.wait(timeout=20) == 0
-    assert Recorded([path]).metadata()[RECORDING]
+    assert RecordingReader([path]).metadata()[RECORDING]

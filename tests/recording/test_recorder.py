@@ -31,7 +31,7 @@ from tests.support.wire_examples import masks
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.reader import Recorded
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.bags.native.writer import NODE, RECORDING
 
 
@@ -108,8 +108,11 @@ def test_masks_and_events_that_are_missing_are_counted(tmp_path: Path) -> None:
         for parts in messages:
             node.send_multipart(parts)
         last = messages[-1][1]
-        until(lambda: any(getattr(x, "body", b"") == last for x in Recorded([path]).actions()), "the last")
-    counts = Recorded([path]).metadata()[RECORDING][0]
+        until(
+            lambda: any(getattr(x, "body", b"") == last for x in RecordingReader([path]).actions()),
+            "the last",
+        )
+    counts = RecordingReader([path]).metadata()[RECORDING][0]
     assert counts["cameras"]["cam0"]["masks"] == 7
     assert counts["cameras"]["cam0"]["masks_lost"] == 2  # of 15 or 16, and of 5 to 8
     assert counts["cameras"]["cam0"]["skipped"] == 3
@@ -124,7 +127,7 @@ def test_a_recording_without_a_node_is_one_of_frames(tmp_path: Path, monkeypatch
         until(lambda: "no node answers at ipc://" in out.getvalue(), "a word about it")
         until(has_grown(path, 3 * FRAME_BYTES), "frames on the disk", READY_S)
     assert "no node answered at ipc://" in out.getvalue()
-    assert NODE not in Recorded([path]).metadata()
+    assert NODE not in RecordingReader([path]).metadata()
     assert len(seqs_of(path)) >= 3
 
 
@@ -149,8 +152,8 @@ def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:
         send_until(lambda n: node.tell(Event(0, "pause")), lambda: asked > 1, "the question again")
         stop.set()
         thread.join()
-        until(lambda: len(Recorded([path]).metadata().get(NODE, [])) > 1, "both answers")
-    models = [found["model"] for found in Recorded([path]).metadata()[NODE]]
+        until(lambda: len(RecordingReader([path]).metadata().get(NODE, [])) > 1, "both answers")
+    models = [found["model"] for found in RecordingReader([path]).metadata()[NODE]]
     assert models[:2] == ["m1", "m2"]
 
 
@@ -166,7 +169,7 @@ def test_only_the_chosen_cameras_are_recorded(tmp_path: Path) -> None:
                 publisher.send(frame(seq, 1000, camera))
 
         send_until_recorded(send, path, 10_000)
-    assert {found.camera for found in Recorded([path]).frames()} == {"cam1"}
+    assert {found.camera for found in RecordingReader([path]).frames()} == {"cam1"}
 
 
 def test_a_folder_gets_a_file_by_the_time(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_folder_gets_a_file_by_the_time(tmp_path: Path) -> None:
     (path,) = (tmp_path / "folder").iterdir()
     assert re.match(rf"{RECORD_READY} ipc://.*, to {path}\n", out.getvalue())
     assert time.strptime(path.name, "%Y%m%dT%H%M%SZ.mcap")
-    assert not list(Recorded([path]).frames())
+    assert not list(RecordingReader([path]).frames())
 
 
 def test_a_group_may_record(tmp_path: Path) -> None:
@@ -238,10 +241,10 @@ def test_hostile_messages_are_counted_and_the_recording_goes_on(tmp_path: Path) 
             (camera if parts[0].startswith(b"frame") else node).send_multipart(parts)
         before = path.stat().st_size
         send_until_recorded(lambda seq: valid(10**6 + seq), path, before + 400_000)
-    counts = Recorded([path]).metadata()[RECORDING][0]
+    counts = RecordingReader([path]).metadata()[RECORDING][0]
     assert counts["rejected"] > 500
     assert len(counts["cameras"]) == 64
     assert "messages were malformed, the last: " in out.getvalue()
-    last = list(Recorded([path]).frames())[-1]
+    last = list(RecordingReader([path]).frames())[-1]
     assert last.seq > 10**6
     assert os.path.getsize(path) < 4_000_000

@@ -23,7 +23,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
-from sam3_node.bags.native.reader import Recorded, RecordedMasks
+from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.bags.native.writer import NODE, RECORDING
 
 
@@ -105,7 +105,7 @@ def test_frames_are_those_that_the_camera_sent(session: Session) -> None:
         if parts[0] == b"frame/cam0"
         for found in [unpack_frame([memoryview(part) for part in parts])]
     }
-    recorded = {found.seq: found for found in Recorded([session.path]).frames()}
+    recorded = {found.seq: found for found in RecordingReader([session.path]).frames()}
     both = recorded.keys() & sent.keys()
     assert len(both) > len(sent) / 2
     for seq in both:
@@ -116,7 +116,7 @@ def test_masks_are_those_that_a_subscriber_got(session: Session) -> None:
     sent = {
         unpack_masks(list(parts)).seq: parts[1] for parts in session.messages if parts[0] == b"masks/cam0"
     }
-    actions = Recorded([session.path]).actions()
+    actions = RecordingReader([session.path]).actions()
     recorded = {action.masks.seq: action.body for action in actions if isinstance(action, RecordedMasks)}
     both = recorded.keys() & sent.keys()
     assert len(both) > len(sent) / 2
@@ -126,7 +126,7 @@ def test_masks_are_those_that_a_subscriber_got(session: Session) -> None:
 
 def test_events_are_whole_and_among_the_masks(session: Session) -> None:
     sent = [unpack_event(list(parts)) for parts in session.messages if parts[0] == b"events"]
-    actions = list(Recorded([session.path]).actions())
+    actions = list(RecordingReader([session.path]).actions())
     events = [action for action in actions if isinstance(action, Event)]
     assert events == sent
     assert [event.n for event in events] == list(range(7))
@@ -141,7 +141,7 @@ def test_events_are_whole_and_among_the_masks(session: Session) -> None:
 
 
 def test_the_node_and_the_counts_are_in_the_metadata(session: Session) -> None:
-    recorded = Recorded([session.path])
+    recorded = RecordingReader([session.path])
     (node,) = recorded.metadata()[NODE]
     (counts,) = recorded.metadata()[RECORDING]
     assert node["settings"]["model"]["name"].endswith("tiny")
@@ -169,7 +169,7 @@ def test_mcaps_own_reader_decodes_it_by_foxgloves_schemas(session: Session) -> N
         wanted = ["/cam0/image", "/cam0/annotations"]
         for _, channel, _, message in reader.iter_decoded_messages(topics=wanted):
             topics.setdefault(channel.topic, []).append(message)
-    first = next(Recorded([session.path]).frames())
+    first = next(RecordingReader([session.path]).frames())
     image = topics["/cam0/image"][0]
     pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
     assert np.array_equal(pixels, decode_image(first))

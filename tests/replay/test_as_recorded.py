@@ -18,7 +18,7 @@ pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.reader import Recorded, RecordedMasks
+from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.replay.compare import compare
 from sam3_node.wire import Event
 
@@ -31,7 +31,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     it lacks cannot be replayed: then it is made again."""
     for _ in range(3):
         path = record(tmp_path_factory.mktemp("live"))
-        found = Recorded([path])
+        found = RecordingReader([path])
         seqs = {frame.seq for frame in found.frames()}
         stepped = {item.masks.seq for item in found.actions() if isinstance(item, RecordedMasks)}
         if stepped <= seqs:
@@ -108,7 +108,7 @@ def replay(recording: Path, out: Path, *arguments: str) -> subprocess.CompletedP
 
 @pytest.mark.timeout(300)
 def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path: Path) -> None:
-    log = list(Recorded([recording]).actions())
+    log = list(RecordingReader([recording]).actions())
     live = [item.masks for item in log if isinstance(item, RecordedMasks)]
     events = [item.op for item in log if isinstance(item, Event)]
     assert sum(masks.skipped for masks in live) > 0, "the node could keep up: nothing is shown"

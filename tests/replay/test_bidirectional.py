@@ -15,9 +15,9 @@ from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import StoppedError, Warm, run_job
+from sam3_node.replay.run import PerceptionCache, StoppedError, run_job
 from sam3_node.replay.second_pass import multi_shot_spans
-from sam3_node.replay.shards import SECOND, PartLimits, Parts
+from sam3_node.replay.shards import SECOND, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.replay.summary import Summary
 from sam3_node.settings import Settings
@@ -27,7 +27,7 @@ from tests.support.tabletop import NANO, cut, ious, shown
 
 BALL, FIRST, SEAM, STOP = "orange ball", 92, 100, 104
 NAMES = {"model": NANO["model"]}
-SMALL = PartLimits(frames=5)
+SMALL = ShardLimits(frames=5)
 
 
 MOMENTS = [
@@ -61,8 +61,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def load() -> Warm:
-    return Warm()
+def load() -> PerceptionCache:
+    return PerceptionCache()
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_an_object_shown_in_the_middle_has_masks_before(tmp_path: Path) -> None:
         settings=NANO,
     )
     run_job(job)
-    once, merged = list(Parts(FolderStore(tmp_path / "out")).masks()), masks_of(job)
+    once, merged = list(Shards(FolderStore(tmp_path / "out")).masks()), masks_of(job)
     found = ious(merged, BALL)
     assert list(found) == list(range(FIRST, STOP))
     assert min(found[seq] for seq in range(FIRST, SEAM)) > 0.3
@@ -119,13 +119,15 @@ def test_an_object_shown_in_the_middle_has_masks_before(tmp_path: Path) -> None:
     assert all(found[seq] == before[seq] for seq in range(SEAM, STOP))
 
 
-def test_each_object_is_there_from_its_cameras_first_frame_on(bag: Path, load: Warm, tmp_path: Path) -> None:
+def test_each_object_is_there_from_its_cameras_first_frame_on(
+    bag: Path, load: PerceptionCache, tmp_path: Path
+) -> None:
     job = job_on(bag, tmp_path / "out")
     summary = run_job(job, load, limits=SMALL)
     assert summary.objects == {"left": 2, "right": 1}
     assert summary.frames == 48
     merged = masks_of(job)
-    once = list(Parts(FolderStore(tmp_path / "out")).masks())
+    once = list(Shards(FolderStore(tmp_path / "out")).masks())
     assert [(one.camera, one.seq, one.capture_ns) for one in merged] == [
         (one.camera, one.seq, one.capture_ns) for one in once
     ]
@@ -141,7 +143,7 @@ def test_each_object_is_there_from_its_cameras_first_frame_on(bag: Path, load: W
 
 
 def test_without_objects_those_of_the_recording_are_tracked_back(
-    bag: Path, load: Warm, tmp_path: Path
+    bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
     job = replace(job_on(bag, tmp_path / "out"), objects=(), settings={"detector": {"doubt": 0.3}})
     run_job(job, load)
@@ -155,7 +157,7 @@ def test_names_are_tracked_back_from_where_they_are_found(tmp_path: Path) -> Non
     bag = cut(tmp_path / "bag.mcap", 70, 84)
     job = Job((str(bag),), str(tmp_path / "out"), "every", "bidirectional", ("blue can",), settings=NAMES)
     run_job(job)
-    once = ious(Parts(FolderStore(tmp_path / "out")).masks(), "blue can")
+    once = ious(Shards(FolderStore(tmp_path / "out")).masks(), "blue can")
     found = ious(masks_of(job), "blue can")
     late = [seq for seq, iou in once.items() if not iou]
     assert late
@@ -167,11 +169,13 @@ def test_as_recorded_has_no_other_strategy(bag: Path, tmp_path: Path) -> None:
         Job((str(bag),), str(tmp_path), "as-recorded", "multi-shot")
 
 
-def test_a_second_pass_that_is_killed_goes_on_bit_for_bit(bag: Path, load: Warm, tmp_path: Path) -> None:
+def test_a_second_pass_that_is_killed_goes_on_bit_for_bit(
+    bag: Path, load: PerceptionCache, tmp_path: Path
+) -> None:
     kill_everywhere(job_on(bag, tmp_path / "whole"), tmp_path / "killed", load)
 
 
-def test_so_do_spans_of_low_scores(bag: Path, load: Warm, tmp_path: Path) -> None:
+def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: Path) -> None:
     early = (replace(one, seq=seq) for seq, one in zip((1, 4, 2), job_on(bag, tmp_path).objects, strict=True))
     job = replace(job_on(bag, tmp_path / "whole"), strategy="multi-shot", objects=tuple(early))
     forward = replace(job, strategy="forward", out=str(tmp_path / "forward"))
@@ -185,10 +189,10 @@ def test_so_do_spans_of_low_scores(bag: Path, load: Warm, tmp_path: Path) -> Non
     kill_everywhere(replace(job, settings={"detector": {"doubt": doubt}}), tmp_path / "killed", load)
 
 
-def kill_everywhere(whole: Job, out: Path, load: Warm) -> None:
+def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
     """What comes of a job that is killed in every phase is what comes of one that is not."""
     expected = run_job(whole, load, limits=SMALL)
-    assert len(Parts(FolderStore(Path(whole.out)), SECOND)) > 1
+    assert len(Shards(FolderStore(Path(whole.out)), SECOND)) > 1
     job = replace(whole, out=str(out))
     for moment in MOMENTS:
         with pytest.raises(Killed):

@@ -13,7 +13,7 @@ from sam3_node.bags import read_masks
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import run_job
 from sam3_node.replay.second_pass import multi_shot_spans
-from sam3_node.replay.shards import Parts
+from sam3_node.replay.shards import Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.types import Instance, Mask, MaskFrame, TrackState
 from tests.support.tabletop import NANO, cut, ious, shown
@@ -71,7 +71,7 @@ def test_a_drop_of_the_score_is_mended_from_behind(tmp_path: Path) -> None:
     )
     summary = run_job(job)
     assert any("spans of objects tracked again" in note for note in summary.notes)
-    once = ious(Parts(FolderStore(tmp_path / "out")).masks(), BALL)
+    once = ious(Shards(FolderStore(tmp_path / "out")).masks(), BALL)
     twice = ious(read_masks(tmp_path / "out" / "masks.mcap"), BALL)
     changed = [seq for seq in once if once[seq] != twice[seq]]
     assert changed

@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node.errors import BagError
 from sam3_node.replay.actions import Action, Edit, Step
-from sam3_node.replay.prefetch import Ahead
+from sam3_node.replay.prefetch import Prefetcher
 from sam3_node.wire import decode_image
 from tests.support.live import SIZE, moving_frame
 from tests.support.node_rig import until
@@ -44,7 +44,7 @@ class Source:
 
 def test_order_and_pixels_are_as_they_were() -> None:
     expected = actions(40)
-    with Ahead(expected, threads=3, most_frames=7) as ahead:
+    with Prefetcher(expected, threads=3, most_frames=7) as ahead:
         found = list(ahead)
     assert len(found) == len(expected)
     for here, there in zip(found, expected, strict=True):
@@ -60,7 +60,7 @@ def test_order_and_pixels_are_as_they_were() -> None:
 @pytest.mark.parametrize(("frames", "size"), [(5, 1 << 30), (100, 5 * FRAME_BYTES)])
 def test_no_more_waits_than_there_is_room_for(frames: int, size: int) -> None:
     source = Source([Step(moving_frame(seq), 0) for seq in range(30)])
-    with Ahead(source, most_frames=frames, most_bytes=size) as ahead:
+    with Prefetcher(source, most_frames=frames, most_bytes=size) as ahead:
         until(lambda: source.taken == 6, "five that wait, one that finds no room")
         found = iter(ahead)
         for taken in range(1, 20):
@@ -70,13 +70,13 @@ def test_no_more_waits_than_there_is_room_for(frames: int, size: int) -> None:
 
 
 def test_a_frame_larger_than_all_room_passes() -> None:
-    with Ahead(actions(5), most_bytes=10) as ahead:
+    with Prefetcher(actions(5), most_bytes=10) as ahead:
         assert len(list(ahead)) == 7
 
 
 def test_a_frame_that_does_not_decode_passes_as_it_is() -> None:
     broken = replace(moving_frame(1), colour=b"no jpeg")
-    with Ahead([Step(moving_frame(0), 0), Step(broken, 0), Step(moving_frame(2), 0)]) as ahead:
+    with Prefetcher([Step(moving_frame(0), 0), Step(broken, 0), Step(moving_frame(2), 0)]) as ahead:
         found = [action.frame for action in ahead if isinstance(action, Step)]
     assert found[1] is broken
     assert [frame.encoding for frame in found] == ["bgr8", "jpeg", "bgr8"]
@@ -88,9 +88,9 @@ def test_an_error_of_the_source_comes_after_what_came_before_it() -> None:
         raise BagError("gone")
 
     seen = []
-    with Ahead(failing()) as ahead, pytest.raises(BagError, match="gone"):
+    with Prefetcher(failing()) as ahead, pytest.raises(BagError, match="gone"):
         seen.extend(ahead)
-    with Ahead(failing()) as ahead:
+    with Prefetcher(failing()) as ahead:
         found = iter(ahead)
         for _ in range(8):
             next(found)
@@ -101,7 +101,7 @@ def test_an_error_of_the_source_comes_after_what_came_before_it() -> None:
 def test_it_closes_at_any_moment_and_leaves_no_thread() -> None:
     before = threading.active_count()
     for taken in (0, 1, 5):
-        with Ahead(actions(40), most_frames=3) as ahead:
+        with Prefetcher(actions(40), most_frames=3) as ahead:
             found = iter(ahead)
             for _ in range(taken):
                 next(found)

@@ -20,7 +20,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import compare_job, is_finished, run_job
-from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.summary import Summary
 from tests.support.live import Live, edited, tiny_settings
 from tests.support.node_rig import until
@@ -28,7 +28,7 @@ from tests.support.node_rig import until
 KILLS = 20
 FRAMES = 40
 OUTPUTS = ("mcap", "coco", "png")
-LIMITS = PartLimits(frames=3)
+LIMITS = ShardLimits(frames=3)
 
 processes = multiprocessing.get_context("forkserver")
 

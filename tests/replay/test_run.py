@@ -25,13 +25,13 @@ from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.compare import compare
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import StoppedError, Warm, compare_job, is_finished, run_job
-from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.run import PerceptionCache, StoppedError, compare_job, is_finished, run_job
+from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from tests.support.live import BOX, SIZE, Live, edited, moving_frame, tiny_settings
 
-SMALL = PartLimits(frames=5)
+SMALL = ShardLimits(frames=5)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def load() -> Warm:
-    return Warm()
+def load() -> PerceptionCache:
+    return PerceptionCache()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def masks_of(job: Job) -> list[MaskFrame]:
     return list(read_masks(Path(job.out) / "masks.mcap"))
 
 
-def test_as_recorded_gives_the_recorded_masks(job: Job, load: Warm) -> None:
+def test_as_recorded_gives_the_recorded_masks(job: Job, load: PerceptionCache) -> None:
     summary = run_job(job, load, limits=SMALL)
     assert compare_job(job).is_identical
     assert summary.frames == 40
@@ -77,14 +77,16 @@ def test_as_recorded_gives_the_recorded_masks(job: Job, load: Warm) -> None:
     assert {masks.seq for masks in masks_of(job) if masks.camera == "right"} == set(range(24)) - skipped
 
 
-def test_one_camera_alone_gives_its_recorded_masks(job: Job, load: Warm) -> None:
+def test_one_camera_alone_gives_its_recorded_masks(job: Job, load: PerceptionCache) -> None:
     left = replace(job, topics=("left",))
     assert run_job(left, load).cameras == {"left": 23}
     assert compare_job(left).is_identical
 
 
 @pytest.mark.parametrize("after", [1, 2, 9, 23, 39])
-def test_a_stopped_replay_goes_on_bit_for_bit(job: Job, load: Warm, tmp_path: Path, after: int) -> None:
+def test_a_stopped_replay_goes_on_bit_for_bit(
+    job: Job, load: PerceptionCache, tmp_path: Path, after: int
+) -> None:
     stop = threading.Event()
 
     def progress(what: str, done: int, total: int | None) -> None:
@@ -119,7 +121,7 @@ def test_a_finished_replay_is_left_as_it_is(job: Job) -> None:
     assert (Path(job.out) / "masks.json").exists()
 
 
-def test_again_starts_over(job: Job, load: Warm) -> None:
+def test_again_starts_over(job: Job, load: PerceptionCache) -> None:
     run_job(job, load, limits=SMALL)
     seen: list[int] = []
     run_job(
@@ -129,7 +131,7 @@ def test_again_starts_over(job: Job, load: Warm) -> None:
     assert compare_job(job).is_identical
 
 
-def test_results_of_another_job_are_not_touched(job: Job, load: Warm) -> None:
+def test_results_of_another_job_are_not_touched(job: Job, load: PerceptionCache) -> None:
     run_job(job, load, limits=SMALL)
     with pytest.raises(ReplayError, match=r"another job: job\.mode was 'as-recorded', is 'every'"):
         run_job(replace(job, mode="every"), load)
@@ -140,7 +142,7 @@ def test_results_of_another_job_are_not_touched(job: Job, load: Warm) -> None:
 
 
 def test_other_weights_are_refused(
-    job: Job, settings: Settings, load: Warm, tmp_path: Path, bag: Path
+    job: Job, settings: Settings, load: PerceptionCache, tmp_path: Path, bag: Path
 ) -> None:
     weights = tmp_path / "weights"
     tiny_settings(weights)
@@ -155,21 +157,21 @@ def test_other_weights_are_refused(
     assert any("model.name was" in note for note in summary.notes)
 
 
-def test_other_settings_give_other_masks_and_are_told(job: Job, load: Warm) -> None:
+def test_other_settings_give_other_masks_and_are_told(job: Job, load: PerceptionCache) -> None:
     other = replace(job, settings={"tracker": {"bank_size": 2}})
     assert run_job(other, load).notes == ["tracker.bank_size was 7 in the recording, is 2"]
     assert "different: the masks of" in str(compare_job(other))
 
 
-def test_two_replays_do_not_write_to_one_folder(job: Job, load: Warm) -> None:
+def test_two_replays_do_not_write_to_one_folder(job: Job, load: PerceptionCache) -> None:
     def again(what: str, done: int, total: int | None) -> None:
         with pytest.raises(OutputError, match="another replay writes"):
             run_job(job, load)
 
-    run_job(job, load, again, limits=PartLimits(frames=1000))
+    run_job(job, load, again, limits=ShardLimits(frames=1000))
 
 
-def test_every_frame_with_the_recorded_edits(job: Job, load: Warm) -> None:
+def test_every_frame_with_the_recorded_edits(job: Job, load: PerceptionCache) -> None:
     every = replace(job, mode="every")
     summary = run_job(every, load, limits=SMALL)
     assert summary.frames == 48
@@ -191,7 +193,7 @@ def test_every_frame_with_the_recorded_edits(job: Job, load: Warm) -> None:
     assert ids("right", 17) == [2]
 
 
-def test_every_frame_with_objects_shown_on_frames(job: Job, load: Warm, tmp_path: Path) -> None:
+def test_every_frame_with_objects_shown_on_frames(job: Job, load: PerceptionCache, tmp_path: Path) -> None:
     square = np.zeros(SIZE, np.uint8)
     square[12:36, 16:48] = 255
     cv2.imwrite(str(tmp_path / "square.png"), square)
@@ -211,7 +213,7 @@ def test_every_frame_with_objects_shown_on_frames(job: Job, load: Warm, tmp_path
     assert summary.notes == ["object late: expected seq 99 of left, found no such frame"]
 
 
-def test_names_without_a_detector_are_refused_and_nothing_else(job: Job, load: Warm) -> None:
+def test_names_without_a_detector_are_refused_and_nothing_else(job: Job, load: PerceptionCache) -> None:
     summary = run_job(replace(job, mode="every", names=("mug",)), load)
     assert summary.refused == 1
     assert summary.frames == 48
@@ -243,7 +245,7 @@ def lose_masks(live: Live) -> None:
     ],
 )
 def test_what_a_recording_lacks_is_told(
-    settings: Settings, load: Warm, tmp_path: Path, lose: Way, told: str
+    settings: Settings, load: PerceptionCache, tmp_path: Path, lose: Way, told: str
 ) -> None:
     with Live(tmp_path / "gap.mcap", load(settings)) as live:
         for camera in list(live.perception.pipelines):
@@ -263,7 +265,7 @@ def test_what_a_recording_lacks_is_told(
 
 
 def test_a_recording_that_begins_late_says_what_it_lacks(
-    settings: Settings, load: Warm, tmp_path: Path
+    settings: Settings, load: PerceptionCache, tmp_path: Path
 ) -> None:
     perception = Perception.load(settings)
     with Live(tmp_path / "before.mcap", perception) as live:
@@ -277,7 +279,9 @@ def test_a_recording_that_begins_late_says_what_it_lacks(
         run_job(job, load)
 
 
-def test_a_node_that_was_started_again_is_followed(settings: Settings, load: Warm, tmp_path: Path) -> None:
+def test_a_node_that_was_started_again_is_followed(
+    settings: Settings, load: PerceptionCache, tmp_path: Path
+) -> None:
     with Live(tmp_path / "twice.mcap", Perception.load(settings)) as live:
         for start in (0, 10):
             for seq in range(start, start + 4):
@@ -291,7 +295,7 @@ def test_a_node_that_was_started_again_is_followed(settings: Settings, load: War
 
 
 def test_a_truncated_recording_is_replayed_as_far_as_it_is_whole(
-    bag: Path, load: Warm, tmp_path: Path
+    bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(bag.read_bytes()[: bag.stat().st_size // 2])
@@ -300,7 +304,9 @@ def test_a_truncated_recording_is_replayed_as_far_as_it_is_whole(
     assert summary.lost is not None
 
 
-def test_other_recordings_are_not_replayed_as_recorded(bag: Path, load: Warm, tmp_path: Path) -> None:
+def test_other_recordings_are_not_replayed_as_recorded(
+    bag: Path, load: PerceptionCache, tmp_path: Path
+) -> None:
     tabletop = ROOT / "sam3_node/assets/tabletop.mcap"
     with pytest.raises(ReplayError, match="use --every"):
         run_job(Job((str(tabletop),), str(tmp_path), "as-recorded"), load)
@@ -308,7 +314,7 @@ def test_other_recordings_are_not_replayed_as_recorded(bag: Path, load: Warm, tm
         run_job(Job((str(tmp_path / "absent.mcap"),), str(tmp_path)), load)
 
 
-def test_compare_says_what_differs_first(job: Job, load: Warm) -> None:
+def test_compare_says_what_differs_first(job: Job, load: PerceptionCache) -> None:
     run_job(job, load)
     masks = masks_of(job)
     other = [replace(one, stages_us={"track": 5}) for one in masks]
@@ -322,7 +328,7 @@ def test_compare_says_what_differs_first(job: Job, load: Warm) -> None:
     assert "was not recorded" in str(compare(masks, masks[:-1]))
 
 
-def test_the_summary_is_what_is_on_disk(job: Job, load: Warm) -> None:
+def test_the_summary_is_what_is_on_disk(job: Job, load: PerceptionCache) -> None:
     summary = run_job(job, load)
     told = json.loads((Path(job.out) / "summary.json").read_text())
     assert told["frames"] == summary.frames

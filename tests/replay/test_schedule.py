@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError, WireError
-from sam3_node.replay.actions import MOST_NOTES, RESTARTED, Edit, Notes, Step
+from sam3_node.replay.actions import MAX_NOTES, RESTARTED, Edit, Notes, Step
 from sam3_node.replay.event_log import WINDOW, Gap, Planned, Stepped, planned, with_frames
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.progress import Bar, clock
@@ -223,9 +223,9 @@ def test_objects_are_added_on_their_frames() -> None:
 
 def test_notes_are_bounded() -> None:
     notes = Notes(lenient=True)
-    for number in range(2 * MOST_NOTES):
+    for number in range(2 * MAX_NOTES):
         notes.gap(f"gap {number}")
-    assert len(notes.lines) == MOST_NOTES
+    assert len(notes.lines) == MAX_NOTES
 
 
 def test_progress_is_told_once_a_stage_is_done() -> None:

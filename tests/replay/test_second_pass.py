@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcap")
 
 from sam3_node.errors import OutputError
-from sam3_node.replay.second_pass import ObjectKey, Span, Spool, placed_frames, put_aside
+from sam3_node.replay.second_pass import ObjectKey, ReverseFrameBuffer, Span, placed_frames, put_aside
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.support.recordings import frame_at
 
@@ -29,7 +29,7 @@ def span(camera: str, first: int, last: int) -> Span:
 
 def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:
     frames = [frame_at(seq) for seq in range(5)]
-    with Spool(tmp_path) as spool:
+    with ReverseFrameBuffer(tmp_path) as spool:
         for place, frame in enumerate(frames):
             spool.append(10 * place, frame)
         assert len(spool) == 5
@@ -39,12 +39,12 @@ def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:
 
 
 def test_an_empty_spool_has_no_frames(tmp_path: Path) -> None:
-    with Spool(tmp_path) as spool:
+    with ReverseFrameBuffer(tmp_path) as spool:
         assert not list(spool.backward())
 
 
 def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
-    with Spool(tmp_path) as spool:
+    with ReverseFrameBuffer(tmp_path) as spool:
         spool.append(0, frame_at(0))
         assert not list(tmp_path.iterdir())
     spool.close()
@@ -53,14 +53,17 @@ def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot put frames aside"):
-        Spool(tmp_path / "absent")
+        ReverseFrameBuffer(tmp_path / "absent")
 
 
 def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with Spool(tmp_path) as spool, pytest.raises(OutputError, match="cannot put frames aside"):
+        with (
+            ReverseFrameBuffer(tmp_path) as spool,
+            pytest.raises(OutputError, match="cannot put frames aside"),
+        ):
             spool.append(0, frame_at(0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -77,7 +80,7 @@ def test_frames_without_masks_have_no_place() -> None:
 def test_only_frames_of_spans_are_put_aside(tmp_path: Path) -> None:
     frames = [frame_at(seq, camera) for seq in range(8) for camera in ("left", "right")]
     spans = [span("left", 2, 6), span("left", 4, 8), span("right", 9, 11), span("left", 12, 12)]
-    with Spool(tmp_path) as spool:
+    with ReverseFrameBuffer(tmp_path) as spool:
         placed = list(placed_frames(map(masks_on, frames), frames))
         assert list(put_aside(spool, spans, placed)) == list(range(1, 14))
         assert [place for place, _ in spool.backward()] == [12, 11, 9, 8, 6, 4, 2]

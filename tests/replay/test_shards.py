@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import OutputError, ReplayError
-from sam3_node.replay.shards import OpenPart, Parts, Standing
+from sam3_node.replay.shards import Cursor, OpenShard, Shards
 from sam3_node.replay.store import FolderStore
 from tests.support.recordings import frame_at, truth_of
 
 
-def fill(store: FolderStore, count: int) -> Parts:
+def fill(store: FolderStore, count: int) -> Shards:
     """So many parts of two frames each."""
-    parts = Parts(store)
+    parts = Shards(store)
     for number in range(len(parts), count):
-        part = OpenPart()
+        part = OpenShard()
         for seq in (2 * number, 2 * number + 1):
             part.add(truth_of(frame_at(seq)))
-        parts.add(part, Standing(3 * (number + 1), {"frames": 2 * number}), b"state %d" % number)
+        parts.add(part, Cursor(3 * (number + 1), {"frames": 2 * number}), b"state %d" % number)
     return parts
 
 
@@ -30,12 +30,12 @@ def store(tmp_path: Path) -> FolderStore:
 
 def test_masks_come_back_in_order(store: FolderStore) -> None:
     fill(store, 3)
-    parts = Parts(store)
+    parts = Shards(store)
     assert len(parts) == 3
     masks = list(parts.masks())
     assert [one.seq for one in masks] == list(range(6))
     assert [one.area for one in masks[4].instances] == [one.area for one in truth_of(frame_at(4)).instances]
-    assert parts.standing() == Standing(9, {"frames": 4})
+    assert parts.standing() == Cursor(9, {"frames": 4})
     assert parts.checkpoint() == b"state 2"
 
 
@@ -45,23 +45,23 @@ def test_only_the_last_state_is_kept(store: FolderStore) -> None:
     assert states == ["parts/000002.state"]
     parts.finish()
     assert [name for name in store.names() if name.endswith(".state")] == []
-    assert len(list(Parts(store).masks())) == 6
+    assert len(list(Shards(store).masks())) == 6
 
 
 def test_an_empty_folder_stands_at_the_beginning(store: FolderStore) -> None:
-    assert Parts(store).standing() == Standing(0, {})
-    assert list(Parts(store).masks()) == []
+    assert Shards(store).standing() == Cursor(0, {})
+    assert list(Shards(store).masks()) == []
 
 
 def test_what_was_being_written_is_absent(store: FolderStore) -> None:
     fill(store, 2)
     (store.folder / "parts/000002.state").write_bytes(b"newer")
     (store.folder / "parts/000002.masks.unfinished").write_bytes(b"half")
-    parts = Parts(store)
+    parts = Shards(store)
     assert len(parts) == 2
     assert parts.checkpoint() == b"state 1"
     fill(store, 3)
-    assert [one.seq for one in Parts(store).masks()] == list(range(6))
+    assert [one.seq for one in Shards(store).masks()] == list(range(6))
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:60] + b"X" + data[61:]])
@@ -70,19 +70,19 @@ def test_a_damaged_part_is_told(store: FolderStore, damage: object) -> None:
     path = store.folder / "parts/000001.masks"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(ReplayError, match=r"parts/000001\.masks: expected a whole part"):
-        Parts(store).standing()
+        Shards(store).standing()
 
 
 def test_a_state_that_is_gone_is_told(store: FolderStore) -> None:
     fill(store, 1).finish()
     with pytest.raises(ReplayError, match=r"expected parts/000000\.state"):
-        Parts(store).checkpoint()
+        Shards(store).checkpoint()
 
 
 def test_cleared_parts_are_gone(store: FolderStore) -> None:
     fill(store, 2).clear()
     assert store.names() == []
-    assert len(Parts(store)) == 0
+    assert len(Shards(store)) == 0
 
 
 def test_a_store_keeps_values_by_name(store: FolderStore) -> None:

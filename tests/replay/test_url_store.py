@@ -18,8 +18,8 @@ pytest.importorskip("mcap")
 
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
 from sam3_node.replay.job import Job
-from sam3_node.replay.run import StoppedError, Warm, compare_job, is_finished, run_job
-from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.run import PerceptionCache, StoppedError, compare_job, is_finished, run_job
+from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import FolderStore, HeldError
 from sam3_node.replay.url_store import UrlStore, local_bag, open_store, scratch
 from tests.support.live import Live, edited, tiny_settings
@@ -152,7 +152,7 @@ def test_what_a_killed_process_put_aside_is_removed(temporary: Path) -> None:
 
 
 def test_a_replay_between_urls_goes_on_from_its_last_part(url: str, tmp_path: Path, temporary: Path) -> None:
-    bag, load = tmp_path / "live.mcap", Warm()
+    bag, load = tmp_path / "live.mcap", PerceptionCache()
     with Live(bag, load(tiny_settings(tmp_path))) as live:
         for _ in edited(live, last=10):
             pass
@@ -166,7 +166,7 @@ def test_a_replay_between_urls_goes_on_from_its_last_part(url: str, tmp_path: Pa
             stop.set()
 
     with pytest.raises(StoppedError):
-        run_job(job, load, progress, stop, limits=PartLimits(frames=5))
+        run_job(job, load, progress, stop, limits=ShardLimits(frames=5))
     store = UrlStore(job.out)
     assert store.names("parts") == ["parts/000000.masks", "parts/000001.masks", "parts/000001.state"]
     summary = run_job(job, load)

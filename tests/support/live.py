@@ -10,7 +10,7 @@ from typing import Any, Self
 import cv2
 import numpy as np
 
-from sam3_node.bags.native.writer import NODE, RecordWriter
+from sam3_node.bags.native.writer import NODE, RecordingWriter
 from sam3_node.errors import Sam3NodeError
 from sam3_node.node.operations import carry_out
 from sam3_node.perception.perception import Perception
@@ -59,7 +59,7 @@ class Live:
     def __init__(self, path: Path, perception: Perception, events: int = 0) -> None:
         self.perception = perception
         self.masks: list[MaskFrame] = []
-        self._writer = RecordWriter(path)
+        self._writer = RecordingWriter(path)
         self.events = events
         self._now_ns = 1
         self._taken: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sam3_node.engines.specs import OBJECTS, Port, Stage
+from sam3_node.engines.specs import OBJECTS, StageSpec, TensorSpec
 from sam3_node.errors import EngineError, require
 
 ONNX_TYPES = {  # by the numbers and names that ONNX and onnxruntime give them
@@ -30,7 +30,7 @@ class OnnxRun:
     a CPU; MissingExtraError without the extra `onnx`.
     """
 
-    def __init__(self, path: Path, stage: Stage) -> None:
+    def __init__(self, path: Path, stage: StageSpec) -> None:
         self._stage, self._path = stage, path
         self._session = _session(path, stage)
         _check(stage, path, "inputs", stage.inputs, self._session.get_inputs())
@@ -71,7 +71,7 @@ class OnnxRun:
         return objects
 
 
-def _session(path: Path, stage: Stage) -> Any:
+def _session(path: Path, stage: StageSpec) -> Any:
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     # the next level, which arranges convolutions anew, ends the process on some in float16
@@ -94,7 +94,7 @@ def _session(path: Path, stage: Stage) -> Any:
         ) from error
 
 
-def _check(stage: Stage, path: Path, which: str, ports: tuple[Port, ...], found: list[Any]) -> None:
+def _check(stage: StageSpec, path: Path, which: str, ports: tuple[TensorSpec, ...], found: list[Any]) -> None:
     """Refuse a file whose inputs or outputs are not the ports."""
     wanted = [(port.name, ONNX_TYPES[port.dtype][1], list(port.shape)) for port in ports]
     held = [(value.name, value.type, value.shape) for value in found]
@@ -104,12 +104,12 @@ def _check(stage: Stage, path: Path, which: str, ports: tuple[Port, ...], found:
         )
 
 
-def _place(port: Port, tensor: Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
+def _place(port: TensorSpec, tensor: Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
     """Where a tensor lies, in onnxruntime's words."""
     return "cpu", 0, ONNX_TYPES[port.dtype][0], tuple(tensor.shape), tensor.data_ptr()
 
 
-def _axis(port: Port, tensor: Tensor) -> int:
+def _axis(port: TensorSpec, tensor: Tensor) -> int:
     """The number of objects that an input is of; 1 where it has not the port's dimensions."""
     fits = isinstance(tensor, Tensor) and tensor.ndim == len(port.shape)
     return tensor.shape[port.shape.index(OBJECTS)] if fits else 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node.bags.native.reader import Recorded
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame
 from tests.support.node_rig import READY_S, until
@@ -93,7 +93,7 @@ class Verb:
 
 def seqs_of(path: Path) -> list[int]:
     """The seqs of the frames in a file, which are those that `frame` makes."""
-    found = list(Recorded([path]).frames())
+    found = list(RecordingReader([path]).frames())
     for item in found:
         expected = dataclasses.replace(frame(item.seq, len(item.colour)), sent_ns=item.sent_ns)
         assert plain(item) == plain(expected)

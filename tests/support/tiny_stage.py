@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sam3_node.engines.specs import OBJECTS, Port, Stage
+from sam3_node.engines.specs import OBJECTS, StageSpec, TensorSpec
 
 
 class Scaled(nn.Module):
@@ -21,7 +21,7 @@ class Scaled(nn.Module):
         return values * self.factor
 
 
-def scaled(side: int = 4096, dtype: torch.dtype = torch.float32, kind: type[Scaled] = Scaled) -> Stage:
+def scaled(side: int = 4096, dtype: torch.dtype = torch.float32, kind: type[Scaled] = Scaled) -> StageSpec:
     """A stage "scale" for any number of objects."""
-    values, result = (Port(name, (OBJECTS, side), dtype) for name in ("values", "result"))
-    return Stage("scale", kind(side, dtype), (values,), (result,))
+    values, result = (TensorSpec(name, (OBJECTS, side), dtype) for name in ("values", "result"))
+    return StageSpec("scale", kind(side, dtype), (values,), (result,))

@@ -15,7 +15,7 @@ from tools.scenes.clips import Clip, write_clip
 
 pytest.importorskip("mcap")
 
-from sam3_node.bags import Recording, read_poses, read_truth
+from sam3_node.bags import LabelledClip, read_poses, read_truth
 from tools.scenes.recording import write_recording
 
 INTRINSICS = {"fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
@@ -40,7 +40,7 @@ def full_clip() -> Clip:
 
 def test_everything_that_the_clip_knows_is_recorded(tmp_path: Path) -> None:
     write_recording(full_clip(), tmp_path / "table.mcap")
-    recording = Recording.load(tmp_path / "table.mcap")
+    recording = LabelledClip.load(tmp_path / "table.mcap")
     assert (len(recording), round(recording.fps, 3)) == (4, 15.0)
     frame = recording.frames[2]
     assert (frame.encoding, frame.clock, frame.width, frame.height) == ("jpeg", "device", 64, 48)
@@ -64,7 +64,7 @@ def test_objects_out_of_view_stay_in_the_truth(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_depth_keeps_its_size_whatever_the_step(tmp_path: Path, step: int) -> None:
     write_recording(full_clip(), tmp_path / "table.mcap", depth_step=step)
-    depth = Recording.load(tmp_path / "table.mcap").frames[0].depth
+    depth = LabelledClip.load(tmp_path / "table.mcap").frames[0].depth
     assert depth is not None
     assert (depth.scale_m, depth.aligned) == (0.001, True)
     true = full_clip().depth(0)
@@ -76,7 +76,7 @@ def test_depth_keeps_its_size_whatever_the_step(tmp_path: Path, step: int) -> No
 def test_a_clip_with_labels_alone_numbers_its_objects(tmp_path: Path) -> None:
     bare = Clip("table", clip().frames, clip().annotations)
     write_recording(bare, tmp_path / "table.mcap")
-    recording = Recording.load(tmp_path / "table.mcap")
+    recording = LabelledClip.load(tmp_path / "table.mcap")
     assert recording.labels == {1: "object 1", 3: "object 3"}
     assert recording.frames[0].depth is None
     assert recording.frames[0].intrinsics is None

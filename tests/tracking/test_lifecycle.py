@@ -5,7 +5,7 @@ from __future__ import annotations
 from sam3_node.tracking.lifecycle import Lifecycle, LifeRules
 
 S = 1_000_000_000
-RULES = LifeRules(confirm=2, patience=2, merge=4, lost_s=3.0, sure=0.5)
+RULES = LifeRules(confirm=2, patience=2, merge=4, max_lost_s=3.0, sure=0.5)
 
 
 def confirmed(*ids: int, now_ns: int = 0) -> Lifecycle:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import TransportError
-from sam3_node.transport import Arrived, FramePublisher, MaskPublisher, Tap
+from sam3_node.transport import Arrived, FramePublisher, MaskPublisher, StreamTap
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event, pack_event, unpack_frame
 from tests.support.node_rig import until
@@ -25,13 +25,13 @@ def frame(seq: int, camera: str = "cam0", size: int = 100) -> Frame:
 @contextmanager
 def tap(
     folder: Path, cameras: tuple[str, ...] = (), max_bytes: int = 64 * MEBIBYTE
-) -> Iterator[tuple[FramePublisher, MaskPublisher, Tap]]:
+) -> Iterator[tuple[FramePublisher, MaskPublisher, StreamTap]]:
     """Publishers, and a tap that hears both; nothing waits in it."""
     frames, masks = f"ipc://{folder}/frames", f"ipc://{folder}/masks"
     with (
         FramePublisher(frames) as camera,
         MaskPublisher(masks) as node,
-        Tap([frames], masks, cameras, max_bytes) as found,
+        StreamTap([frames], masks, cameras, max_bytes) as found,
     ):
         topics = set()
 
@@ -50,7 +50,7 @@ def tap(
         yield camera, node, found
 
 
-def taken(found: Tap, count: int) -> list[Arrived]:
+def taken(found: StreamTap, count: int) -> list[Arrived]:
     arrived = [found.take(5000) for _ in range(count)]
     return [item for item in arrived if item is not None]
 
@@ -113,4 +113,4 @@ def test_after_the_close_what_waits_can_be_taken(tmp_path: Path) -> None:
 )
 def test_malformed_endpoints_are_refused(frames: tuple[str, ...], masks: str) -> None:
     with pytest.raises(TransportError, match="expected"):
-        Tap(frames, masks, (), 1000)
+        StreamTap(frames, masks, (), 1000)

@@ -42,7 +42,7 @@ from sam3_node.engines.frames import frames_of
 from sam3_node.engines.layer_diff import cosine
 from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantised
 from sam3_node.engines.recipes import Recipe
-from sam3_node.engines.specs import Stage, stages_of
+from sam3_node.engines.specs import StageSpec, stages_of
 from sam3_node.engines.tensorrt.build import build, fp8_layers
 from sam3_node.engines.tensorrt.library import find_library, target
 from sam3_node.errors import Sam3NodeError
@@ -106,7 +106,7 @@ def cosines(work: Work) -> dict[str, float]:
     return {name: cosine(*pair) for name, *pair in zip(names, expected, found, strict=True)}
 
 
-def export_encoder(work: Work, precision: str) -> Stage:
+def export_encoder(work: Work, precision: str) -> StageSpec:
     """Write the encoder; the stage as its plan must be, without the weights."""
     model = work.model(torch.float16)
     stage = stages_of(model)["encode"]
@@ -117,7 +117,7 @@ def export_encoder(work: Work, precision: str) -> Stage:
     return stage._replace(module=nn.Identity())
 
 
-def build_plan(work: Work, precision: str, stage: Stage, gpu: str) -> None:
+def build_plan(work: Work, precision: str, stage: StageSpec, gpu: str) -> None:
     with ProgressLine(f"{precision}: plan for {gpu}") as line:
         plan = build(work.onnx(precision), stage, gpu, progress=line)
     (work.folder / plan_name(precision, gpu)).write_bytes(plan)

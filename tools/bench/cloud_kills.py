@@ -25,26 +25,26 @@ from pathlib import Path
 import psutil
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.labelled_clip import TABLETOP, Recording
-from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.replay.cluster.scheduler import run_many
 from sam3_node.replay.cluster.session import session
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import Warm, run_job
-from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.shards import ShardLimits
 
 BAGS, FRAMES = 4, 150
-LIMITS = PartLimits(frames=10)
+LIMITS = ShardLimits(frames=10)
 SECONDS = 8.0
 """The longest pause between two kills."""
 
 
 def write_bags(folder: Path) -> tuple[str, ...]:
-    """Recordings of FRAMES frames, each from another one on."""
+    """LabelledClips of FRAMES frames, each from another one on."""
     paths = [folder / f"bag{number}.mcap" for number in range(BAGS)]
-    frames = Recording.load(TABLETOP).frames
+    frames = LabelledClip.load(TABLETOP).frames
     for number, path in enumerate(paths):
-        with RecordWriter(path) as writer:
+        with RecordingWriter(path) as writer:
             for seq, frame in enumerate(islice(frames, 10 * number, 10 * number + FRAMES)):
                 writer.write_frame(replace(frame, seq=seq, depth=None), seq + 1)
     return tuple(map(str, paths))
@@ -99,7 +99,7 @@ def run(kills: int, seed: int, folder: Path) -> int:
     job = Job(
         write_bags(folder), str(folder / "expected"), objects=(shown,), settings={"model": {"threads": 1}}
     )
-    load = Warm()
+    load = PerceptionCache()
     for one in job.each():
         run_job(one, load)
     killer, runs, lost, wrong = Killer(seed), 0, 0, []

@@ -54,7 +54,7 @@ def pipelines(args: argparse.Namespace) -> tuple[Pipeline, Pipeline]:
     if detector is None:
         raise ModelError("--detector: expected one, found none")
     watching = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
-    watching.look_for(want(detector, args.names.split(","), NOTHING))
+    watching.set_prompts(want(detector, args.names.split(","), NOTHING))
     return watching, Pipeline(model, TrackerSettings(), "cam0")
 
 

@@ -41,7 +41,7 @@ from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.frames import frames_of
 from sam3_node.engines.graphs import use_graphs
 from sam3_node.engines.report import Report
-from sam3_node.engines.specs import STAGES, Stage, stages_of
+from sam3_node.engines.specs import STAGES, StageSpec, stages_of
 from sam3_node.engines.validation import compare
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
@@ -115,7 +115,7 @@ def alternating(runs: Sequence[partial[float]], calls: int) -> list[float]:
 
 
 @torch.inference_mode()
-def tera_operations(stage: Stage, objects: int) -> float:
+def tera_operations(stage: StageSpec, objects: int) -> float:
     """Floating-point operations of a stage's matrix products, in 10^12."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         stage.module(*stage.examples(objects))

@@ -35,14 +35,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 from _common import processor, save_tiny_checkpoint
 
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.native.labelled_clip import TABLETOP, Recording
-from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.node.node import rss_bytes
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.replay.actions import Step
 from sam3_node.replay.job import Job, ObjectOnFrame, settings_for
-from sam3_node.replay.prefetch import Ahead
+from sam3_node.replay.prefetch import Prefetcher
 from sam3_node.replay.run import run_job
 from sam3_node.types import NANOSECONDS, Frame, Mask
 
@@ -55,7 +55,7 @@ SAMPLE_S = 1.0
 
 def frames_of(count: int, hz: int = FPS) -> Iterator[Frame]:
     """So many frames, without depth."""
-    for seq, frame in enumerate(islice(cycle(Recording.load(TABLETOP).frames), count)):
+    for seq, frame in enumerate(islice(cycle(LabelledClip.load(TABLETOP).frames), count)):
         capture_ns = (seq + 1) * NANOSECONDS // hz
         yield replace(
             frame,
@@ -70,7 +70,7 @@ def frames_of(count: int, hz: int = FPS) -> Iterator[Frame]:
 
 
 def write_bag(path: Path, count: int, hz: int = FPS) -> Path:
-    with RecordWriter(path) as writer:
+    with RecordingWriter(path) as writer:
         for frame in frames_of(count, hz):
             writer.write_frame(frame, frame.capture_ns)
     return path
@@ -78,7 +78,7 @@ def write_bag(path: Path, count: int, hz: int = FPS) -> Path:
 
 def boxes(count: int) -> list[tuple[float, float, float, float]]:
     """Those of the first objects in view at the beginning."""
-    masks = islice(Recording.load(TABLETOP).truth(0).values(), count)
+    masks = islice(LabelledClip.load(TABLETOP).truth(0).values(), count)
     return [(float(x0), y0, x1, y1) for x0, y0, x1, y1 in (Mask.from_full(mask).box for mask in masks)]
 
 
@@ -98,7 +98,7 @@ def reading_rates(folder: Path) -> tuple[float, float]:
     count = sum(1 for _ in bag)
     read_s = time.perf_counter() - begin
     begin = time.perf_counter()
-    with Ahead(Step(frame, 0) for frame in bag) as ahead:
+    with Prefetcher(Step(frame, 0) for frame in bag) as ahead:
         decoded = sum(1 for _ in ahead)
     return count / read_s, decoded / (time.perf_counter() - begin)
 

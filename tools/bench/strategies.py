@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.labelled_clip import TABLETOP, Recording
+from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.replay.job import STRATEGIES, Job, ObjectOnFrame, Strategy
-from sam3_node.replay.run import Warm, run_job
+from sam3_node.replay.run import PerceptionCache, run_job
 
 SETTINGS = {"detector": {"kind": "none"}}
 
@@ -31,7 +31,7 @@ class Score(NamedTuple):
     false: int
 
 
-def shown_on(recording: Recording, index: int) -> tuple[ObjectOnFrame, ...]:
+def shown_on(recording: LabelledClip, index: int) -> tuple[ObjectOnFrame, ...]:
     """Each object that is in view on a frame, by the box around its true mask."""
     found = []
     for known, mask in recording.truth(index).items():
@@ -42,7 +42,7 @@ def shown_on(recording: Recording, index: int) -> tuple[ObjectOnFrame, ...]:
     return tuple(found)
 
 
-def score(masks: Path, recording: Recording, labels: set[str]) -> Score:
+def score(masks: Path, recording: LabelledClip, labels: set[str]) -> Score:
     """Of the objects with these labels."""
     places = {frame.seq: index for index, frame in enumerate(recording.frames)}
     ious, false = [], 0
@@ -56,7 +56,7 @@ def score(masks: Path, recording: Recording, labels: set[str]) -> Score:
     return Score(float(np.mean(ious)), false)
 
 
-def measure(recording: Recording, index: int, strategy: Strategy, load: Warm) -> Score:
+def measure(recording: LabelledClip, index: int, strategy: Strategy, load: PerceptionCache) -> Score:
     """Replay the recording with all objects shown on frame `index`."""
     objects = shown_on(recording, index)
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def main() -> None:
     )
     parser.add_argument("--frame", type=int, action="append", default=[], help="where objects are shown")
     args = parser.parse_args()
-    recording, load = Recording.load(TABLETOP), Warm()
+    recording, load = LabelledClip.load(TABLETOP), PerceptionCache()
     print(f"{'shown on frame':<16}{'strategy':<16}{'mean IoU':>9}{'masks of what is hidden':>26}")
     for index in args.frame or (0, 112):
         for strategy in STRATEGIES:

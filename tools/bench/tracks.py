@@ -77,7 +77,7 @@ def play(
 ) -> Iterator[tuple[TrueFrame, MaskFrame]]:
     """The frames of a clip with what the pipeline makes of them."""
     pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
-    pipeline.look_for(want(detector, truth.prompts, settings.score))
+    pipeline.set_prompts(want(detector, truth.prompts, settings.score))
     for seq, true_frame in enumerate(truth.frames(most)):
         height, width = true_frame.image.shape[:2]
         colour = encode_image(true_frame.image, "bgr8")

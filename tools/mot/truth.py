@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sam3_node.errors import CameraError
 from tools.scenes.clips import Clip, list_clips, read_clip
 
-LEAST_AREA = 0.001  # of the image, for an object to count
+MIN_AREA = 0.001  # of the image, for an object to count
 Bools = npt.NDArray[np.bool_]
 
 
@@ -49,7 +49,7 @@ class TrueClip:
         for index in range(min(len(self.clip), most or len(self.clip))):
             labels = self.clip.labels(index)
             masks = {object_id: labels == object_id for object_id in self.named}
-            large = {i: mask for i, mask in masks.items() if mask.mean() >= LEAST_AREA}
+            large = {i: mask for i, mask in masks.items() if mask.mean() >= MIN_AREA}
             small = {i: mask for i, mask in masks.items() if mask.any() and i not in large}
             yield TrueFrame(self.clip.image(index), large, small)
 

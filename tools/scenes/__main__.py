@@ -29,7 +29,7 @@ from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.scenarios import SCENARIOS
 
 WEIGHTS = "free=5,occlusion=2,leave=1.5,lookalike=1.5"
-LARGEST_SCALE = 2
+MAX_SCALE = 2
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _work(job: Job, indices: list[int], workers: int) -> Iterator[str | None]:
 @cache
 def _renderer(width: int, height: int) -> Renderer:
     """This process's renderer for pictures of a size."""
-    return Renderer(LARGEST_SCALE * width, LARGEST_SCALE * height)
+    return Renderer(MAX_SCALE * width, MAX_SCALE * height)
 
 
 def _one(task: tuple[Job, int]) -> str | None:

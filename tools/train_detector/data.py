@@ -23,7 +23,7 @@ from .view import Image, Labels, View
 from .words import Phrase, Words
 
 DISTRACTED = 0.2  # share of pictures with cut-outs that have no name
-LEAST_PIXELS, LEAST_SIDE = 40, 6  # of an object on the canvas; what shows less is a sliver
+MIN_PIXELS, MIN_SIDE = 40, 6  # of an object on the canvas; what shows less is a sliver
 
 
 class Batch(NamedTuple):
@@ -98,8 +98,8 @@ def boxes_of(
     for number in numbers:
         mask = (labels == number).view(np.uint8)
         x, y, width, height = cv2.boundingRect(mask)
-        enough = cv2.countNonZero(mask) >= LEAST_PIXELS * scale**2
-        if enough and min(width, height) >= LEAST_SIDE * scale:
+        enough = cv2.countNonZero(mask) >= MIN_PIXELS * scale**2
+        if enough and min(width, height) >= MIN_SIDE * scale:
             found[number] = (float(x), float(y), float(x + width), float(y + height))
     return found
 

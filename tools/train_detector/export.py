@@ -12,7 +12,7 @@ from tools.train_nano.export import read_checkpoint
 from .network import LearntDetector
 from .words import Words, vocabulary
 
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
@@ -27,6 +27,6 @@ def export(checkpoint: Path, folder: Path) -> Path:
     save_yolo_world(detector.net.half(), folder)
     vocabulary(words, detector.vectors).save(folder / VOCABULARY)
     path = folder / WEIGHTS
-    if path.stat().st_size > MOST_BYTES:
-        raise ModelError(f"{path} holds {path.stat().st_size} bytes, expected at most {MOST_BYTES}")
+    if path.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{path} holds {path.stat().st_size} bytes, expected at most {MAX_BYTES}")
     return path

@@ -25,8 +25,8 @@ from .words import Words
 
 PICTURES = 16  # a batch
 RATE, DECAY = 3e-3, 0.05
-LEAST_SIDE = 16  # of a matrix, below which it is a set of outputs
-MOST_GRADIENT = 10.0
+MIN_SIDE = 16  # of a matrix, below which it is a set of outputs
+MAX_GRADIENT = 10.0
 AVERAGE = 0.998
 SAVE_EVERY, SAY_EVERY = 60.0, 10.0
 
@@ -97,7 +97,7 @@ class Trainer:
         loss = terms["similarity"] + terms["box"] + terms["distribution"]
         self.detector.zero_grad(set_to_none=True)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.detector.parameters(), MOST_GRADIENT)
+        norm = torch.nn.utils.clip_grad_norm_(self.detector.parameters(), MAX_GRADIENT)
         if torch.isfinite(norm):
             for optimiser in self.optimisers:
                 optimiser.step()
@@ -171,7 +171,7 @@ def _optimisers(detector: LearntDetector) -> list[torch.optim.Optimizer]:
     light: list[torch.nn.Parameter] = []
     for name, parameter in detector.named_parameters():
         matrix = (
-            parameter.ndim > 1 and min(parameter.shape[:2]) >= LEAST_SIDE and not name.startswith("vectors")
+            parameter.ndim > 1 and min(parameter.shape[:2]) >= MIN_SIDE and not name.startswith("vectors")
         )
         (heavy if matrix else light).append(parameter)
     adam = torch.optim.AdamW(light, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)

@@ -12,7 +12,7 @@ from .cutouts import Sprite
 
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]
-MOST_SPRITES = 5
+MAX_SPRITES = 5
 SOLID = 128
 
 
@@ -60,7 +60,7 @@ def compose(
 ) -> tuple[list[Image], list[Labels]]:
     """Lay sprites over the frames of a clip; their ids follow those that are in the labels."""
     chosen = [
-        tint(rng, sprites[i]) for i in rng.integers(len(sprites), size=rng.integers(2, MOST_SPRITES + 1))
+        tint(rng, sprites[i]) for i in rng.integers(len(sprites), size=rng.integers(2, MAX_SPRITES + 1))
     ]
     paths = [random_path(rng, len(images) > 1) for _ in chosen]
     first = int(max(label.max() for label in labels)) + 1

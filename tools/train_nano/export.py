@@ -13,7 +13,7 @@ from sam3_node.models.digest import write_digest
 
 from .config import nano_config
 
-MOST_BYTES = 12_000_000
+MAX_BYTES = 12_000_000
 
 
 def read_checkpoint(
@@ -42,7 +42,7 @@ def export(checkpoint: Path, folder: Path) -> Path:
     nano_config().save_pretrained(folder)
     path = folder / "model.safetensors"
     save_file(weights, path, metadata={"format": "pt"})
-    if path.stat().st_size > MOST_BYTES:
-        raise ModelError(f"{path} holds {path.stat().st_size} bytes, expected at most {MOST_BYTES}")
+    if path.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{path} holds {path.stat().st_size} bytes, expected at most {MAX_BYTES}")
     write_digest(path)
     return path

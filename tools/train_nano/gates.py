@@ -32,7 +32,7 @@ from .steps import frame_costs, normalise
 
 OVERFIT_STEPS, MARGIN = 240, 0.1
 PARITY_FRAMES, CLOSE, ROUNDING = 10, 2e-3, 1e-5
-LEAST_J = 0.80
+MIN_J = 0.80
 CORNER_LABELS = torch.tensor([[2, 3]], dtype=torch.int32)
 
 
@@ -199,7 +199,7 @@ def bank(folder: Path, scenes: Path) -> Finding:
 def figures(folder: Path, scenes: Path) -> Finding:
     """On unseen scenes, a box on the first frame."""
     means = measure(folder / "export", scenes / "test", "default", "box")
-    return Finding(means["default"] >= LEAST_J, f"mean J {means['default']:.3f}, asked {LEAST_J}")
+    return Finding(means["default"] >= MIN_J, f"mean J {means['default']:.3f}, asked {MIN_J}")
 
 
 def measure(weights: Path, clips: Path, settings: str, prompt: str) -> dict[str, float]:

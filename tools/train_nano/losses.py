@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .network import Decoded
 
-LEAST_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
+MIN_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
 EASE = 0.5  # of the outside's weight: at 0 a mask that is in doubt shrinks to nothing
 BACKGROUND = 32.0  # cells, so that a small object's cross entropy is not all that matters
 
@@ -28,7 +28,7 @@ class Cost(NamedTuple):
 def presence_of(target: Tensor) -> tuple[Tensor, Tensor]:
     """Masks [N, 64, 64] in 0..1 -> present bool [N], absent bool [N]; a sliver is neither."""
     area = target.flatten(1).sum(dim=1)
-    return area >= LEAST_CELLS, area == 0
+    return area >= MIN_CELLS, area == 0
 
 
 def cost(decoded: Decoded, target: Tensor, ease: float = EASE) -> Cost:

@@ -27,8 +27,8 @@ from .steps import KINDS, clip_cost, frame_costs, normalise, second_prompt
 
 WARM_UP = 60.0  # s
 DECAY = 0.05
-LEAST_SIDE = 16  # of a matrix, below which it is a set of tokens or of outputs
-MOST_GRADIENT = 1.0
+MIN_SIDE = 16  # of a matrix, below which it is a set of tokens or of outputs
+MAX_GRADIENT = 1.0
 EASY, NORMAL = (
     0.25,
     0.6,
@@ -140,7 +140,7 @@ class Trainer:
         loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
         self.net.zero_grad(set_to_none=True)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MOST_GRADIENT)
+        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRADIENT)
         if torch.isfinite(norm):
             for optimiser in self.optimisers:
                 optimiser.step()
@@ -255,7 +255,7 @@ def schedule(seconds: float, of: float) -> float:
 def _optimisers(source: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for matrices, AdamW for the rest, with weight decay for convolutions."""
     named = dict(source.named_parameters())
-    matrices = [p for p in named.values() if p.ndim == 2 and min(p.shape) >= LEAST_SIDE]
+    matrices = [p for p in named.values() if p.ndim == 2 and min(p.shape) >= MIN_SIDE]
     wide = [p for name, p in named.items() if p.ndim == 4 and name.endswith("weight")]
     held = {id(p) for p in (*matrices, *wide)}
     narrow = [p for p in named.values() if id(p) not in held]

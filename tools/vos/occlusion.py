@@ -3,7 +3,7 @@
 Arrays begin with the frame after the one that the object was prompted on, where it was visible.
 
 An occlusion is a run of at least HIDDEN_FRAMES frames without a pixel of the object that is followed by at least
-SEEN_FRAMES frames with some. Its return is the first frame after the run on which the object covers LEAST_AREA of the
+SEEN_FRAMES frames with some. Its return is the first frame after the run on which the object covers MIN_AREA of the
 image; a run without a return before the object is hidden again is not counted. The object is recovered when within
 RECOVERY_FRAMES, counted from its return, its mask reaches an IoU of RECOVERED_IOU with it and holds: the same IoU on
 more than half of the SEEN_FRAMES frames from there on (of those there are, at the end of a clip).
@@ -22,7 +22,7 @@ HIDDEN_FRAMES = 10
 SEEN_FRAMES = 5
 RECOVERY_FRAMES = 10
 RECOVERED_IOU = 0.5
-LEAST_AREA = 0.001
+MIN_AREA = 0.001
 """Share of the image that an object must cover to be prompted, or to count as back."""
 
 Floats = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ def occlusions(covered: Floats) -> list[Occlusion]:
     clip_end = (len(covered), len(covered))
     found = []
     for (begin, end), (seen_until, _) in pairwise([*hidden_runs(covered), clip_end]):
-        large = np.flatnonzero(covered[end:seen_until] >= LEAST_AREA)
+        large = np.flatnonzero(covered[end:seen_until] >= MIN_AREA)
         if end - begin >= HIDDEN_FRAMES and seen_until - end >= SEEN_FRAMES and large.size:
             found.append(Occlusion(begin, end, end + int(large[0])))
     return found

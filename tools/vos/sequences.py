@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sam3_node.bags import Recording
+from sam3_node.bags import LabelledClip
 from sam3_node.errors import CameraError
 from tools.scenes.clips import Clip, Labels, list_clips, read_clip
 
 from .metrics import Bools
-from .occlusion import LEAST_AREA
+from .occlusion import MIN_AREA
 
 VOID = 255
 
@@ -62,7 +62,7 @@ def open_sequences(path: Path, names: Iterable[str] = (), most_frames: int = 0) 
     recordings once they cover 0.1 % of the image. CameraError or BagError says what is missing.
     """
     if path.is_file():
-        return [_from_recording(path.stem, Recording.load(path), most_frames)]
+        return [_from_recording(path.stem, LabelledClip.load(path), most_frames)]
     known = list_clips(path)
     found = {name: fnmatch.filter(known, name) for name in names or ("*",)}
     missing = [name for name, matches in found.items() if not matches]
@@ -71,14 +71,14 @@ def open_sequences(path: Path, names: Iterable[str] = (), most_frames: int = 0) 
     return [_from_clip(read_clip(path, name), most_frames) for name in dict.fromkeys(chain(*found.values()))]
 
 
-def _from_recording(name: str, recording: Recording, most_frames: int) -> Sequence:
+def _from_recording(name: str, recording: LabelledClip, most_frames: int) -> Sequence:
     length = min(len(recording), most_frames or len(recording))
 
     def frames() -> Iterator[TrueFrame]:
         for index in range(length):
             yield TrueFrame(recording.image(index), recording.truth(index))
 
-    return Sequence(name, length, tuple(recording.labels), LEAST_AREA, frames)
+    return Sequence(name, length, tuple(recording.labels), MIN_AREA, frames)
 
 
 def _from_clip(clip: Clip, most_frames: int) -> Sequence:
@@ -93,7 +93,7 @@ def _from_clip(clip: Clip, most_frames: int) -> Sequence:
         for index in range(length):
             yield _true_frame(clip, index, ids, void)
 
-    return Sequence(clip.name, length, ids, LEAST_AREA if rendered else 0.0, frames)
+    return Sequence(clip.name, length, ids, MIN_AREA if rendered else 0.0, frames)
 
 
 def split_void(labels: Iterable[Labels]) -> tuple[tuple[int, ...], int | None]:

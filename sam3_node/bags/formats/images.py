@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BagError
-from ...types import NANOSECONDS, Closing, ColourEncoding, Depth
+from ...types import NANOSECONDS, Closeable, ColourEncoding, Depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
 from ..messages.ros_images import MILLIMETRE, MessageError
@@ -49,7 +49,7 @@ class _Sequence:
             yield Topic(self.depth_topic, "images", "depth")
 
 
-class ImagesBag(Closing):
+class ImagesBag(Closeable):
     """A folder of images: a SampleReader. Each sequence of it is a camera.
 
     Depth is PNG of 16-bit grey, in mm, in a folder `depth` beside or in that of the images, or beside the images

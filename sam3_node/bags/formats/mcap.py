@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BagError, require
-from ...types import Closing
+from ...types import Closeable
 from ..messages import foxglove, ros_images
 from ..messages.ros import deserialise
 from ..messages.ros_images import MessageError
@@ -22,7 +22,7 @@ _ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
 Decode = Callable[[bytes], Any]
 
 
-class McapBag(Closing):
+class McapBag(Closeable):
     """The cameras' messages of one MCAP file; a message that is damaged is passed over, which `lost` tells."""
 
     def __init__(self, path: Path) -> None:

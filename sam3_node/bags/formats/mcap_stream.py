@@ -16,7 +16,7 @@ from ...errors import BagError, require
 from ...types import NANOSECONDS
 from ..native.container import MAGIC
 
-_LARGEST_CHUNK = 1 << 30  # bytes, unpacked
+_MAX_CHUNK = 1 << 30  # bytes, unpacked
 _COMPRESSIONS = ("", "lz4", "zstd")
 
 
@@ -116,8 +116,8 @@ class McapStream:
         size = record.uncompressed_size
         if record.compression == "zstd":
             size = max(size, zstandard.frame_content_size(record.data))
-        if size > _LARGEST_CHUNK:
-            raise ValueError(f"a chunk of {size} bytes, expected at most {_LARGEST_CHUNK}")
+        if size > _MAX_CHUNK:
+            raise ValueError(f"a chunk of {size} bytes, expected at most {_MAX_CHUNK}")
         return self._stream.breakup_chunk(record, validate_crc=True)
 
     def _describe(self, content: _File, error: Exception) -> str | None:

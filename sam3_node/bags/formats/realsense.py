@@ -19,7 +19,7 @@ from typing import Any
 import zstandard
 
 from ...errors import BagError, require
-from ...types import Closing, Depth, Intrinsics
+from ...types import Closeable, Depth, Intrinsics
 from ..messages.ros import RawMessage, Storage, deserialise
 from ..messages.ros_images import MILLIMETRE, MessageError, payload_of, stamp_of
 from ..samples import Colour, Losses, Sample, Topic
@@ -90,7 +90,7 @@ class _Stream:
         return f"{self.name}/camera_info"
 
 
-class RealSenseBag(Closing):
+class RealSenseBag(Closeable):
     """A recording of RealSense's SDK: a SampleReader.
 
     Stamps are the SDK's frame timestamps, on the clock that the recording names: Unix time for its system and global

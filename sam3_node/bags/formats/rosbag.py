@@ -11,7 +11,7 @@ from pathlib import Path
 import zstandard
 
 from ...errors import BagError, require
-from ...types import Closing
+from ...types import Closeable
 from ..messages.ros import Storage, sample_of, topics_of
 from ..messages.ros_images import MessageError
 from ..samples import Losses, Sample, SampleReader, Topic, natural_order
@@ -26,7 +26,7 @@ _PACKED = (".zstd", ".zst")
 _SUFFIXES = (".db3", ".mcap")
 
 
-class RosBag(Closing):
+class RosBag(Closeable):
     """A recording of ROS 1 or 2: a SampleReader.
 
     A recording that was never closed, or is cut off, gives every whole message before the damage. Raises BagError
@@ -116,7 +116,7 @@ class RosBag(Closing):
         return target
 
 
-class _RosFile(Closing):
+class _RosFile(Closeable):
     """One file of serialised ROS messages as samples."""
 
     def __init__(self, path: Path, storage: Storage) -> None:

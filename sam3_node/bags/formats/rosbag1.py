@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
-from ...types import NANOSECONDS, Buffer, Closing
+from ...types import NANOSECONDS, Buffer, Closeable
 from ..messages.ros import RawMessage, first_bytes
 from ..samples import Losses
 
@@ -32,7 +32,7 @@ class _Record(NamedTuple):
     data: memoryview
 
 
-class Rosbag1(Closing):
+class Rosbag1(Closeable):
     """A `.bag`, also one that was never closed, or cut off; what is whole in its last chunk counts, too.
 
     Raises BagError for a file that cannot be opened, is no ROS 1 bag of format 2.0, or has no topic.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ...errors import BagError
-from ...types import Closing
+from ...types import Closeable
 from ..messages.ros import RawMessage, first_bytes
 
 MAGIC = b"SQLite format 3\x00"
@@ -15,7 +15,7 @@ MAGIC = b"SQLite format 3\x00"
 _TOPICS = "SELECT id, name, type, serialization_format FROM topics ORDER BY id"
 
 
-class Rosbag2Sqlite(Closing):
+class Rosbag2Sqlite(Closeable):
     """A `.db3`. Raises BagError for a file that is none, or that has no topic in CDR."""
 
     is_cdr = True

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError
-from ...types import NANOSECONDS, Closing
+from ...types import NANOSECONDS, Closeable
 from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
 
@@ -33,7 +33,7 @@ _BEGIN = re.compile(b"|".join(_BEGINS), re.DOTALL)
 Image = npt.NDArray[np.uint8]
 
 
-class VideoBag(Closing):
+class VideoBag(Closeable):
     """A video as one colour topic, its frames decoded to bgr8: a SampleReader.
 
     Stamps count from the video's start; a frame whose time the file does not tell follows the one before by the

@@ -15,7 +15,7 @@ from ...types import NANOSECONDS, Buffer, Depth, Frame, Instance, Intrinsics, Ma
 from ...visualization import colour_of
 from ...wire.images import CHANNELS
 
-MOST_EDGES = 1 << 16  # of a mask's outline, in pixels; a noisier one is not drawn
+MAX_EDGES = 1 << 16  # of a mask's outline, in pixels; a noisier one is not drawn
 FONT_SIZE = 14.0
 FILL_ALPHA = 0.35
 
@@ -126,7 +126,7 @@ def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
 
 def _outline(instance: Instance) -> list[Any]:
     """One closed polygon for each contour, through the centres of the outermost pixels."""
-    if _edges(instance.mask) > MOST_EDGES:
+    if _edges(instance.mask) > MAX_EDGES:
         return []
     x0, y0, _, _ = instance.box
     contours, _ = cv2.findContours(

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import BagError, OutputError, require
-from ...types import Closing
+from ...types import Closeable
 
 NO_SCHEMA = 0  # MCAP's way to say that messages describe themselves
 MAGIC = b"\x89MCAP0\r\n"
 
 
-class MessageWriter(Closing):
+class MessageWriter(Closeable):
     """Writes msgpack messages to `path`, in chunks of 1 MiB that are not compressed; a cut loses at most one.
 
     Raises MissingExtraError without the extra `bags`, OutputError when the file cannot be written.

@@ -13,11 +13,11 @@ from ...types import NANOSECONDS, Frame, MaskFrame
 from ...wire import decode_image
 from .frames import read_frames, read_truth
 
-FEWEST_FRAMES = 2
+MIN_FRAMES = 2
 TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"  # the one that is bundled
 
 
-class Recording:
+class LabelledClip:
     """One camera's frames and their truth, by index; an index past the end is that of a player that loops."""
 
     def __init__(self, frames: list[Frame], truth: dict[int, MaskFrame]) -> None:
@@ -32,9 +32,9 @@ class Recording:
         frames = [frame for frame in frames if frame.camera == camera]
         truth = {masks.seq: masks for masks in read_truth(path) if masks.camera == camera}
         known = sum(frame.seq in truth for frame in frames)
-        if known < len(frames) or known < FEWEST_FRAMES:
+        if known < len(frames) or known < MIN_FRAMES:
             raise BagError(
-                f"{path}: expected {FEWEST_FRAMES} or more frames of {camera}, each with its truth, "
+                f"{path}: expected {MIN_FRAMES} or more frames of {camera}, each with its truth, "
                 f"found {len(frames)} and truth of {known}"
             )
         return cls(frames, truth)

@@ -58,11 +58,11 @@ def is_recorded(path: Path) -> bool:
 
 
 def read_frames(path: Path) -> Iterator[Frame]:
-    """The frames of one file; as `Recorded.frames`."""
-    return Recorded([path]).frames()
+    """The frames of one file; as `RecordingReader.frames`."""
+    return RecordingReader([path]).frames()
 
 
-class Recorded:
+class RecordingReader:
     """A recording of one file, or of several that follow one another.
 
     Of a damaged file, or one whose recorder was killed, all that is before the damage comes, then each iteration ends

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import OutputError, WireError, require
-from ...types import Buffer, Closing, Depth, Frame, Intrinsics, MaskFrame
+from ...types import Buffer, Closeable, Depth, Frame, Intrinsics, MaskFrame
 from ...wire import decode_depth, encode_depth, masks_topic, pack_frame
 from ..messages import foxglove_out
 from ..messages.foxglove_out import Encoded
 from .container import MAGIC, NO_SCHEMA
 
 CHUNK_BYTES = 1 << 20
-MOST_DEPTH_PIXELS = 1 << 25
+MAX_DEPTH_PIXELS = 1 << 25
 LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
 """The metadata record that a recording begins with, and its version."""
 NODE, RECORDING = "sam3_node.node", "sam3_node.recording"
@@ -39,7 +39,7 @@ NODE, RECORDING = "sam3_node.node", "sam3_node.recording"
 EVENTS = "events"
 
 
-class RecordWriter(Closing):
+class RecordingWriter(Closeable):
     """Writes a recording to a new file. A context manager.
 
     An open chunk is at most CHUNK_BYTES long, or one message: what a kill loses. Complete ones are on the disk at once.
@@ -232,9 +232,9 @@ def _bare_ending() -> bytes:
 
 
 def _decompressed(depth: Depth) -> Depth:
-    if depth.width * depth.height > MOST_DEPTH_PIXELS:
+    if depth.width * depth.height > MAX_DEPTH_PIXELS:
         raise WireError(
-            f"depth: expected at most {MOST_DEPTH_PIXELS} pixels, found {depth.width} x {depth.height}"
+            f"depth: expected at most {MAX_DEPTH_PIXELS} pixels, found {depth.width} x {depth.height}"
         )
     return encode_depth(decode_depth(depth), "z16", depth.scale_m, depth.aligned)
 
@@ -242,11 +242,11 @@ def _decompressed(depth: Depth) -> Depth:
 Metadata = Mapping[str, Any]
 
 
-class Splits(Closing):
+class Splits(Closeable):
     """Opens file after file; a context manager.
 
     A file is full from `split_bytes` or `split_s` seconds on; 0 is no limit. What was told is in each file after that,
-    and at its end what `summary` says then. Raises OutputError as RecordWriter, and where the name has later files.
+    and at its end what `summary` says then. Raises OutputError as RecordingWriter, and where the name has later files.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Splits(Closing):
         """Depth images that could not be decompressed; their frames were recorded without them."""
         return self._closed_depths + self._writer.depths_left_out
 
-    def current(self) -> RecordWriter:
+    def current(self) -> RecordingWriter:
         """The file that the next message belongs in: a new one where the last is full."""
         too_long = self._split_bytes and self._writer.bytes >= self._split_bytes
         too_old = self._split_s and time.monotonic() - self._begun_s >= self._split_s
@@ -299,10 +299,10 @@ class Splits(Closing):
         if not self._writer.closed:
             self._finish()
 
-    def _open(self) -> RecordWriter:
+    def _open(self) -> RecordingWriter:
         number = len(self.paths)
         path = self._path.with_name(f"{self._path.stem}_{number:04d}.mcap") if number else self._path
-        writer = RecordWriter(path)
+        writer = RecordingWriter(path)
         self.paths.append(path)
         self._begun_s = time.monotonic()
         for name, values in self._told.items():

@@ -12,7 +12,7 @@ import torch
 from ...errors import EngineError
 from ..build_progress import Phases
 from ..oom import ROOM
-from ..specs import OBJECTS, Port, Stage
+from ..specs import OBJECTS, StageSpec, TensorSpec
 from .library import LOCAL, Library, find_library, log_of, target, told
 
 USUAL_OBJECTS = 4  # what a plan is tuned for
@@ -31,7 +31,7 @@ DTYPES = {
 
 def build(
     onnx: Path,
-    stage: Stage,
+    stage: StageSpec,
     gpu: str = LOCAL,
     most_objects: int = 16,
     progress: Progress = lambda fraction: None,
@@ -96,7 +96,7 @@ def _parsed(library: Library, builder: Any, onnx: Path) -> tuple[Any, Any]:
     return network, parser
 
 
-def _check(network: Any, stage: Stage, onnx: Path) -> None:
+def _check(network: Any, stage: StageSpec, onnx: Path) -> None:
     """Raise EngineError unless the network takes and gives what the stage does."""
     found = [_described(network.get_input(index)) for index in range(network.num_inputs)]
     found += [_described(network.get_output(index)) for index in range(network.num_outputs)]
@@ -113,7 +113,7 @@ def _described(tensor: Any) -> tuple[str, str, tuple[int, ...]]:
     return tensor.name, tensor.dtype.name, tuple(tensor.shape)
 
 
-def _open_shape(port: Port) -> tuple[int, ...]:
+def _open_shape(port: TensorSpec) -> tuple[int, ...]:
     """The shape with -1 where it varies."""
     return tuple(-1 if side == OBJECTS else int(side) for side in port.shape)
 
@@ -126,7 +126,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _configured(
-    library: Library, builder: Any, network: Any, stage: Stage, generation: str, most_objects: int
+    library: Library, builder: Any, network: Any, stage: StageSpec, generation: str, most_objects: int
 ) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(library.api.BuilderFlag.TF32)  # float32 is float32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import EngineError
 from ..oom import ROOM
-from ..specs import OBJECTS, Port, Stage, objects_of, placed
+from ..specs import OBJECTS, StageSpec, TensorSpec, objects_of, placed
 from .library import Library, find_library, log_of, told
 
 
@@ -23,7 +23,7 @@ class Contexts:
     The shapes and that address stay as they are: a CUDA graph of one number survives the others.
     """
 
-    def __init__(self, library: Library, engine: Any, stage: Stage, device: torch.device) -> None:
+    def __init__(self, library: Library, engine: Any, stage: StageSpec, device: torch.device) -> None:
         """Take the memory that the largest number needs; raises torch's OutOfMemoryError."""
         self._library, self._engine, self._stage = library, engine, stage
         self._memory = torch.empty(engine.device_memory_size_v2, dtype=torch.uint8, device=device)
@@ -77,7 +77,7 @@ class TensorRTRun:
     addresses, are fixed; a number of objects must have run before it is captured. One call at a time.
     """
 
-    def __init__(self, plan: bytes, stage: Stage, device: torch.device | str = "cuda") -> None:
+    def __init__(self, plan: bytes, stage: StageSpec, device: torch.device | str = "cuda") -> None:
         """Load a plan onto a CUDA device. Raises EngineError where it cannot run here, MissingExtraError, and torch's
         OutOfMemoryError."""
         library = find_library()
@@ -111,11 +111,11 @@ class TensorRTRun:
                 )
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _empty(self, port: Port, objects: int) -> Tensor:
+    def _empty(self, port: TensorSpec, objects: int) -> Tensor:
         return torch.empty(port.sized(objects), dtype=port.dtype, device=self._device)
 
 
-def _load(library: Library, plan: bytes, stage: Stage) -> tuple[Any, Any]:
+def _load(library: Library, plan: bytes, stage: StageSpec) -> tuple[Any, Any]:
     """Runtime and engine of a plan on the current device."""
     log = log_of(library.api)
     log.errors.clear()
@@ -135,7 +135,7 @@ def _load(library: Library, plan: bytes, stage: Stage) -> tuple[Any, Any]:
     return runtime, engine
 
 
-def _most_objects(engine: Any, stage: Stage) -> int:
+def _most_objects(engine: Any, stage: StageSpec) -> int:
     for port in stage.inputs:
         if OBJECTS in port.shape:
             return int(engine.get_tensor_profile_shape(port.name, 0)[2][port.shape.index(OBJECTS)])

@@ -109,7 +109,7 @@ def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
     return matrix[0, 0]
 
 
-MOST_SCORES = 1 << 24  # 64 MB: larger ones would leave the cache anyway
+MAX_SCORES = 1 << 24  # 64 MB: larger ones would leave the cache anyway
 
 
 class Attention(nn.Module):
@@ -137,7 +137,7 @@ class Attention(nn.Module):
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return False
         scores = query.shape[0] * query.shape[1] * key.shape[1]
-        return query.device.type == "cpu" and query.dtype == torch.float32 and scores <= MOST_SCORES
+        return query.device.type == "cpu" and query.dtype == torch.float32 and scores <= MAX_SCORES
 
     def _in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         scores = self._scores(query.shape[0], query.shape[1], key.shape[1])

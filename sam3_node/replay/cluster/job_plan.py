@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from ...errors import ReplayError
 from ..job import Job
 from ..run import LIMITS
-from ..shards import PartLimits
+from ..shards import ShardLimits
 from ..stitch import Segment, cut
 from ..summary import Summary
 
@@ -73,7 +73,7 @@ class Task:
     job: Job
     segments: tuple[Job, ...] = ()
     split: Split = WHOLE
-    limits: PartLimits = LIMITS
+    limits: ShardLimits = LIMITS
 
 
 Step = list[Task]
@@ -82,13 +82,13 @@ Steps = Generator[Step, Answers, list[Summary]]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class JobPlan:
     """A job, and how it is done."""
 
     job: Job
     split: Split = WHOLE
     again: bool = False
-    limits: PartLimits = LIMITS
+    limits: ShardLimits = LIMITS
 
     def steps(self) -> Steps:
         """The steps; to be sent the answers of each step's tasks, in their order. Returns the summaries of its results.

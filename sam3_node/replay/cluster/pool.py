@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...errors import ReplayError
-from ...types import Closing
+from ...types import Closeable
 from .job_plan import Task
 from .worker import UNKNOWN, Answer, Standing, Worker
 
@@ -56,7 +56,7 @@ class _Held:
     """When it was ready first."""
 
 
-class Pool(Closing):
+class Pool(Closeable):
     """Up to `most` workers of one CPU and `gpus` GPUs each, started as they are needed and ended when they are not.
 
     A task whose worker is lost is done again up to `retries` times. A context manager.

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from ...errors import ReplayError
 from ..job import Job
 from ..run import LIMITS
-from ..shards import PartLimits
+from ..shards import ShardLimits
 from ..summary import Summary
-from .job_plan import WHOLE, Order, Split, Steps
+from .job_plan import WHOLE, JobPlan, Split, Steps
 from .pool import Finished, Pool
 from .progress import Meter, Progress
 from .session import LOCAL, session
-from .usage_report import BagResult, Bill
+from .usage_report import BagResult, UsageReport
 from .worker import Answer
 
 LOCAL_WORKERS = 2
@@ -36,8 +36,8 @@ def run_many(
     split: Split = WHOLE,
     again: bool = False,
     retries: int = RETRIES,
-    limits: PartLimits = LIMITS,
-) -> Bill:
+    limits: ShardLimits = LIMITS,
+) -> UsageReport:
     """Replay jobs, one recording each, as `run_job` does, with as many `workers` as there are GPUs in the cluster (two
     with `ray_address` local). A worker has `gpus_per_worker` (1 where there are GPUs) and keeps what sees for its next
     job.
@@ -53,11 +53,11 @@ def run_many(
     with session(ray_address, workers or LOCAL_WORKERS) as ray:
         count, gpus = _resources(ray, ray_address, workers, gpus_per_worker)
         with Pool(ray, count, gpus, retries) as pool:
-            run = _Run(pool, progress, [Order(job, split, again, limits) for job in jobs])
+            run = _Run(pool, progress, [JobPlan(job, split, again, limits) for job in jobs])
             bags = run.until_done(stop or threading.Event())
         held_s = pool.held_s
     seconds = time.monotonic() - begin_s
-    return Bill(bags, round(seconds, 1), round(held_s, 1), round(held_s * gpus, 1), price_per_hour)
+    return UsageReport(bags, round(seconds, 1), round(held_s, 1), round(held_s * gpus, 1), price_per_hour)
 
 
 def _resources(ray: Any, address: str, workers: int | None, gpus: float | None) -> tuple[int, float]:
@@ -97,7 +97,7 @@ class _Bag:
 class _Run:
     """Steps of all recordings, through one pool."""
 
-    def __init__(self, pool: Pool, progress: Callable[[Progress], None], orders: Sequence[Order]) -> None:
+    def __init__(self, pool: Pool, progress: Callable[[Progress], None], orders: Sequence[JobPlan]) -> None:
         self._bags = [
             _Bag(order.steps(), BagResult(order.job.bags[0], order.job.out), number)
             for number, order in enumerate(orders)

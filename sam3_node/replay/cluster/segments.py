@@ -47,7 +47,7 @@ def join(
         keep_identity(store, identity)
 
         def masks() -> Iterator[MaskFrame]:
-            doubt = schedule.settings.detector.doubt
+            doubt = schedule.settings.detector.min_track_score
             return stitch((results(open_store(one.out), doubt) for one in segments), split.overlap)
 
         def told(kind: str, done: int) -> None:

@@ -25,7 +25,7 @@ class BagResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class UsageReport:
     """All recordings of one run. `held_s` are the seconds of all workers, each from when it was ready to its end;
     `gpu_s` the same of all GPUs, 0 without any. `price_per_hour` is that of one worker, None where it is not told."""
 

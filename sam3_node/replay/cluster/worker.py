@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...errors import Sam3NodeError
 from ..completion import StoppedError
-from ..run import Warm, clear_job, finished, run_job
+from ..run import PerceptionCache, clear_job, finished, run_job
 from ..store import HeldError
 from .job_plan import Task
 from .segments import extent_of, join
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, folder: str) -> None:
         if os.path.isdir(folder):  # what paths are relative to
             os.chdir(folder)
-        self._load = Warm()
+        self._load = PerceptionCache()
         self._stop = threading.Event()
         self._standing = UNKNOWN
 

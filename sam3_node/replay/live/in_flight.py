@@ -43,7 +43,7 @@ class Counts(NamedTuple):
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-class Ledger:
+class InFlightFrames:
     """Frames that were sent and are not settled, those that are and were not taken from `settled`, and the counts.
 
     A node of lossless delivery publishes masks in the order in which the frames were sent, none for one that fails.

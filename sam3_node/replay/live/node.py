@@ -12,10 +12,10 @@ from typing import Any
 
 from ...errors import SettingsError, TransportError, WireError
 from ...transport import ControlClient, FramePublisher, MaskSubscriber
-from ...types import Closing, Frame
-from .in_flight import Counts, Ledger, Settled
+from ...types import Closeable, Frame
+from .in_flight import Counts, InFlightFrames, Settled
 
-MOST_IN_FLIGHT = 8
+MAX_IN_FLIGHT = 8
 TURN_MS = 100
 STATUS_MS = 3000
 ANSWER_MS = 30_000
@@ -35,7 +35,7 @@ class StoppedWaitingError(TransportError):
     """Who waited for the node was told to stop, and the node had been silent for a while."""
 
 
-class LiveNode(Closing):
+class LiveNode(Closeable):
     """The node of lossless delivery (`every`) that answers at `control`. A context manager.
 
     `frames` is bound and `masks` connected to, without them the first of the node's own `transport.frames`, and its
@@ -102,12 +102,12 @@ class LiveNode(Closing):
         return self._control.call(op, **args)
 
     def push(self, frame: Frame) -> None:
-        """Send the next frame, once fewer than MOST_IN_FLIGHT are on their way and the node takes it.
+        """Send the next frame, once fewer than MAX_IN_FLIGHT are on their way and the node takes it.
 
         Raises WireError for a frame that contradicts itself or is too large, which is not sent, and as `settle`.
         """
         idle_s = time.monotonic()
-        while self.in_flight >= MOST_IN_FLIGHT or not self._send(frame):
+        while self.in_flight >= MAX_IN_FLIGHT or not self._send(frame):
             self._turn()
             idle_s = time.monotonic() if self.in_flight else idle_s
             if time.monotonic() - idle_s > CONNECT_S:
@@ -137,7 +137,7 @@ class LiveNode(Closing):
 
     def _begin(self, cameras: Sequence[str], before: Counts) -> None:
         self._cameras, self._before = cameras, before
-        self._ledger, self._last_done = Ledger(), Counts()
+        self._ledger, self._last_done = InFlightFrames(), Counts()
         self._asked_s = self._moved_s = time.monotonic()
 
     def _send(self, frame: Frame) -> bool:

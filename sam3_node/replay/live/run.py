@@ -21,14 +21,14 @@ from ..completion import (
 )
 from ..job import SECTIONS, Job
 from ..schedule import Schedule
-from ..shards import PartLimits, Parts, Work
+from ..shards import ShardLimits, Shards, ShardWriter
 from ..store import Store
 from ..summary import Summary, Tally, of_tally
 from ..url_store import local_bag, open_store
 from .node import LiveNode, StoppedWaitingError
 from .player import LivePlayer
 
-LIMITS = PartLimits()
+LIMITS = ShardLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def run_live(
     progress: Progress = lambda *_: None,
     stop: threading.Event | None = None,
     again: bool = False,
-    limits: PartLimits = LIMITS,
+    limits: ShardLimits = LIMITS,
 ) -> Summary:
     """Push every frame of a job's first recording through a running node, into the folder `job.out`.
 
@@ -101,7 +101,7 @@ def _of_node(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begin(store: Store, schedule: Schedule, identity: Mapping[str, Any]) -> None:
     """Forget what a run has left that was ended early."""
-    frames = Tally.of(Parts(store).standing().tally).counts["frames"]
+    frames = Tally.of(Shards(store).standing().tally).counts["frames"]
     if frames:
         schedule.notes.tell(
             f"{frames} frames of a run that was ended early were pushed anew: what a live node remembered then is gone"
@@ -110,7 +110,7 @@ def _begin(store: Store, schedule: Schedule, identity: Mapping[str, Any]) -> Non
     keep_identity(store, identity)
 
 
-def _push(node: LiveNode, finish: Finish, limits: PartLimits) -> Summary:
+def _push(node: LiveNode, finish: Finish, limits: ShardLimits) -> Summary:
     """All frames, into parts."""
     schedule, player = finish.schedule, LivePlayer(node)
     known, total = node.begin(schedule.cameras), schedule.count()
@@ -118,7 +118,7 @@ def _push(node: LiveNode, finish: Finish, limits: PartLimits) -> Summary:
         schedule.notes.tell(
             f"the node had frames of {', '.join(known)} before: ids of objects go on from those that it gave then"
         )
-    work = Work(Parts(finish.store), player, limits)
+    work = ShardWriter(Shards(finish.store), player, limits)
     try:
         for outcome in player.play(_until(finish.stop, schedule.actions())):
             work.take(outcome)
@@ -139,7 +139,9 @@ def _until(stop: threading.Event, actions: Iterable[Action]) -> Iterator[Action]
         yield action
 
 
-def _summary(schedule: Schedule, work: Work, player: LivePlayer, description: Mapping[str, Any]) -> Summary:
+def _summary(
+    schedule: Schedule, work: ShardWriter, player: LivePlayer, description: Mapping[str, Any]
+) -> Summary:
     job, stepped = schedule.job, max(sum(work.tally.frames.values()), 1)
     return of_tally(
         work.tally,

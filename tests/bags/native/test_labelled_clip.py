@@ -11,13 +11,13 @@ from sam3_node.errors import BagError
 
 pytest.importorskip("mcap")
 
-from sam3_node.bags import FrameWriter, Recording, read_poses
+from sam3_node.bags import FrameWriter, LabelledClip, read_poses
 from sam3_node.cameras.bag import TABLETOP
 from tests.support.recordings import SIZE, frame_at, truth_of, write_recording
 
 
 def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
-    recording = Recording.load(write_recording(tmp_path / "table.mcap", 5))
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
     assert (len(recording), recording.fps) == (5, 25.0)
     assert recording.labels == {1: "object 1", 2: "object 2"}
     assert recording.image(3).mean() == pytest.approx(30, abs=2)
@@ -26,13 +26,13 @@ def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
 
 
 def test_what_is_out_of_view_is_not_in_the_truth(tmp_path: Path) -> None:
-    recording = Recording.load(write_recording(tmp_path / "table.mcap", 5))
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
     assert sorted(recording.truth(3)) == [1]
     assert recording.areas(2).tolist() == [0, 300, 300, 0, 300]
 
 
 def test_an_index_past_the_end_is_that_of_the_next_round(tmp_path: Path) -> None:
-    recording = Recording.load(write_recording(tmp_path / "table.mcap", 5))
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
     assert np.array_equal(recording.image(12), recording.image(2))
     assert np.array_equal(recording.truth(12)[1], recording.truth(2)[1])
     assert recording.image(12).shape == (*SIZE, 3)
@@ -47,11 +47,11 @@ def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BagError, match=r"expected 2 or more frames of table, each with its truth, found 3 and truth of 1"
     ):
-        Recording.load(path)
+        LabelledClip.load(path)
 
 
 def test_the_bundled_recording_has_what_the_demonstration_needs() -> None:
-    recording = Recording.load(TABLETOP)
+    recording = LabelledClip.load(TABLETOP)
     assert TABLETOP.stat().st_size < 10e6
     assert 10 <= len(recording) / recording.fps <= 20
     assert {(frame.width, frame.height, frame.encoding) for frame in recording.frames} == {(640, 480, "jpeg")}

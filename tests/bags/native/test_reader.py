@@ -24,8 +24,8 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
-from sam3_node.bags.native.reader import Recorded, RecordedMasks, is_recorded, read_frames
-from sam3_node.bags.native.writer import CHUNK_BYTES, NODE, RECORDING, RecordWriter, Splits
+from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded, read_frames
+from sam3_node.bags.native.writer import CHUNK_BYTES, NODE, RECORDING, RecordingWriter, Splits
 from sam3_node.cameras.bag import TABLETOP
 
 RESET = Event(0, "reset", {"camera": "cam0"})
@@ -46,7 +46,7 @@ def frame(seq: int, encoding: Any = "bgr8", **changes: Any) -> Frame:
 
 
 def record(path: Path, frames: list[Frame]) -> Path:
-    with RecordWriter(path) as writer:
+    with RecordingWriter(path) as writer:
         for item in frames:
             writer.write_frame(item, 5)
     return path
@@ -84,7 +84,7 @@ def test_depth_comes_back_with_equal_values(tmp_path: Path, encoding: str) -> No
 def test_a_depth_that_does_not_decompress_is_left_out_and_counted(tmp_path: Path) -> None:
     broken = Depth(4, 3, "z16+zstd", 0.001, False, b"no zstd")
     vast = Depth(16384, 16384, "z16+zstd", 0.001, False, b"no zstd")
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         for number, item in enumerate((broken, vast)):
             writer.write_frame(frame(number, depth=item), 5)
         assert writer.depths_left_out == 2
@@ -92,7 +92,7 @@ def test_a_depth_that_does_not_decompress_is_left_out_and_counted(tmp_path: Path
 
 
 def test_a_frame_that_contradicts_itself_is_refused_and_the_file_goes_on(tmp_path: Path) -> None:
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         with pytest.raises(WireError):
             writer.write_frame(frame(0, colour=b"short"), 5)
         writer.write_frame(frame(1), 5)
@@ -106,12 +106,12 @@ def test_a_camera_may_change_its_encoding(tmp_path: Path) -> None:
 
 def test_masks_and_events_come_back_in_their_order(tmp_path: Path) -> None:
     _, body = pack_masks(masks())
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         writer.write_event(pack_event(RESET)[1], 0, 5)
         writer.write_frame(frame(0), 6)
         writer.write_masks(body, masks(), 7)
         writer.write_event(pack_event(Event(1, "pause"))[1], 1, 8)
-    first, second, third = Recorded([writer.path]).actions()
+    first, second, third = RecordingReader([writer.path]).actions()
     assert (first, third) == (RESET, Event(1, "pause"))
     assert isinstance(second, RecordedMasks)
     assert second.body == body
@@ -160,7 +160,7 @@ def test_calibrations_are_foxgloves(
 
 
 def test_annotations_are_foxgloves(tmp_path: Path) -> None:
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         writer.write_masks(pack_masks(masks())[1], masks(), 5)
     ((kind, found),) = decoded(writer.path, "/wrist-1/annotations")
     assert kind == "foxglove.ImageAnnotations"
@@ -175,7 +175,7 @@ def test_annotations_are_foxgloves(tmp_path: Path) -> None:
 def test_a_mask_of_noise_has_no_outline(tmp_path: Path) -> None:
     noise = Mask.from_full(np.random.default_rng(0).integers(0, 2, (400, 400)).astype(bool))
     found = MaskFrame("cam0", 0, 0, 400, 400, instances=(Instance(1, "", 0.5, "tracked", 1, 0, noise),))
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         writer.write_masks(pack_masks(found)[1], found, 5)
     ((_, annotations),) = decoded(writer.path, "/cam0/annotations")
     assert not annotations.points
@@ -183,11 +183,11 @@ def test_a_mask_of_noise_has_no_outline(tmp_path: Path) -> None:
 
 
 def test_metadata_comes_back(tmp_path: Path) -> None:
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         writer.write_metadata(NODE, {"model": "nano", "settings": {"a": [1, 2.5, None]}, "odd": b"\0"})
         writer.write_frame(frame(0), 5)
         writer.write_metadata(NODE, {"model": "other"})
-    found = Recorded([writer.path]).metadata()[NODE]
+    found = RecordingReader([writer.path]).metadata()[NODE]
     assert found == [
         {"model": "nano", "settings": {"a": [1, 2.5, None]}, "odd": "b'\\x00'"},
         {"model": "other"},
@@ -200,22 +200,22 @@ def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
     for path in (TABLETOP, tmp_path / "empty", tmp_path / "text", tmp_path, tmp_path / "none"):
         assert not is_recorded(path)
         with pytest.raises(BagError, match=str(path)):
-            Recorded([path])
+            RecordingReader([path])
     with pytest.raises(BagError, match="none"):
-        Recorded([])
+        RecordingReader([])
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.bags.native.writer.LAYOUT_VERSION", 2)
     path = record(tmp_path / "r.mcap", [])
     with pytest.raises(BagError, match="expected layout 1 of recordings, found 2"):
-        Recorded([path])
+        RecordingReader([path])
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of 60 frames in several chunks, with masks and events among them."""
-    with RecordWriter(tmp_path_factory.mktemp("whole") / "r.mcap") as writer:
+    with RecordingWriter(tmp_path_factory.mktemp("whole") / "r.mcap") as writer:
         for seq in range(60):
             writer.write_frame(frame(seq), seq)
             writer.write_masks(pack_masks(masks())[1], masks(), seq)
@@ -230,7 +230,7 @@ def test_of_a_file_that_is_cut_all_complete_chunks_come(whole: Path, tmp_path: P
     content = whole.read_bytes()
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(content[: len(content) * part // 20])
-    recorded = Recorded([cut])
+    recorded = RecordingReader([cut])
     seqs = [found.seq for found in recorded.frames()]
     assert seqs == list(range(len(seqs)))
     assert len(seqs) % 10 == 0
@@ -245,7 +245,7 @@ def test_damage_in_the_middle_ends_the_reading(whole: Path, tmp_path: Path) -> N
     content[len(content) // 2] ^= 0xFF
     path = tmp_path / "damaged.mcap"
     path.write_bytes(content)
-    recorded = Recorded([path])
+    recorded = RecordingReader([path])
     assert [found.seq for found in recorded.frames()] in [list(range(count)) for count in (20, 30)]
     assert recorded.lost is not None
     assert "damaged" in recorded.lost
@@ -258,7 +258,7 @@ def test_random_damage_never_raises(whole: Path, tmp_path: Path) -> None:
         for position in rng.integers(120, len(damaged), 3):
             damaged[position] = rng.integers(256)
         path.write_bytes(damaged)
-        recorded = Recorded([path])
+        recorded = RecordingReader([path])
         seqs = [found.seq for found in recorded.frames()]
         assert seqs == list(range(len(seqs)))
         list(recorded.actions())
@@ -268,7 +268,7 @@ def test_random_damage_never_raises(whole: Path, tmp_path: Path) -> None:
 def test_a_length_that_lies_takes_no_memory(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "lies.mcap"
     path.write_bytes(whole.read_bytes()[:150] + struct.pack("<BQ", 6, 1 << 60) + bytes(100))
-    recorded = Recorded([path])
+    recorded = RecordingReader([path])
     assert not list(recorded.frames())
     assert recorded.lost is not None
 
@@ -276,14 +276,14 @@ def test_a_length_that_lies_takes_no_memory(whole: Path, tmp_path: Path) -> None
 def test_several_files_are_read_as_one(tmp_path: Path) -> None:
     frames = [frame(seq) for seq in range(6)]
     paths = [record(tmp_path / f"{part}.mcap", frames[part * 3 : part * 3 + 3]) for part in range(2)]
-    recorded = Recorded(paths)
+    recorded = RecordingReader(paths)
     assert [found.seq for found in recorded.frames()] == list(range(6))
     assert [found.seq for found in recorded.frames()] == list(range(6))
     assert recorded.lost is None
 
 
 def test_complete_chunks_are_on_the_disk_at_once(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / "r.mcap")
+    writer = RecordingWriter(tmp_path / "r.mcap")
     large = dataclasses.replace(frame(0), width=640, height=480, colour=bytes(640 * 480 * 3))
     for seq in range(5):
         writer.write_frame(dataclasses.replace(large, seq=seq), 5)
@@ -296,14 +296,14 @@ def test_complete_chunks_are_on_the_disk_at_once(tmp_path: Path) -> None:
 def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", [frame(0)])
     with pytest.raises(OutputError, match=r"r\.mcap, which is never overwritten"):
-        RecordWriter(path)
+        RecordingWriter(path)
     assert len(list(read_frames(path))) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write .*r\.mcap"):
-        RecordWriter(tmp_path / "file" / "r.mcap")
+        RecordingWriter(tmp_path / "file" / "r.mcap")
 
 
 def splits(path: Path, split_bytes: float = 0, split_s: float = 0) -> Splits:
@@ -317,9 +317,9 @@ def test_every_split_opens_alone(tmp_path: Path) -> None:
         for item in sent:
             files.current().write_frame(item, 5)
     assert [path.name for path in files.paths] == ["r.mcap", "r_0001.mcap", "r_0002.mcap"]
-    assert plain(list(Recorded(files.paths).frames())) == plain(sent)
+    assert plain(list(RecordingReader(files.paths).frames())) == plain(sent)
     for path in files.paths:
-        recorded = Recorded([path])
+        recorded = RecordingReader([path])
         assert recorded.metadata()[NODE] == [{"model": "nano"}]
         assert recorded.metadata()[RECORDING] == [{"frames": 7}]
         assert len(decoded(path, "/cam0/calibration")) == 1
@@ -333,7 +333,7 @@ def test_time_splits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         for seq in range(6):
             files.current().write_frame(frame(seq), 5)
     assert len(files.paths) > 1
-    assert [found.seq for found in Recorded(files.paths).frames()] == list(range(6))
+    assert [found.seq for found in RecordingReader(files.paths).frames()] == list(range(6))
 
 
 def test_splits_of_an_earlier_recording_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def small_files(tmp_path: Path) -> Iterator[int]:
 
 
 def test_where_the_disk_is_full_the_file_ends_whole(tmp_path: Path, small_files: int) -> None:
-    writer = RecordWriter(tmp_path / "r.mcap")
+    writer = RecordingWriter(tmp_path / "r.mcap")
 
     def fill() -> None:
         for seq in range(1000):
@@ -365,7 +365,7 @@ def test_where_the_disk_is_full_the_file_ends_whole(tmp_path: Path, small_files:
         fill()
     assert writer.closed
     writer.close()
-    recorded = Recorded([writer.path])
+    recorded = RecordingReader([writer.path])
     seqs = [found.seq for found in recorded.frames()]
     assert seqs == list(range(len(seqs)))
     assert len(seqs) * len(frame(0).colour) > small_files * 0.8
@@ -375,7 +375,7 @@ def test_where_the_disk_is_full_the_file_ends_whole(tmp_path: Path, small_files:
 
 
 def test_metadata_is_json(tmp_path: Path) -> None:
-    with RecordWriter(tmp_path / "r.mcap") as writer:
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
         writer.write_metadata(NODE, {"model": "nano"})
     with writer.path.open("rb") as file:
         found = {record.name: record.metadata for record in make_reader(file).iter_metadata()}

@@ -14,10 +14,10 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("tensorrt_rtx")
 
 from sam3_node.engines.export import export
-from sam3_node.engines.graphs import Replayed, record_cuda, use_graphs
+from sam3_node.engines.graphs import GraphedStage, record_cuda, use_graphs
 from sam3_node.engines.quantize import Scales, export_quantised, weights_digest
 from sam3_node.engines.recipes import Recipe
-from sam3_node.engines.specs import STAGES, Stage, stages_of
+from sam3_node.engines.specs import STAGES, StageSpec, stages_of
 from sam3_node.engines.tensorrt.build import build, fp8_layers
 from sam3_node.engines.tensorrt.library import find_library
 from sam3_node.engines.tensorrt.run import TensorRTRun
@@ -42,13 +42,13 @@ def nano() -> TrackerModel:
 
 
 @pytest.fixture(scope="module")
-def small() -> Stage:
+def small() -> StageSpec:
     """The quickest stage to build."""
     return stages_of(tiny_model())["remember"]
 
 
 @pytest.fixture(scope="module")
-def small_onnx(small: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_onnx(small: StageSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(small, tmp_path_factory.mktemp("onnx") / "remember.onnx")
 
 
@@ -74,14 +74,14 @@ def test_the_fp8_encoder_holds_fp8_layers(nano: TrackerModel, tmp_path: Path) ->
         assert build(path, stages_of(nano)["encode"], gpu)
 
 
-def test_progress_is_told_until_the_plan_is_there(small: Stage, small_onnx: Path) -> None:
+def test_progress_is_told_until_the_plan_is_there(small: StageSpec, small_onnx: Path) -> None:
     told: list[float] = []
     assert build(small_onnx, small, "sm89", progress=told.append)
     assert told == sorted(told)
     assert all(0 <= fraction <= 1 for fraction in told)
 
 
-def test_an_interrupt_ends_a_build(small: Stage, small_onnx: Path) -> None:
+def test_an_interrupt_ends_a_build(small: StageSpec, small_onnx: Path) -> None:
     def interrupt(fraction: float) -> None:
         raise KeyboardInterrupt
 
@@ -90,23 +90,23 @@ def test_an_interrupt_ends_a_build(small: Stage, small_onnx: Path) -> None:
     assert build(small_onnx, small, "sm89")
 
 
-def _of_another_stage(onnx: Path, stage: Stage) -> None:
+def _of_another_stage(onnx: Path, stage: StageSpec) -> None:
     build(onnx, stages_of(tiny_model())["encode"], "sm89")
 
 
-def _of_another_dtype(onnx: Path, stage: Stage) -> None:
+def _of_another_dtype(onnx: Path, stage: StageSpec) -> None:
     build(onnx, stages_of(tiny_model(), dtype=torch.float16)["remember"], "sm89")
 
 
-def _not_onnx(onnx: Path, stage: Stage) -> None:
+def _not_onnx(onnx: Path, stage: StageSpec) -> None:
     build(Path(__file__), stage, "sm89")
 
 
-def _not_there(onnx: Path, stage: Stage) -> None:
+def _not_there(onnx: Path, stage: StageSpec) -> None:
     build(onnx.with_name("absent.onnx"), stage, "sm89")
 
 
-def _for_an_unknown_generation(onnx: Path, stage: Stage) -> None:
+def _for_an_unknown_generation(onnx: Path, stage: StageSpec) -> None:
     build(onnx, stage, "sm42")
 
 
@@ -115,13 +115,13 @@ def _for_an_unknown_generation(onnx: Path, stage: Stage) -> None:
     [
         (_of_another_stage, r"not the stage encode: expected \('pixels'.* found \('top'"),
         (_of_another_dtype, r"not the stage remember: expected .*'HALF'.* found .*'FLOAT'"),
-        (_not_onnx, "cannot read .*test_engines_tensorrt.py"),
+        (_not_onnx, "cannot read .*test_build.py"),
         (_not_there, "found none at .*absent.onnx"),
         (_for_an_unknown_generation, "builds for .*sm89.* found 'sm42'"),
     ],
 )
 def test_what_cannot_be_built_is_refused(
-    attempt: Callable[[Path, Stage], None], said: str, small: Stage, small_onnx: Path
+    attempt: Callable[[Path, StageSpec], None], said: str, small: StageSpec, small_onnx: Path
 ) -> None:
     with pytest.raises(EngineError, match=said):
         attempt(small_onnx, small)
@@ -141,13 +141,13 @@ def test_the_library_has_what_contexts_are_made_by() -> None:
 
 
 @NO_GPU
-def test_without_a_gpu_this_one_cannot_be_built_for(small: Stage, small_onnx: Path) -> None:
+def test_without_a_gpu_this_one_cannot_be_built_for(small: StageSpec, small_onnx: Path) -> None:
     with pytest.raises(EngineError, match=r"torch finds none; name the generation .*--gpu: one of .*sm89"):
         build(small_onnx, small)
 
 
 @NO_GPU
-def test_without_a_gpu_a_plan_cannot_run(small: Stage, small_onnx: Path) -> None:
+def test_without_a_gpu_a_plan_cannot_run(small: StageSpec, small_onnx: Path) -> None:
     plan = build(small_onnx, small, "sm89")
     with pytest.raises(EngineError, match=r"expected a GPU to run a TensorRT plan on.*--engine.kind torch"):
         TensorRTRun(plan, small)
@@ -173,7 +173,7 @@ def test_a_plan_gives_what_torch_gives(name: str, tmp_path: Path) -> None:
 def test_recordings_of_several_numbers_of_objects_survive_one_another(name: str, tmp_path: Path) -> None:
     stage = stages_of(tiny_model().cuda())[name]
     plan = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
-    run = Replayed(plan, partial(record_cuda, pool=torch.cuda.graph_pool_handle()))
+    run = GraphedStage(plan, partial(record_cuda, pool=torch.cuda.graph_pool_handle()))
     counts = (1, 2, 4) if stage.varies else (1,)
     expected = {}
     for objects in counts:
@@ -196,7 +196,7 @@ def test_a_tracker_of_engines_in_graphs_gives_what_the_engines_give(tmp_path: Pa
     model.stages, model.static_shapes = Stages(*runs), True
     plain = tracked(model, 3)
     use_graphs(model)
-    assert all(isinstance(stage, Replayed) for stage in model.stages)
+    assert all(isinstance(stage, GraphedStage) for stage in model.stages)
     assert (tracked(model, 3) - plain).abs().max() < 1e-4
 
 

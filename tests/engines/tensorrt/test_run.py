@@ -11,17 +11,17 @@ import torch
 
 from sam3_node.cli import main as cli
 from sam3_node.engines.build_progress import Phases, ProgressLine
-from sam3_node.engines.specs import ALIGNMENT, Port, Stage, objects_of, placed
+from sam3_node.engines.specs import ALIGNMENT, StageSpec, TensorSpec, objects_of, placed
 from sam3_node.engines.tensorrt.library import PACKAGES, Library, find_library, log_of
 from sam3_node.engines.tensorrt.run import Contexts
 from sam3_node.errors import EngineError, MissingExtraError
 
 CPU = torch.device("cpu")
-STAGE = Stage(
+STAGE = StageSpec(
     "scale",
     torch.nn.Identity(),
-    (Port("image", (1, 4), torch.float16), Port("factor", ("objects", 3), torch.float32)),
-    (Port("out", ("objects", 4), torch.float16),),
+    (TensorSpec("image", (1, 4), torch.float16), TensorSpec("factor", ("objects", 3), torch.float32)),
+    (TensorSpec("out", ("objects", 4), torch.float16),),
 )
 
 

@@ -21,10 +21,10 @@ pytest.importorskip("mcap")
 
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
-from sam3_node.replay.cluster.job_plan import Extent, Order, Split
+from sam3_node.replay.cluster.job_plan import Extent, JobPlan, Split
 from sam3_node.replay.cluster.progress import Meter, Progress
 from sam3_node.replay.cluster.session import session
-from sam3_node.replay.cluster.usage_report import BagResult, Bill
+from sam3_node.replay.cluster.usage_report import BagResult, UsageReport
 from sam3_node.replay.job import Job, ObjectOnFrame
 
 CLOUD = ROOT / "launch" / "cloud"
@@ -33,7 +33,7 @@ BOX = ObjectOnFrame(box=(1, 2, 3, 4))
 
 
 def test_a_whole_recording_is_one_task() -> None:
-    steps = Order(JOB).steps()
+    steps = JobPlan(JOB).steps()
     (task,) = next(steps)
     assert (task.kind, task.job) == ("replay", JOB)
     with pytest.raises(StopIteration) as end:
@@ -42,13 +42,13 @@ def test_a_whole_recording_is_one_task() -> None:
 
 
 def test_again_forgets_first_and_only_once() -> None:
-    steps = Order(JOB, again=True).steps()
+    steps = JobPlan(JOB, again=True).steps()
     assert [task.kind for task in next(steps)] == ["clear"]
     assert [task.kind for task in steps.send([None])] == ["replay"]
 
 
 def test_cameras_are_jobs_of_their_own() -> None:
-    steps = Order(JOB, Split(by_camera=True)).steps()
+    steps = JobPlan(JOB, Split(by_camera=True)).steps()
     assert [task.kind for task in next(steps)] == ["look"]
     tasks = steps.send([Extent(("left", "right"), 20)])
     assert [(task.job.topics, task.job.out) for task in tasks] == [
@@ -59,14 +59,14 @@ def test_cameras_are_jobs_of_their_own() -> None:
 
 def test_a_camera_has_its_own_objects() -> None:
     shown = replace(BOX, camera="left")
-    steps = Order(Job(("a",), "out", objects=(shown,)), Split(by_camera=True)).steps()
+    steps = JobPlan(Job(("a",), "out", objects=(shown,)), Split(by_camera=True)).steps()
     next(steps)
     (task,) = steps.send([Extent(("left", "right"), 20)])
     assert (task.job.topics, task.job.objects) == (("left",), (shown,))
 
 
 def test_segments_are_replayed_at_once_and_then_joined() -> None:
-    steps = Order(replace(JOB, start=5), Split(frames=10, overlap=4)).steps()
+    steps = JobPlan(replace(JOB, start=5), Split(frames=10, overlap=4)).steps()
     next(steps)
     segments = [task.job for task in steps.send([Extent(("left",), 20)])]
     assert [(job.start, job.stop) for job in segments] == [(5, 15), (11, 21), (17, 25)]
@@ -97,7 +97,7 @@ def test_what_cannot_be_divided_is_refused(job: Job, split: Split, text: str) ->
 def test_a_bill_adds_up() -> None:
     done = BagResult("a.mcap", "out/a", "done", None, 100, 1800.0)
     failed = BagResult("b.mcap", "out/b", "failed", "no frames", 0, 900.0, losses=2)
-    bill = Bill([done, failed], 2000.0, 3600.0, 3600.0, 3.0)
+    bill = UsageReport([done, failed], 2000.0, 3600.0, 3600.0, 3.0)
     assert not bill.is_complete
     assert not bill.is_stopped
     found = json.loads(bill.to_json())
@@ -109,7 +109,7 @@ def test_a_bill_adds_up() -> None:
     assert lines[2].endswith("failed, 2 workers lost: no frames")
     assert lines[3].split() == ["waiting", "900.0", "0.7500"]
     assert lines[4].split()[:4] == ["all", "100", "3600.0", "3.0000"]
-    assert "cost" not in Bill([done], 1.0, 1.0, 0.0).lines()[0]
+    assert "cost" not in UsageReport([done], 1.0, 1.0, 0.0).lines()[0]
 
 
 def test_frames_of_earlier_runs_are_not_counted_again() -> None:

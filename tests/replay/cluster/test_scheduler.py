@@ -20,7 +20,7 @@ pytest.importorskip("mcap")
 
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.bags.native.writer import RecordWriter
+from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
 from sam3_node.replay.cluster.job_plan import Split
@@ -28,8 +28,8 @@ from sam3_node.replay.cluster.progress import Progress
 from sam3_node.replay.cluster.scheduler import run_many
 from sam3_node.replay.cluster.session import session
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import Warm, run_job
-from sam3_node.replay.shards import PartLimits
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.stitch import intersection
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
@@ -39,7 +39,7 @@ from tests.support.live import BOX, chosen, moving_frame, tiny_settings
 pytestmark = pytest.mark.timeout(400)
 
 FRAMES = 60
-SMALL = PartLimits(frames=5)
+SMALL = ShardLimits(frames=5)
 OUTPUTS = ("mcap", "coco")
 FILES = ("masks.mcap", "masks.json")
 
@@ -61,7 +61,7 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("bags")
     paths = [folder / f"{name}.mcap" for name in "abc"]
     for path, cameras in zip(paths, (("left", "right"), ("left",), ("right",)), strict=True):
-        with RecordWriter(path) as writer:
+        with RecordingWriter(path) as writer:
             for seq in range(FRAMES // len(cameras)):
                 for camera in cameras:
                     writer.write_frame(moving_frame(seq, camera), seq + 1)
@@ -71,7 +71,7 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the results of plain replays are."""
-    out, load = tmp_path_factory.mktemp("expected"), Warm()
+    out, load = tmp_path_factory.mktemp("expected"), PerceptionCache()
     for job in job_of(bags, out, settings).each():
         run_job(job, load)
     return out

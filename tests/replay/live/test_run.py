@@ -18,10 +18,10 @@ from sam3_node.perception.perception import Perception
 from sam3_node.replay.compare import compare
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.live.in_flight import Counts, Ledger
+from sam3_node.replay.live.in_flight import Counts, InFlightFrames
 from sam3_node.replay.live.run import Endpoints, run_live
-from sam3_node.replay.run import Warm, run_job
-from sam3_node.replay.shards import PartLimits, Parts
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher
@@ -29,7 +29,7 @@ from sam3_node.types import Frame, Instance, MaskFrame
 from tests.support.live import BOX, Live, chosen, edited, moving_frame, tiny_settings
 from tests.support.node_rig import Rig
 
-SMALL = PartLimits(frames=5)
+SMALL = ShardLimits(frames=5)
 SHOWN = ObjectOnFrame(seq=3, box=(16, 12, 48, 36), label="boxed")
 
 
@@ -60,12 +60,12 @@ def endpoints(rig: Rig) -> Endpoints:
 
 
 @pytest.fixture(scope="module")
-def load() -> Warm:
-    return Warm()
+def load() -> PerceptionCache:
+    return PerceptionCache()
 
 
 @pytest.fixture(scope="module")
-def bag(settings: Settings, load: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bag(settings: Settings, load: PerceptionCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cameras, edits of every kind, and a frame of left that does not decode."""
     path = tmp_path_factory.mktemp("bag") / "edited.mcap"
     with Live(path, load(settings)) as live:
@@ -99,7 +99,7 @@ def bytes_of(job: Job) -> bytes:
 
 
 def test_masks_are_those_of_a_replay_without_a_node(
-    rig: Rig, bag: Path, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     """With the recorded edits; one of them pauses."""
     rig.node()
@@ -119,7 +119,7 @@ def test_masks_are_those_of_a_replay_without_a_node(
 
 
 def test_only_the_frames_fail_that_are_damaged(
-    rig: Rig, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     """Some within the stream, one where masks are waited for, and the last."""
     rig.node()
@@ -139,7 +139,7 @@ def test_only_the_frames_fail_that_are_damaged(
 
 
 def test_a_second_replay_begins_without_what_came_before(
-    rig: Rig, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     """Objects of the first; and frames that somebody else left in the node, of the same names. By the verb."""
     rig.node()
@@ -177,7 +177,7 @@ def test_a_stopped_replay_begins_anew(
 
     with pytest.raises(StoppedError, match="begins anew"):
         run_live(job, endpoints, progress, stop, limits=SMALL)
-    kept = sum(1 for _ in Parts(FolderStore(Path(job.out))).masks())
+    kept = sum(1 for _ in Shards(FolderStore(Path(job.out))).masks())
     assert 11 <= kept < 35
     summary = run_live(job, endpoints, limits=SMALL)
     assert summary.frames == 36
@@ -201,7 +201,7 @@ def test_a_node_that_ends_is_told_and_parts_are_kept(
 
     with pytest.raises(TransportError, match="is gone"):
         run_live(job, endpoints, progress, limits=SMALL)
-    assert len(list(Parts(FolderStore(Path(job.out))).masks())) >= 19
+    assert len(list(Shards(FolderStore(Path(job.out))).masks())) >= 19
     assert not (Path(job.out) / "summary.json").exists()
     node, starts_again = rig.node(), True
     with pytest.raises(TransportError, match="started again"):
@@ -217,7 +217,7 @@ def test_a_node_that_cannot_be_lossless_is_refused(
 
 
 def test_what_a_node_cannot_do_is_refused(
-    rig: Rig, bag: Path, settings: Settings, load: Warm, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     job = job_of(bag, tmp_path / "out", settings)
     with pytest.raises(ReplayError, match="as-recorded"):
@@ -236,7 +236,7 @@ def test_what_a_node_cannot_do_is_refused(
 
 
 def test_ledger_settles_in_order() -> None:
-    ledger, frames = Ledger(), [moving_frame(seq) for seq in range(5)]
+    ledger, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
     for frame in frames:
         ledger.send(frame)
     assert ledger.receive(masks_on(frames[0])) == 0
