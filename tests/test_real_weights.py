@@ -22,7 +22,7 @@ MIN_IOU = 0.92
 
 pytestmark = [
     pytest.mark.skipif(not (WEIGHTS.is_dir() and DAVIS.is_dir()), reason="no real weights and pictures here"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1200),
 ]
 
 

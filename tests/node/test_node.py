@@ -24,8 +24,9 @@ from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Request, pack_frame, pack_request, unpack_masks
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
+from tests.support.repeats import repetitions
 
-HOSTILE = 10_000
+HOSTILE = repetitions(2_000, 10_000)
 
 
 @pytest.fixture(scope="module")

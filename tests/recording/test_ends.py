@@ -14,6 +14,7 @@ import pytest
 from sam3_node.transport import MaskPublisher
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import FRAME_BYTES, Camera, Verb, arguments, has_grown, seqs_of
+from tests.support.repeats import repetitions
 from tests.support.wire_examples import masks
 
 pytest.importorskip("mcap")
@@ -23,7 +24,7 @@ from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.bags.native.writer import RECORDING
 
 MEBIBYTE = 1 << 20
-KILLS, AT_ONCE = 20, 5
+KILLS, AT_ONCE = repetitions(5, 20), 5
 
 
 @pytest.mark.parametrize("batch", range(KILLS // AT_ONCE))

@@ -106,7 +106,7 @@ def replay(recording: Path, out: Path, *arguments: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path: Path) -> None:
     log = list(RecordingReader([recording]).actions())
     live = [item.masks for item in log if isinstance(item, RecordedMasks)]

@@ -24,8 +24,9 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.summary import Summary
 from tests.support.live import Live, edited, tiny_settings
 from tests.support.node_rig import until
+from tests.support.repeats import repetitions
 
-KILLS = 20
+KILLS = repetitions(4, 20)
 FRAMES = 40
 OUTPUTS = ("mcap", "coco", "png")
 LIMITS = ShardLimits(frames=3)
@@ -71,7 +72,7 @@ def summary_of(job: Job) -> Summary:
     return Summary.from_json((Path(job.out) / "summary.json").read_bytes())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_killed_at_any_moment_it_ends_as_if_it_never_was(bag: Path, whole: Job, tmp_path: Path) -> None:
     processes.set_forkserver_preload(["sam3_node.replay.run", "tests.support.tiny"])
     moments = random.Random(6)
@@ -100,7 +101,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_never_was(bag: Path, whole: Job, 
     assert resumed >= 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_verb_stops_at_a_signal_and_goes_on(bag: Path, whole: Job, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sam3_node", "replay", str(bag), "-o", str(tmp_path), "--as-recorded"]
     command += ["--outputs", ",".join(OUTPUTS)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +13,11 @@ from typing import TypeVar
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
+from tests.support.processes import CommandProcess
 from tests.support.tiny import random_source
 
 T = TypeVar("T")
-READY_S = 90.0
+READY_S = PATIENCE_S = 300.0
 
 
 class Process:
@@ -27,16 +26,10 @@ class Process:
     def __init__(self, rig: Rig, arguments: tuple[str, ...], settings: dict[str, str]) -> None:
         self.log = rig.folder / f"log{len(rig.processes)}.txt"
         self.lines: queue.Queue[str] = queue.Queue()
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sam3_node", *arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ
-                | rig.environment
-                | {f"SAM3_{name}": value for name, value in settings.items()},
-            )
+        environment = (
+            os.environ | rig.environment | {f"SAM3_{name}": value for name, value in settings.items()}
+        )
+        self.process = CommandProcess(arguments, environment, self.log)
         threading.Thread(target=self._read, daemon=True).start()
         rig.processes.append(self)
 
@@ -49,14 +42,13 @@ class Process:
     def terminate(self) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=PATIENCE_S)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=PATIENCE_S)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.put(line.rstrip("\n"))
 
@@ -101,7 +93,7 @@ class Rig:
             process.kill()
 
 
-def until(find: Callable[[], T | None], what: str, timeout_s: float = 20.0) -> T:
+def until(find: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
     """The first thing found; it must come in time."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

@@ -32,7 +32,7 @@ GENERATIONS = ("sm89", "sm120")
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt builds for the local GPU alone"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 

@@ -36,7 +36,7 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.live import BOX, chosen, moving_frame, tiny_settings
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 FRAMES = 60
 SMALL = ShardLimits(frames=5)
