@@ -22,7 +22,7 @@ demo: $(READY)
 
 # a test file to each of JOBS processes at a time, one thread each
 JOBS ?= auto
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(PYTEST)

@@ -2,5 +2,30 @@
 
 import os
 
+import pytest
+
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+LONGEST_FIRST = (
+    "replay/cluster/test_scheduler.py",
+    "replay/live/test_run.py",
+    "replay/test_resume.py",
+    "engines/test_inductor.py",
+    "engines/tensorrt/test_build.py",
+    "replay/test_as_recorded.py",
+    "cli/test_demo.py",
+    "replay/test_bidirectional.py",
+    "recording/test_ends.py",
+    "test_real_weights.py",
+    "node/test_node.py",
+)
+"""Files that take longest: they begin first, so that no process waits for another one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((n for n, name in enumerate(LONGEST_FIRST) if path.endswith("/" + name)), len(LONGEST_FIRST))
+
+    items.sort(key=rank)
