@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node.errors import OutputError
 from sam3_node.types import Box, Instance, Mask, MaskFrame
-from sam3_node.visualization import VideoWriter, colour_of, contact_sheet, overlay, status_text, write_image
+from sam3_node.visualization import VideoWriter, contact_sheet, overlay, pick_colour, status_text, write_image
 
 SIZE = (240, 320)
 
@@ -30,11 +30,11 @@ def grey(height: int = SIZE[0], width: int = SIZE[1]) -> npt.NDArray[np.uint8]:
     return np.full((height, width, 3), 128, dtype=np.uint8)
 
 
-def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_untouched() -> None:
+def test_the_inside_is_tinted_towards_the_pick_colour_the_id_and_the_outside_untouched() -> None:
     image = grey()
     drawn = overlay(image, frame(instance(1, (100, 100, 200, 200))))
     tint = drawn[170, 150].astype(int) - 128
-    wanted = np.array(colour_of(1)) - 128
+    wanted = np.array(pick_colour(1)) - 128
     assert np.all(np.sign(tint) == np.sign(wanted))
     assert (drawn[230, 20] == 128).all()
     assert (image == 128).all()
@@ -43,7 +43,7 @@ def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_untou
 def test_a_contour_has_the_full_colour_at_the_edge_of_the_mask() -> None:
     drawn = overlay(grey(), frame(instance(6, (100, 100, 200, 200))))
     near = drawn[150, 97:104].astype(int)
-    assert np.abs(near - np.array(colour_of(6))).sum(axis=1).min() < 60
+    assert np.abs(near - np.array(pick_colour(6))).sum(axis=1).min() < 60
 
 
 def test_a_hole_in_a_mask_stays_clear() -> None:
@@ -63,7 +63,7 @@ def test_masks_of_another_size_are_scaled() -> None:
 def test_tags_of_objects_in_one_place_do_not_hide_each_other() -> None:
     both = overlay(grey(), frame(instance(1, (100, 100, 200, 200)), instance(4, (100, 100, 200, 200))))
     for object_id in (1, 4):
-        assert (both == colour_of(object_id)).all(axis=2).sum() > 400
+        assert (both == pick_colour(object_id)).all(axis=2).sum() > 400
 
 
 def test_odd_masks_and_labels_are_drawn_without_complaint() -> None:
@@ -83,8 +83,8 @@ def test_the_status_line_tells_latency_and_what_is_not_seen() -> None:
 
 
 def test_colours_are_stable_and_differ() -> None:
-    assert len({colour_of(object_id) for object_id in range(15)}) == 15
-    assert colour_of(3) == colour_of(18)
+    assert len({pick_colour(object_id) for object_id in range(15)}) == 15
+    assert pick_colour(3) == pick_colour(18)
 
 
 def test_a_contact_sheet_has_a_cell_for_each_image() -> None:
@@ -119,7 +119,7 @@ def test_a_video_that_got_no_frame_leaves_no_file(tmp_path: Path) -> None:
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(OutputError, match="cannot make the folder"),
+        pytest.raises(OutputError, match="cannot create the folder"),
         VideoWriter(tmp_path / "file" / "v.mp4", fps=25.0) as video,
     ):
         video.write(grey())

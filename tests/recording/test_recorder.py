@@ -145,11 +145,11 @@ def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:
                     control.reply(found[0], Reply(found[1].id, {"model": f"m{asked}", "events": 0}))
 
     with MaskPublisher(f"ipc://{tmp_path}/masks") as node, recording(settings_for(tmp_path)):
-        send_until_recorded(lambda n: node.tell(Event(n, "pause")), path, 1500)
+        send_until_recorded(lambda n: node.send_event(Event(n, "pause")), path, 1500)
         thread = threading.Thread(target=answer)
         thread.start()
         until(lambda: asked, "the question")
-        send_until(lambda n: node.tell(Event(0, "pause")), lambda: asked > 1, "the question again")
+        send_until(lambda n: node.send_event(Event(0, "pause")), lambda: asked > 1, "the question again")
         stop.set()
         thread.join()
         until(lambda: len(RecordingReader([path]).metadata().get(NODE, [])) > 1, "both answers")

@@ -109,7 +109,7 @@ def test_without_a_server_a_call_fails_in_time_and_is_not_carried_out_later() ->
     with ControlServer(TCP) as server:
         endpoint = server.endpoint
     with ControlClient(endpoint, timeout_ms=200) as client:
-        with pytest.raises(TransportError, match=f"nobody is at {endpoint}: 'add_object'"):
+        with pytest.raises(TransportError, match=f"no node is connected at {endpoint}: 'add_object'"):
             client.call("add_object")
         with ControlServer(endpoint) as server:
             assert server.receive(700) is None

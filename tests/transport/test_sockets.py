@@ -24,7 +24,7 @@ TCP = "tcp://127.0.0.1:*"
 def test_an_address_in_use_is_told(opener: type[FramePublisher], tmp_path: Path) -> None:
     for endpoint in (TCP, f"ipc://{tmp_path}/one"):
         with opener(endpoint) as first:
-            with pytest.raises(TransportError, match="another process has it") as caught:
+            with pytest.raises(TransportError, match="another process uses it") as caught:
                 opener(first.endpoint)
             assert first.endpoint in str(caught.value)
         with opener(first.endpoint):

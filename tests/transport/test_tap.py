@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import TransportError
-from sam3_node.transport import Arrived, FramePublisher, MaskPublisher, StreamTap
+from sam3_node.transport import FramePublisher, MaskPublisher, ReceivedMessage, StreamTap
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event, pack_event, unpack_frame
 from tests.support.node_rig import until
@@ -37,7 +37,7 @@ def tap(
 
         def heard() -> bool:
             camera.send(frame(0, cameras[0] if cameras else "cam0"))
-            node.tell(Event(0, "pause"))
+            node.send_event(Event(0, "pause"))
             arrived = found.take(50)
             if arrived is not None:
                 topics.add(bytes(arrived.parts[0]))
@@ -50,7 +50,7 @@ def tap(
         yield camera, node, found
 
 
-def taken(found: StreamTap, count: int) -> list[Arrived]:
+def taken(found: StreamTap, count: int) -> list[ReceivedMessage]:
     arrived = [found.take(5000) for _ in range(count)]
     return [item for item in arrived if item is not None]
 
@@ -59,7 +59,7 @@ def test_every_message_comes_as_it_was_sent(tmp_path: Path) -> None:
     with tap(tmp_path) as (camera, node, found):
         assert len(found.connected) == 2
         for n in range(50):
-            node.tell(Event(n, "reset", {"camera": "cam0"}))
+            node.send_event(Event(n, "reset", {"camera": "cam0"}))
             node.send(MaskFrame("cam0", n, n, 8, 8))
             (event, masks) = taken(found, 2)
             assert [bytes(part) for part in event.parts] == pack_event(Event(n, "reset", {"camera": "cam0"}))
@@ -92,7 +92,7 @@ def test_only_the_chosen_cameras_and_all_events_come(tmp_path: Path) -> None:
         for name in ("cam10", "cam0", "cam1"):
             camera.send(frame(1, name))
             node.send(MaskFrame(name, 1, 1, 8, 8))
-        node.tell(Event(1, "pause"))
+        node.send_event(Event(1, "pause"))
         topics = sorted(bytes(item.parts[0]) for item in taken(found, 3))
         assert topics == [b"events", b"frame/cam1", b"masks/cam1"]
         assert found.take(50) is None
