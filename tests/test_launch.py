@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sam3_node.cli import main as cli
-from sam3_node.processes.group import processes_of
+from sam3_node.processes.group import list_processes
 from sam3_node.settings import load_settings
 from tests.support.paths import ROOT
 
@@ -41,7 +41,7 @@ processes = [{processes}]
 
 @pytest.mark.parametrize("profile", sorted(LAUNCH.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_profile_validates_and_names_processes(profile: Path) -> None:
-    assert processes_of(load_settings(profile), profile)
+    assert list_processes(load_settings(profile), profile)
 
 
 def commands() -> list[str]:
@@ -130,7 +130,7 @@ def test_the_end_of_one_process_ends_the_group_with_its_exit_code(tmp_path: Path
     with started(write_profile(tmp_path, "camera", "watch")) as (starter, processes):
         processes[0].kill()
         rest = starter.communicate(timeout=20)[0]
-        assert "camera ended with SIGKILL; taking the group down" in rest
+        assert "camera ended with SIGKILL; stopping the group" in rest
         assert starter.returncode == 128 + signal.SIGKILL
         assert gone(processes)
 

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cli.watch import Screen, Statistics, plain_lines, run_watch
+from sam3_node.cli.watch import Screen, Statistics, format_lines, run_watch
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings, load_settings
 from sam3_node.transport.channels import FramePublisher, MaskPublisher
@@ -77,7 +77,7 @@ def settings_for(masks: str, frames: str = "tcp://127.0.0.1:9") -> Settings:
     return load_settings(None, {"transport.masks": masks, "transport.frames": frames})
 
 
-def test_each_message_becomes_plain_lines_and_the_end_a_summary() -> None:
+def test_each_message_becomes_format_lines_and_the_end_a_summary() -> None:
     out = io.StringIO()
     with (
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
@@ -97,7 +97,7 @@ def test_without_masks_it_stops_when_told_and_says_so() -> None:
     with watching(settings_for("tcp://127.0.0.1:9"), out) as (_, stop):
         time.sleep(0.2)
         stop.set()
-    assert out.getvalue().splitlines()[-1] == "summary: no masks came"
+    assert out.getvalue().splitlines()[-1] == "summary: no masks received"
 
 
 def test_a_terminal_is_redrawn_in_place() -> None:
@@ -110,7 +110,7 @@ def test_a_terminal_is_redrawn_in_place() -> None:
 
 
 def test_control_characters_of_a_label_do_not_reach_the_terminal() -> None:
-    lines = plain_lines(masks_at(1, label="\x1b[2Jmug\n"), 5.0, 30.0)
+    lines = format_lines(masks_at(1, label="\x1b[2Jmug\n"), 5.0, 30.0)
     assert "?[2Jmug?" in lines[1]
 
 
@@ -162,7 +162,7 @@ def test_masks_whose_frame_never_came_are_counted(tmp_path: Path) -> None:
         watching(settings_for(publisher.endpoint), out, path, frames=3) as (thread, _),
     ):
         send_until(lambda seq: publisher.send(masks_at(seq)), lambda: not thread.is_alive())
-    assert "3 messages had no frame to be drawn on" in out.getvalue()
+    assert "3 messages had no frame to draw on" in out.getvalue()
     assert not path.exists()
 
 
