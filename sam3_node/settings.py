@@ -105,8 +105,7 @@ class ModelSettings(Section):
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for the model; 0 lets torch choose."""
     image_size: int = Field(0, ge=0, le=4096)
-    """Side in pixels of the square that frames are scaled to; 0 uses the default of the weights. Smaller is faster and
-    coarser."""
+    """Side in pixels of the square model input; 0: default of the weights. Smaller is faster and coarser."""
 
 
 class EngineSettings(Section):
@@ -135,15 +134,13 @@ class TrackerSettings(Section):
     """Frames remembered per object, including the conditioning frame. With selection recent, values above the model's 7
     change nothing."""
     selection: Literal["recent", "confident"] = "recent"
-    """Which remembered frames to attend to: recent (the newest, the reference), or confident (the newest
-    with a confident mask)."""
+    """Remembered frames to attend to: recent (the newest, as the model), or confident (newest with confident masks)."""
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)
     """Number of recent frames whose features are kept, so that prompts can name one of them."""
     max_cameras: int = Field(4, ge=1, le=64)
-    """Maximum number of cameras served at once. Frames of others are counted and dropped. A camera that is silent for
-    10 s frees its slot."""
+    """Maximum number of cameras. Frames of others are counted and dropped. A camera silent for 10 s frees its slot."""
 
 
 class DetectorSettings(Section):
@@ -160,8 +157,7 @@ class DetectorSettings(Section):
     text_encoder: Path | None = None
     """Folder of a CLIP text encoder for yolo-world phrases that the vocabulary lacks."""
     every: int = Field(5, ge=1, le=1000)
-    """Run the detector on every N-th frame, when prompts change, and when the score of an object drops below
-    min_track_score."""
+    """Detect on every N-th frame, when prompts change, and when an object's score drops below min_track_score."""
     score: float = Field(0.2, gt=0.0, lt=1.0)
     """Minimum score of a detection to start a new object. Half of it confirms an existing object."""
     min_track_score: float = Field(0.5, ge=0.0, le=1.0)
@@ -256,14 +252,8 @@ def options() -> Iterator[Option]:
             kind = field.annotation
             choices = tuple(kind.__args__) if get_origin(kind) is Literal else ()
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
-            yield Option(
-                f"{section}.{name}",
-                _format_value(field.default),
-                " ".join((field.description or "").split()),
-                choices,
-                kind is bool,
-                is_text,
-            )
+            default, help_text = _format_value(field.default), " ".join((field.description or "").split())
+            yield Option(f"{section}.{name}", default, help_text, choices, kind is bool, is_text)
 
 
 def old_names() -> Iterator[str]:
@@ -310,13 +300,10 @@ def _resolve_paths(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
     for section in (tree.get("model"), tree.get("detector")):
         if isinstance(section, dict) and str(section.get("name")).startswith(("./", "../")):
             section["name"] = str(folder / section["name"])
-    detector = tree.get("detector")
-    for name in ("vocabulary", "text_encoder"):
-        if isinstance(detector, dict) and isinstance(detector.get(name), str):
-            detector[name] = str(folder / detector[name])
-    record = tree.get("record")
-    if isinstance(record, dict) and isinstance(record.get("out"), str):
-        record["out"] = str(folder / record["out"])
+    for name, field in (("detector", "vocabulary"), ("detector", "text_encoder"), ("record", "out")):
+        section = tree.get(name)
+        if isinstance(section, dict) and isinstance(section.get(field), str):
+            section[field] = str(folder / section[field])
     engine = tree.get("engine")
     if isinstance(engine, dict) and isinstance(engine.get("folder"), str):
         engine["folder"] = str(folder / Path(engine["folder"]).expanduser())
