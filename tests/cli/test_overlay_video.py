@@ -61,7 +61,7 @@ def test_messages_beyond_the_queue_are_counted_while_one_is_drawn(
     assert drawn >= min(count, overlay_video.MAX_MESSAGES)
 
 
-def test_a_frame_may_come_after_its_masks(tmp_path: Path) -> None:
+def test_a_frame_may_arrive_after_its_masks(tmp_path: Path) -> None:
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
         video.draw(masks_at(1))
         frames.send(frame_at(1))
@@ -69,7 +69,7 @@ def test_a_frame_may_come_after_its_masks(tmp_path: Path) -> None:
         assert video.close() == [f"wrote {tmp_path / 'o.mp4'}: 1 frames"]
 
 
-def test_the_frames_that_are_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_buffered_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = memoryview(frame_at(0).colour).nbytes
     monkeypatch.setattr(overlay_video, "MAX_BYTES", 3 * nbytes)
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
@@ -89,7 +89,7 @@ def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
             video.check()
 
 
-def test_the_watcher_tells_it(tmp_path: Path) -> None:
+def test_the_watcher_reports_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "o.mp4"
     with FramePublisher("tcp://127.0.0.1:*") as frames, MaskPublisher("tcp://127.0.0.1:*") as publisher:

@@ -25,7 +25,7 @@ def zstd(data):
 
 
 def zstd_header(content_size):
-    """A zstd frame that declares its content size, and then ends."""
+    """Return a zstd frame that ends after its declared content size."""
     return struct.pack("<IBQ", 0xFD2FB528, 0b11100000, content_size)
 
 
@@ -82,7 +82,7 @@ def test_any_rle_decodes_or_is_refused(data):
         assert decode_mask(value).crop.shape == (9, 5)
 
 
-def test_a_box_of_more_pixels_than_wanted_is_refused():
+def test_a_box_above_max_pixels_is_refused():
     with refused("at most 100 pixels"):
         decode_mask({"encoding": "rle", "size": HUGE, "box": FULL, "data": b"abc"}, max_pixels=100)
 
@@ -97,7 +97,7 @@ def png(width, height, bits=8, colour=2, rows=b""):
 
 
 def jpeg(width, height):
-    """The golden JPEG, declaring another size."""
+    """Return the golden JPEG with another declared size."""
     data = JPEG.read_bytes()
     place = data.index(b"\xff\xc0") + 5
     return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
