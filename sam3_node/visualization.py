@@ -93,7 +93,7 @@ def _outline(canvas: Image, mask: Mask, colour: Colour) -> None:
 
 
 def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
-    """Write id, label and score at the first free position: above the box, inside it, or below it."""
+    """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
     label = instance.label.encode("ascii", "replace").decode()
     words = (str(instance.id), label, f"{instance.score:.2f}{STATE_MARK[instance.state]}")
     text = " ".join(filter(None, words))

@@ -1,8 +1,8 @@
 """The demonstration: camera process -> ZeroMQ -> node process -> ZeroMQ -> this process, on a recorded scene.
 
-It prompts for the objects by their names in the recording. After some seconds it adds objects that were not found by
-boxes, as soon as they are in view. If the node has no detector, it adds all objects by boxes. The boxes come from the
-true masks of the recording, on the frame of the latest message.
+It prompts for the objects by their names in the recording. After some seconds it adds the missing objects by boxes, as
+soon as they are in view. If the node has no detector, it adds all objects by boxes. The boxes come from the true masks
+of the recording, on the frame of the latest message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANY_PORT = "tcp://127.0.0.1:*"
 READY_S, SILENCE_S = 180.0, 20.0
 MIN_PIXELS, MIN_FRACTION = 150, 0.25  # of an object in view
 MAX_SLOWDOWN = 3.0
-NAME_SEARCH_S = 3.0  # before objects that were not found by name are added by boxes
+NAME_SEARCH_S = 3.0  # before objects without a detection are added by boxes
 
 
 def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> DemoResults:

@@ -162,7 +162,7 @@ class MaskPublisher(Publisher):
 
 
 class MaskSubscriber(Receiver[MaskFrame]):
-    """A subscriber of the node's masks: the newest of each camera, or `every` message in order.
+    """A subscriber of the node's masks: `newest` keeps the newest of each camera, `every` keeps all in order.
 
     It is a context manager. With `cameras`, masks of other cameras are ignored.
     Raises TransportError for a malformed endpoint; the node may start later.

@@ -57,7 +57,7 @@ class StreamTap(Listener):
         """Return the next message, or None when none arrives in time.
 
         After `close` it returns the waiting messages, then None without waiting.
-        Raises TransportError when receiving has failed for good.
+        Raises TransportError when the receiving thread has failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._waiting), timeout_ms / 1000)
