@@ -1,4 +1,4 @@
-"""`python -m sam3_node` is `sam3-node`."""
+"""Run the command line as `python -m sam3_node`."""
 
 import sys
 

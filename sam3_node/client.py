@@ -1,6 +1,6 @@
-"""What a policy imports: the newest masks, and live control of the node.
+"""The client for robot policies: it reads the newest masks and controls the node while it runs.
 
-Needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
+It needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PixelBox = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TrackedObject:
-    """One line of the node's list of objects. `score` is in 0..1; `age` and `frames_since_seen` count frames."""
+    """One entry of the node's list of objects. `score` is in 0..1. `age` and `frames_since_seen` count frames."""
 
     id: int
     camera: str
@@ -40,7 +40,7 @@ class TrackedObject:
 
 @dataclass(frozen=True, slots=True)
 class Segmentation:
-    """The mask that a prompt gives on frame `seq`. `score` is in 0..1."""
+    """The mask of a prompt on frame `seq`. `score` is in 0..1."""
 
     seq: int
     score: float
@@ -49,7 +49,7 @@ class Segmentation:
 
 @dataclass(frozen=True, slots=True)
 class AddedObject:
-    """A new object: its `id` among those of `camera`, and its mask where it was prompted on a frame's `seq`."""
+    """A new object. `id` is unique for each `camera`. `segmentation` is set if the prompt named a frame by `seq`."""
 
     id: int
     camera: str
@@ -57,12 +57,12 @@ class AddedObject:
 
 
 class PerceptionClient(Closeable):
-    """Reads the node's masks at endpoint `masks` and controls it at `control`. A context manager.
+    """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
-    The node need not be running yet, and may be restarted. With `cameras`, masks of others are left out.
-    Operations raise RequestError and its kin (UnknownObjectError, UnknownFrameError, CapacityError) when the
-    node refuses, and TransportError when it does not answer within `timeout_ms`. `camera` may be left out
-    where the node serves one.
+    It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
+    ignored. Requests raise RequestError or a subclass (UnknownObjectError, UnknownFrameError, CapacityError) when the
+    node refuses them, and TransportError when it does not answer within `timeout_ms`. The argument `camera` is
+    optional if the node serves one camera.
     """
 
     def __init__(
@@ -82,20 +82,20 @@ class PerceptionClient(Closeable):
             raise
 
     def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
-        """The newest masks not returned before, cameras in turn.
+        """Return the newest masks that were not returned before; cameras take turns.
 
-        None when none came within `timeout_ms` (None: no limit), or after `close`.
+        Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`.
         """
         return self._masks.take(timeout_ms)
 
     def __iter__(self) -> Iterator[MaskFrame]:
-        """Each newest masks as it comes, until `close`."""
+        """Yield the newest masks as they arrive, until `close`."""
         while (masks := self.latest()) is not None:
             yield masks
 
     @property
     def connected(self) -> bool:
-        """Whether the node's masks endpoint has a living peer now."""
+        """True while a peer is connected at the masks endpoint of the node."""
         return bool(self._masks.connected)
 
     def add_object(
@@ -109,16 +109,16 @@ class PerceptionClient(Closeable):
         seq: int | None = None,
         camera: str | None = None,
     ) -> AddedObject:
-        """Track a new object; its id is that of the result.
+        """Track a new object. The result holds its id.
 
-        Prompts: `points` [n, 2] with `labels` [n] (1 inside, 0 outside; all 1 when left out), `box` (x0, y0,
-        x1, y1) or `mask` bool [height, width]. On the recent frame `seq` they take effect at once, and the
-        result has the mask; without `seq` they are on the next frame that comes.
+        Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
+        `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
+        the mask. Without `seq`, it applies to the next frame that arrives.
         """
-        args = _prompt(points, labels, box, mask) | _present(label=label, seq=seq, camera=camera)
-        result = self._ask("add_object", args)
-        found = _segmentation(result) if result.has("mask") else None
-        return AddedObject(result.integer("id"), result.text("camera"), found)
+        args = _pack_prompt(points, labels, box, mask) | _drop_none(label=label, seq=seq, camera=camera)
+        result = self._call("add_object", args)
+        segmentation = _read_segmentation(result) if result.has("mask") else None
+        return AddedObject(result.integer("id"), result.text("camera"), segmentation)
 
     def refine_object(
         self,
@@ -131,21 +131,22 @@ class PerceptionClient(Closeable):
         seq: int | None = None,
         camera: str | None = None,
     ) -> Segmentation:
-        """Correct a tracked object at once; prompts as for `add_object`, on the latest frame without `seq`.
+        """Correct a tracked object at once. The prompts are those of `add_object`.
 
-        Points correct the mask that it has on that frame. RequestError for an object without a frame so far.
+        They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
+        frame. Raises RequestError for an object that has not been on a frame yet.
         """
-        args = _prompt(points, labels, box, mask) | _present(id=id, seq=seq, camera=camera)
-        return _segmentation(self._ask("refine_object", args))
+        args = _pack_prompt(points, labels, box, mask) | _drop_none(id=id, seq=seq, camera=camera)
+        return _read_segmentation(self._call("refine_object", args))
 
     def remove_object(self, id: int, *, camera: str | None = None) -> None:
         """Stop tracking an object."""
-        self._control.call("remove_object", **_present(id=id, camera=camera))
+        self._control.call("remove_object", **_drop_none(id=id, camera=camera))
 
     def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
-        """The objects tracked now."""
-        objects = self._ask("list_objects", _present(camera=camera)).sequence("objects")
-        return [_tracked(Fields(value, "list_objects: object")) for value in objects]
+        """Return the objects that are tracked now."""
+        objects = self._call("list_objects", _drop_none(camera=camera)).sequence("objects")
+        return [_read_object(Fields(value, "list_objects: object")) for value in objects]
 
     def segment(
         self,
@@ -156,9 +157,9 @@ class PerceptionClient(Closeable):
         seq: int | None = None,
         camera: str | None = None,
     ) -> Segmentation:
-        """Segment once, without tracking, on the recent frame `seq` (the latest when left out)."""
-        args = _prompt(points, labels, box, None) | _present(seq=seq, camera=camera)
-        return _segmentation(self._ask("segment", args))
+        """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        args = _pack_prompt(points, labels, box, None) | _drop_none(seq=seq, camera=camera)
+        return _read_segmentation(self._call("segment", args))
 
     def set_prompts(
         self,
@@ -167,17 +168,17 @@ class PerceptionClient(Closeable):
         scores: Mapping[str, float] | None = None,
         most: Mapping[str, int] | None = None,
     ) -> None:
-        """Name what the node shall look for, in place of what it looked for before; nothing for an empty list.
+        """Replace the names of the objects to look for. An empty list stops the search.
 
-        Objects whose name stays keep their ids. `scores` and `most`: for some of the prompts, the score from which on
-        a detection begins an object, and how many objects there may be.
+        Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
+        detection to start an object, and `most` the maximum number of objects.
         """
-        limits = _present(scores=dict(scores) if scores else None, most=dict(most) if most else None)
+        limits = _drop_none(scores=dict(scores) if scores else None, most=dict(most) if most else None)
         self._control.call("set_prompts", prompts=list(prompts), **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
-        """Forget all objects, of one camera or of all."""
-        self._control.call("reset", **_present(camera=camera))
+        """Remove all objects, of one camera or of all."""
+        self._control.call("reset", **_drop_none(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
@@ -188,7 +189,7 @@ class PerceptionClient(Closeable):
         self._control.call("resume")
 
     def status(self) -> dict[str, Any]:
-        """What the node tells about itself."""
+        """Return the status of the node."""
         return cast(dict[str, Any], self._control.call("status"))
 
     def close(self) -> None:
@@ -196,49 +197,49 @@ class PerceptionClient(Closeable):
         self._masks.close()
         self._control.close()
 
-    def _ask(self, op: str, args: dict[str, Any]) -> Fields:
+    def _call(self, op: str, args: dict[str, Any]) -> Fields:
         return Fields(self._control.call(op, **args), op)
 
 
-def _prompt(
+def _pack_prompt(
     points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
 ) -> dict[str, Any]:
-    return _present(
-        points=None if points is None else _floats(points, "points", (-1, 2)),
+    return _drop_none(
+        points=None if points is None else _to_floats(points, "points", (-1, 2)),
         labels=None if labels is None else [int(label) for label in labels],
-        box=None if box is None else _floats(box, "box", (4,)),
-        mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _mask(mask)),
+        box=None if box is None else _to_floats(box, "box", (4,)),
+        mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _to_mask(mask)),
     )
 
 
-def _present(**args: Any) -> dict[str, Any]:
+def _drop_none(**args: Any) -> dict[str, Any]:
     return {name: value for name, value in args.items() if value is not None}
 
 
-def _floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
+def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
     expected = "[[x, y], ...]" if len(shape) == 2 else "[x0, y0, x1, y1]"
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RequestError(f"{name}: expected numbers {expected}, found {values!r:.80}") from error
     if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
-        raise RequestError(f"{name}: expected {expected}, found the shape {list(array.shape)}")
+        raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
     return cast(list[Any], array.tolist())
 
 
-def _mask(full: npt.NDArray[np.bool_]) -> Mask:
+def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
     full = np.asarray(full)
     if full.ndim != 2 or full.dtype != np.bool_:
         raise RequestError(f"mask: expected bool [height, width], found {full.dtype} {list(full.shape)}")
     return Mask.from_full(full)
 
 
-def _segmentation(fields: Fields) -> Segmentation:
+def _read_segmentation(fields: Fields) -> Segmentation:
     mask = decode_mask(fields.any("mask"), f"{fields.what}: mask")
     return Segmentation(fields.integer("seq"), fields.number("score"), mask)
 
 
-def _tracked(fields: Fields) -> TrackedObject:
+def _read_object(fields: Fields) -> TrackedObject:
     return TrackedObject(
         id=fields.integer("id"),
         camera=fields.text("camera"),

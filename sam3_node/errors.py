@@ -1,4 +1,7 @@
-"""The one family of errors: each says what was expected, what was found and, where it helps, what to do."""
+"""All errors of this package: each message names what was expected, what was found and, if useful, the remedy.
+
+The first line of a class docstring states when the error is raised; the documentation is generated from it.
+"""
 
 from __future__ import annotations
 
@@ -7,120 +10,123 @@ from types import ModuleType
 
 
 class Sam3NodeError(Exception):
-    """Base of every error this package raises on purpose. `code` is what a control reply carries."""
+    """Base class of all errors of this package. Control replies carry its `code`."""
 
     code = "error"
 
 
 class WireError(Sam3NodeError):
-    """Bytes that are not a valid message of wire version 1."""
+    """Raised when bytes are not a valid message of wire version 1."""
 
     code = "bad_message"
 
 
 class TransportError(Sam3NodeError):
-    """A socket could not be opened, or a peer did not answer in time."""
+    """Raised when a socket cannot be opened or a peer does not answer in time."""
 
     code = "transport"
 
 
 class SettingsError(Sam3NodeError):
-    """A profile, environment variable, option or calibration file that does not validate."""
+    """Raised when a profile, an environment variable, an option or a calibration file is invalid."""
 
     code = "settings"
 
 
 class CameraError(Sam3NodeError):
-    """A camera or video file that cannot be opened or read."""
+    """Raised when a camera or a video file cannot be opened or read."""
 
     code = "camera"
 
 
 class BagError(Sam3NodeError):
-    """A recording that is damaged, truncated, or holds nothing of what was asked for."""
+    """Raised when a recording is damaged or truncated, or lacks the requested data."""
 
     code = "bag"
 
 
 class ReplayError(Sam3NodeError):
-    """A replay that cannot begin or go on: a checkpoint that is damaged, or of another job, model or bank."""
+    """Raised when a replay cannot start or continue, or its checkpoint is damaged or of another job, model or bank."""
 
     code = "replay"
 
 
 class ModelError(Sam3NodeError):
-    """Weights or a configuration that cannot serve as a tracker."""
+    """Raised when weights or a configuration cannot be used as a tracker."""
 
     code = "model"
 
 
 class EngineError(Sam3NodeError):
-    """An engine that cannot be built, is not this machine's or model's, or that the gate refuses."""
+    """Raised when an engine cannot be built, is of another machine or model, or is rejected by the gate."""
 
     code = "engine"
 
 
 class VocabularyError(Sam3NodeError):
-    """A vocabulary or text encoder that is damaged, incomplete, or another model's than the detector's."""
+    """Raised when a vocabulary or text encoder is damaged, incomplete, or of another model than the detector."""
 
     code = "vocabulary"
 
 
 class RequestError(Sam3NodeError):
-    """A control request that is well-formed but wrong: a bad prompt, an unknown operation or argument."""
+    """Raised when a well-formed control request has a wrong prompt, operation or argument."""
 
     code = "bad_request"
 
 
 class UnknownObjectError(RequestError):
-    """An object id that is not tracked."""
+    """Raised when a request names an object id that is not tracked."""
 
     code = "unknown_object"
 
 
 class UnknownFrameError(RequestError):
-    """A frame sequence number whose features are no longer (or not yet) held."""
+    """Raised when the features of the requested frame are not held, or no longer held."""
 
     code = "unknown_frame"
 
 
 class UnknownPhraseError(RequestError):
-    """A phrase that the vocabulary does not hold, where no text encoder is at hand."""
+    """Raised when the vocabulary lacks a phrase and no text encoder is available."""
 
     code = "unknown_phrase"
 
 
 class CapacityError(RequestError):
-    """No room for another object."""
+    """Raised when the maximum number of objects is already tracked."""
 
     code = "full"
 
 
 class MissingExtraError(Sam3NodeError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """Raised when an optional dependency is missing; the message names the extra that installs it."""
 
     code = "missing_extra"
 
 
 class OutputError(Sam3NodeError):
-    """A file (video, image, bag, report) that cannot be written."""
+    """Raised when a file (video, image, bag, report) cannot be written."""
 
     code = "output"
 
 
 class ProcessError(Sam3NodeError):
-    """A process of a group that could not be started, did not become ready, or ended early."""
+    """Raised when a process of a group cannot be started, does not become ready, or ends early."""
 
     code = "process"
 
 
 def install_advice(extra: str) -> str:
-    """How an extra of this package is installed."""
+    """Return the command that installs an extra of this package."""
     return f"pip install 'sam3-node[{extra}]', or pip install -e '.[{extra}]' in a checkout"
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, or raise MissingExtraError naming the extra of this package that installs it."""
+    """Import and return `module`.
+
+    Raises MissingExtraError that names the extra of this package that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,15 +1,16 @@
-"""Rigid transforms, camera projection and pixel scaling, in numpy (cv2 only where a lens distorts).
+"""Rigid transforms, camera projection and pixel scaling, in numpy; distorting lenses also need cv2.
 
-A transform is float64 [4, 4] and is named `parent_from_child`: it takes child coordinates to the parent.
-Camera frames are OpenCV's: x right, y down, z forward, metres.
+A transform is float64 [4, 4]. Its name is `parent_from_child`, and it maps child coordinates to parent coordinates.
+Camera frames follow OpenCV: x right, y down, z forward, in metres.
 
-Intrinsics, `project` and `deproject` count pixels as OpenCV and ROS do: (0, 0) is the centre of the top-left
-pixel. Points, boxes and `Scaling` count from that pixel's corner, which is half a pixel more.
+Intrinsics, `project` and `deproject` use the pixel convention of OpenCV and ROS: (0, 0) is the centre of the top-left
+pixel. Points, boxes and `Scaling` measure from the corner of that pixel, so their values are larger by half a pixel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,12 @@ from .types import Intrinsics
 
 Array = npt.NDArray[np.float64]
 
-# OpenCV's default of 5 iterations leaves tenths of a pixel at the rim of a strongly distorting lens.
+# OpenCV's default of 5 iterations leaves errors of tenths of a pixel at the rim of a strongly distorting lens
 _UNDISTORT_CRITERIA = (3, 100, 1e-12)  # (COUNT + EPS, iterations, normalised image units)
 
 
 def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:
-    """The transform [4, 4] of a rotation matrix [3, 3] and a translation [3]."""
+    """Return the transform [4, 4] of a rotation matrix [3, 3] and a translation [3]."""
     transform = np.eye(4)
     transform[:3, :3] = rotation
     transform[:3, 3] = translation_m
@@ -31,25 +32,25 @@ def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:
 
 
 def compose(first: Array, *others: Array) -> Array:
-    """The product: compose(base_from_gripper, gripper_from_camera) is base_from_camera."""
+    """Return the product of transforms: base_from_gripper and gripper_from_camera give base_from_camera."""
     for other in others:
         first = first @ other
     return first
 
 
 def invert(parent_from_child: Array) -> Array:
-    """child_from_parent of a rigid transform [4, 4]."""
+    """Return child_from_parent, the inverse of a rigid transform [4, 4]."""
     inverse_rotation = parent_from_child[:3, :3].T
     return rigid(inverse_rotation, -inverse_rotation @ parent_from_child[:3, 3])
 
 
 def transform_points(parent_from_child: Array, points: npt.ArrayLike) -> Array:
-    """Points [..., 3] of the child frame, in the parent frame."""
+    """Return points [..., 3] of the child frame in parent coordinates."""
     return np.asarray(points, np.float64) @ parent_from_child[:3, :3].T + parent_from_child[:3, 3]
 
 
 def rotation_from_quaternion(quaternion_xyzw: npt.ArrayLike) -> Array:
-    """The rotation matrix [3, 3] of a quaternion (x, y, z, w), which is normalised first."""
+    """Return the rotation matrix [3, 3] of a quaternion (x, y, z, w), after normalising it."""
     quaternion = np.asarray(quaternion_xyzw, np.float64)
     x, y, z, w = quaternion / np.linalg.norm(quaternion)
     return np.array(
@@ -62,9 +63,9 @@ def rotation_from_quaternion(quaternion_xyzw: npt.ArrayLike) -> Array:
 
 
 def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
-    """The unit quaternion (x, y, z, w), w >= 0, of a rotation matrix [3, 3]."""
+    """Return the unit quaternion (x, y, z, w), w >= 0, of a rotation matrix [3, 3]."""
     r = np.asarray(rotation, np.float64)
-    # Each row is 4 * component * quaternion; the row with the largest component is the well-conditioned one.
+    # row i is 4 * quaternion[i] * quaternion: dividing by the largest component is the well-conditioned choice
     rows = np.array(
         [
             [1 + r[0, 0] - r[1, 1] - r[2, 2], r[0, 1] + r[1, 0], r[0, 2] + r[2, 0], r[2, 1] - r[1, 2]],
@@ -73,22 +74,22 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
             [r[2, 1] - r[1, 2], r[0, 2] - r[2, 0], r[1, 0] - r[0, 1], 1 + np.trace(r)],
         ]
     )
-    quaternion = rows[np.argmax(np.diag(rows))]
+    quaternion: Array = rows[np.argmax(np.diag(rows))]
     quaternion = quaternion / np.linalg.norm(quaternion)
     return -quaternion if quaternion[3] < 0 else quaternion
 
 
 def rotation_from_vector(rotation_vector_rad: npt.ArrayLike) -> Array:
-    """The rotation matrix [3, 3] of a rotation vector [3]: axis times angle in radians (Rodrigues)."""
+    """Return the rotation matrix [3, 3] of a rotation vector [3], axis times angle in radians (Rodrigues)."""
     vector = np.asarray(rotation_vector_rad, np.float64)
     angle = float(np.linalg.norm(vector))
-    # np.sinc keeps the axis times sin(angle / 2) exact through angle 0
+    # axis * sin(angle / 2), written with np.sinc to stay exact near angle 0
     xyz = vector * (0.5 * np.sinc(angle / (2 * np.pi)))
     return rotation_from_quaternion([*xyz, np.cos(angle / 2)])
 
 
 def vector_from_rotation(rotation: npt.ArrayLike) -> Array:
-    """The rotation vector [3] in radians, of length 0..pi, of a rotation matrix [3, 3]."""
+    """Return the rotation vector [3] in radians, of length 0..pi, of a rotation matrix [3, 3]."""
     quaternion = quaternion_from_rotation(rotation)
     sine = float(np.linalg.norm(quaternion[:3]))
     angle = 2 * np.arctan2(sine, quaternion[3])
@@ -96,12 +97,12 @@ def vector_from_rotation(rotation: npt.ArrayLike) -> Array:
 
 
 def camera_matrix(intrinsics: Intrinsics) -> Array:
-    """K [3, 3], as OpenCV takes it."""
+    """Return the camera matrix K [3, 3] in the form that OpenCV uses."""
     return np.array([[intrinsics.fx, 0, intrinsics.cx], [0, intrinsics.fy, intrinsics.cy], [0, 0, 1.0]])
 
 
 def project(points_m: npt.ArrayLike, intrinsics: Intrinsics) -> Array:
-    """Pixels [n, 2] of camera-frame points [n, 3]; NaN for a point that is not in front of the camera."""
+    """Return pixels [n, 2] of camera-frame points [n, 3]; NaN for points that are not in front of the camera."""
     points = np.asarray(points_m, np.float64).reshape(-1, 3)
     pixels = np.full((len(points), 2), np.nan)
     front = points[:, 2] > 0
@@ -113,7 +114,7 @@ def project(points_m: npt.ArrayLike, intrinsics: Intrinsics) -> Array:
 
 
 def deproject(pixels: npt.ArrayLike, depth_m: npt.ArrayLike, intrinsics: Intrinsics) -> Array:
-    """Camera-frame points [n, 3] of pixels [n, 2] at `depth_m` (a number or [n]) along the optical axis."""
+    """Return camera-frame points [n, 3] of pixels [n, 2] at `depth_m` (a number or [n]) along the optical axis."""
     rays = np.asarray(pixels, np.float64).reshape(-1, 2)
     rays = (rays - (intrinsics.cx, intrinsics.cy)) / (intrinsics.fx, intrinsics.fy)
     if intrinsics.model != "none" and len(rays):
@@ -128,7 +129,8 @@ def _distort(rays: Array, intrinsics: Intrinsics) -> Array:
     points = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)[:, None]
     coeffs, zero = np.array(intrinsics.coeffs), np.zeros(3)
     camera = cv2.fisheye if intrinsics.model == "fisheye" else cv2
-    return camera.projectPoints(points, zero, zero, np.eye(3), coeffs)[0].reshape(-1, 2)
+    distorted = camera.projectPoints(points, zero, zero, np.eye(3), coeffs)[0]
+    return cast(Array, distorted.reshape(-1, 2))
 
 
 def _undistort(rays: Array, intrinsics: Intrinsics) -> Array:
@@ -136,21 +138,27 @@ def _undistort(rays: Array, intrinsics: Intrinsics) -> Array:
 
     coeffs, identity = np.array(intrinsics.coeffs), np.eye(3)
     if intrinsics.model == "fisheye":
-        found = cv2.fisheye.undistortPoints(rays[:, None], identity, coeffs, criteria=_UNDISTORT_CRITERIA)
+        undistorted = cv2.fisheye.undistortPoints(
+            rays[:, None], identity, coeffs, criteria=_UNDISTORT_CRITERIA
+        )
     else:
-        found = cv2.undistortPointsIter(
+        undistorted = cv2.undistortPointsIter(
             rays[:, None], identity, coeffs, identity, identity, _UNDISTORT_CRITERIA
         )
-    return found.reshape(-1, 2)
+    return cast(Array, undistorted.reshape(-1, 2))
 
 
 def scale_intrinsics(intrinsics: Intrinsics, size: tuple[int, int], new_size: tuple[int, int]) -> Intrinsics:
-    """Intrinsics of an image of `size` (height, width) once it is resized to `new_size`; distortion stays."""
+    """Return the intrinsics of an image after resizing it from `size` to `new_size`, both (height, width).
+
+    The distortion coefficients do not change.
+    """
     y, x = new_size[0] / size[0], new_size[1] / size[1]
     return replace(
         intrinsics,
         fx=intrinsics.fx * x,
         fy=intrinsics.fy * y,
+        # resizing scales about the corner of the top-left pixel, half a pixel from the origin of cx and cy
         cx=(intrinsics.cx + 0.5) * x - 0.5,
         cy=(intrinsics.cy + 0.5) * y - 0.5,
     )
@@ -158,20 +166,23 @@ def scale_intrinsics(intrinsics: Intrinsics, size: tuple[int, int], new_size: tu
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Pixels of a frame of `frame_size` (height, width), and of the square of `model_size` that it fills."""
+    """Conversion between pixels of a frame of `frame_size` (height, width) and of the model's square input.
+
+    The frame fills the whole square, whose side is `model_size` pixels.
+    """
 
     frame_size: tuple[int, int]
     model_size: int
 
     def to_model(self, pixels: npt.ArrayLike) -> Array:
-        """Points [..., 2] (x, y) or boxes [..., 4] (x0, y0, x1, y1) of the frame, in model pixels."""
-        return _per_axis(pixels, self.model_size / self.frame_size[1], self.model_size / self.frame_size[0])
+        """Convert points [..., 2] (x, y) or boxes [..., 4] (x0, y0, x1, y1) from frame pixels to model pixels."""
+        return _scale_axes(pixels, self.model_size / self.frame_size[1], self.model_size / self.frame_size[0])
 
     def to_frame(self, pixels: npt.ArrayLike) -> Array:
-        """Points [..., 2] or boxes [..., 4] of the model's square, in frame pixels."""
-        return _per_axis(pixels, self.frame_size[1] / self.model_size, self.frame_size[0] / self.model_size)
+        """Convert points [..., 2] or boxes [..., 4] from model pixels to frame pixels."""
+        return _scale_axes(pixels, self.frame_size[1] / self.model_size, self.frame_size[0] / self.model_size)
 
 
-def _per_axis(pixels: npt.ArrayLike, x: float, y: float) -> Array:
+def _scale_axes(pixels: npt.ArrayLike, x: float, y: float) -> Array:
     array = np.asarray(pixels, np.float64)
-    return array * np.resize((x, y), array.shape[-1])
+    return cast(Array, array * np.resize((x, y), array.shape[-1]))

@@ -1,9 +1,8 @@
-"""Values that cross rooms: frames, masks, instances. numpy only; no sockets, no tensors, no files.
+"""Value types that all packages share: frames, masks and instances. They need numpy only.
 
-Pixels have their origin at the corner of the top-left pixel; boxes are (x0, y0, x1, y1) with x1, y1 exclusive.
-Times are integers of nanoseconds, lengths are metres.
-
-What owns a socket or a file closes it at the end of a `with` block."""
+Pixel coordinates have their origin at the corner of the top-left pixel. Boxes are (x0, y0, x1, y1), with x1 and y1
+exclusive. Times are integers in nanoseconds, lengths are in metres.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +23,39 @@ Clock = Literal["system", "monotonic", "device"]
 Box = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview
 State = dict[str, Any]
-"""What something remembers, as a value: maps with str keys and lists of int, float, str, bool, None and tensors on the
-host. Nobody changes a state, nor a tensor in it."""
+"""Saved state of an object: maps with str keys, and lists, of int, float, str, bool, None and tensors on the host.
+
+A state and the tensors in it are never modified."""
 
 NANOSECONDS = 1_000_000_000
+"""Nanoseconds of one second."""
+
+
+# Owners of resources
+
+
+class Closeable:
+    """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
+
+    close: Any  # subclasses may add options, such as how long to linger
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# Camera frames
 
 
 @dataclass(frozen=True, slots=True)
 class Intrinsics:
-    """Pinhole intrinsics in pixels, with distortion `coeffs` of `model` (OpenCV's order).
+    """Pinhole intrinsics in pixels, with the distortion `coeffs` of `model` in OpenCV's order.
 
-    As in OpenCV and ROS, (cx, cy) counts from the centre of the top-left pixel.
+    As in OpenCV and ROS, (cx, cy) is measured from the centre of the top-left pixel.
     """
 
     fx: float
@@ -47,9 +68,9 @@ class Intrinsics:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """An encoded depth image: uint16 in units of `scale_m` metres, 0 where unknown.
+    """An encoded depth image: uint16 in units of `scale_m` metres; 0 marks an unknown depth.
 
-    `aligned` says that depth pixel (x, y) looks along the ray of colour pixel (x, y).
+    If `aligned` is true, depth pixel (x, y) and colour pixel (x, y) lie on the same ray.
     """
 
     width: int
@@ -62,9 +83,9 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One camera image as it travels: `colour` holds the bytes in `encoding`, not yet decoded.
+    """One camera image as it is sent: `colour` holds the encoded bytes, in `encoding`.
 
-    `capture_ns` is read on `clock`: "system" (Unix time), "monotonic" (this host) or "device".
+    `capture_ns` is a time of `clock`: "system" (Unix time), "monotonic" (of this host) or "device".
     """
 
     camera: str
@@ -81,11 +102,14 @@ class Frame:
     times: Mapping[str, int | float] = field(default_factory=dict)
 
 
+# Masks and tracked objects
+
+
 @dataclass(frozen=True, slots=True)
 class Mask:
     """A binary mask of an image of `size` (height, width), stored as the crop inside its box.
 
-    `crop` is bool [y1 - y0, x1 - x0]; an empty mask has box (0, 0, 0, 0) and a crop of shape [0, 0].
+    `crop` is bool [y1 - y0, x1 - x0]. An empty mask has the box (0, 0, 0, 0) and a crop of shape [0, 0].
     """
 
     size: tuple[int, int]
@@ -94,7 +118,7 @@ class Mask:
 
     @classmethod
     def from_full(cls, full: npt.NDArray[np.bool_]) -> Mask:
-        """Crop a bool [height, width] image to its tight box."""
+        """Create a mask from a bool image [height, width], cropped to its tight box."""
         height, width = full.shape
         rows, columns = np.flatnonzero(full.any(axis=1)), np.flatnonzero(full.any(axis=0))
         if rows.size == 0:
@@ -104,10 +128,11 @@ class Mask:
 
     @classmethod
     def empty(cls, size: tuple[int, int]) -> Mask:
+        """Create an empty mask of an image of `size` (height, width)."""
         return cls(size, (0, 0, 0, 0), np.zeros((0, 0), dtype=np.bool_))
 
     def full(self) -> npt.NDArray[np.bool_]:
-        """The whole image, bool [height, width]."""
+        """Return the mask as a whole image, bool [height, width]."""
         image = np.zeros(self.size, dtype=np.bool_)
         x0, y0, x1, y1 = self.box
         image[y0:y1, x0:x1] = self.crop
@@ -115,13 +140,13 @@ class Mask:
 
     @property
     def area(self) -> int:
-        """Pixels inside."""
+        """Number of pixels inside the mask."""
         return int(np.count_nonzero(self.crop))
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One tracked object on one frame. `score` is in 0..1; `age` and `frames_since_seen` count frames."""
+    """One tracked object on one frame. `score` is in 0..1. `age` and `frames_since_seen` count frames."""
 
     id: int
     label: str
@@ -145,9 +170,9 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Something that was asked for by name, as found on one frame.
+    """One object that the detector found on a frame; `label` is the prompt that it matches.
 
-    `box` (x0, y0, x1, y1) in frame pixels, not rounded; `score` in 0..1; `label` is the prompt that it answers.
+    `box` (x0, y0, x1, y1) is in frame pixels, not rounded. `score` is in 0..1.
     """
 
     label: str
@@ -157,10 +182,10 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class MaskFrame:
-    """All instances of one frame, with the frame's identity and the time each stage took.
+    """All instances of one frame, with the identity of the frame and the duration of each stage.
 
-    `capture_ns` is on `clock`, as the frame had it; the other times are the node's Unix time. `skipped` counts
-    the frames of this camera that were passed over since the previous MaskFrame.
+    `capture_ns` is a time of `clock`, copied from the frame. The other times are Unix times of the node. `skipped` is
+    the number of frames of this camera that were skipped since the previous MaskFrame.
     """
 
     camera: str
@@ -179,20 +204,5 @@ class MaskFrame:
 
     @property
     def age_origin_ns(self) -> int:
-        """Unix time that ages count from: the capture, or on another clock the frame's arrival at the node."""
+        """Unix time from which ages are measured: of the capture if `clock` is "system", else of the arrival."""
         return self.capture_ns if self.clock == "system" else self.received_ns
-
-
-class Closeable:
-    """A context manager that calls `close`."""
-
-    # subclasses may take options, such as how long to linger
-    close: Any
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""Pictures of masks: overlays on the camera's image, contact sheets and video files."""
+"""Drawing of masks on camera images, and writing of contact sheets, images and video files."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from .types import NANOSECONDS, Box, Closeable, Instance, Mask, MaskFrame
 Image = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
 
-# Okabe and Ito's palette without its black, then tints and shades of it: RGB
+# RGB: the palette of Okabe and Ito without black, then tints and shades of it
 # fmt: off
 PALETTE = (
     "e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7",
     "ffd17a", "b5e0fa", "7fd6b9", "a89b00", "8fa8ff", "ffa66b", "8c4a6b", "b07aff",
 )
 # fmt: on
-FILL = 0.45
-HELD_FOR_RATE = 10
+FILL_OPACITY = 0.45
+FRAMES_FOR_RATE = 10
 DARK, LIGHT = (24, 24, 24), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
 
 
-def colour_of(object_id: int) -> Colour:
-    """The BGR colour of an id, always the same, fit for colour-blind eyes; they repeat after 15."""
+def pick_colour(object_id: int) -> Colour:
+    """Return the BGR colour of an object id. The 15 colours suit colour-blind viewers, and repeat after 15 ids."""
     red, green, blue = bytes.fromhex(PALETTE[object_id % len(PALETTE)])
     return blue, green, red
 
 
 def overlay(image: Image, masks: MaskFrame) -> Image:
-    """A copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged, and the times.
+    """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged.
 
-    Masks of another size than the image are drawn scaled to it.
+    A status line at the top shows the camera and the times. Masks are scaled to the size of the image.
     """
     canvas = image.copy()
     height, width = image.shape[:2]
     shown = [(instance, _fit(instance.mask, (height, width))) for instance in masks.instances]
     shown = [(instance, mask) for instance, mask in shown if mask.crop.size]
     for instance, mask in shown:
-        _fill(canvas, mask, colour_of(instance.id))
+        _fill(canvas, mask, pick_colour(instance.id))
     for instance, mask in shown:
-        _outline(canvas, mask, colour_of(instance.id))
-    taken = [_write(canvas, (0, 0), status_text(masks), LIGHT, DARK)]
+        _outline(canvas, mask, pick_colour(instance.id))
+    occupied = [_write(canvas, (0, 0), status_text(masks), LIGHT, DARK)]
     for instance, mask in shown:
-        taken.append(_tag(canvas, instance, mask.box, taken))
+        occupied.append(_tag(canvas, instance, mask.box, occupied))
     return canvas
 
 
 def status_text(masks: MaskFrame) -> str:
-    """Camera, frame, age at publishing and the longest stages, on one line."""
+    """Return one line of text: camera, frame, age at publishing, the longest stages and objects without a mask."""
     slowest = sorted(masks.stages_us.items(), key=lambda stage: -stage[1])[:3]
     stages = " ".join(f"{name} {us / 1000:.0f}" for name, us in slowest)
     latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
@@ -78,7 +78,7 @@ def _fit(mask: Mask, size: tuple[int, int]) -> Mask:
 def _fill(canvas: Image, mask: Mask, colour: Colour) -> None:
     x0, y0, x1, y1 = mask.box
     region = canvas[y0:y1, x0:x1]
-    tinted = cv2.addWeighted(region, 1.0 - FILL, np.full_like(region, colour), FILL, 0.0)
+    tinted = cv2.addWeighted(region, 1.0 - FILL_OPACITY, np.full_like(region, colour), FILL_OPACITY, 0.0)
     np.copyto(region, tinted, where=mask.crop[..., None])
 
 
@@ -92,8 +92,8 @@ def _outline(canvas: Image, mask: Mask, colour: Colour) -> None:
     cv2.drawContours(canvas, contours, -1, colour, width, cv2.LINE_AA)
 
 
-def _tag(canvas: Image, instance: Instance, box: Box, taken: Sequence[Box]) -> Box:
-    """Write id, label and score at the first free place: above the box, inside it, below it, or lower yet."""
+def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
+    """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
     label = instance.label.encode("ascii", "replace").decode()
     words = (str(instance.id), label, f"{instance.score:.2f}{STATE_MARK[instance.state]}")
     text = " ".join(filter(None, words))
@@ -102,10 +102,10 @@ def _tag(canvas: Image, instance: Instance, box: Box, taken: Sequence[Box]) -> B
     x = min(x0, canvas.shape[1] - width)
     candidates = [y0 - height, y0, y1 - height, y1, *range(y1, canvas.shape[0] - height, height)]
     free = (
-        y for y in candidates if not any(_overlap((x, y, x + width, y + height), other) for other in taken)
+        y for y in candidates if not any(_overlap((x, y, x + width, y + height), other) for other in occupied)
     )
     y = next((y for y in free if 0 <= y <= canvas.shape[0] - height), max(y0 - height, 0))
-    colour = colour_of(instance.id)
+    colour = pick_colour(instance.id)
     return _write(canvas, (x, y), text, _readable_on(colour), colour)
 
 
@@ -119,7 +119,7 @@ def _readable_on(colour: Colour) -> Colour:
 
 
 def _font(canvas: Image) -> tuple[float, int, int]:
-    """Scale, thickness and padding in pixels for an image of this height."""
+    """Return scale, thickness and padding in pixels for an image of this height."""
     scale = max(0.4, canvas.shape[0] / 1080)
     return scale, max(1, round(1.6 * scale)), max(3, round(8 * scale))
 
@@ -130,27 +130,28 @@ def _text_size(canvas: Image, text: str) -> tuple[int, int]:
     return width + 2 * padding, height + baseline + padding
 
 
-def _write(canvas: Image, corner: tuple[int, int], text: str, ink: Colour, paper: Colour) -> Box:
-    """Text on a filled strip whose top-left corner is given; returns the strip's box."""
+def _write(canvas: Image, corner: tuple[int, int], text: str, colour: Colour, background: Colour) -> Box:
+    """Write text on a filled strip with the given top-left corner. Return the box of the strip."""
     scale, thickness, padding = _font(canvas)
     width, height = _text_size(canvas, text)
     _, baseline = cv2.getTextSize(text, FONT, scale, thickness)
     x, y = max(corner[0], 0), max(corner[1], 0)
     box = (x, y, x + width, y + height)
-    cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), paper, cv2.FILLED)
+    cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), background, cv2.FILLED)
     origin = (x + padding, y + height - baseline - padding // 2 + 1)
-    cv2.putText(canvas, text, origin, FONT, scale, ink, thickness, cv2.LINE_AA)
+    cv2.putText(canvas, text, origin, FONT, scale, colour, thickness, cv2.LINE_AA)
     return box
 
 
 def contact_sheet(images: Sequence[Image], captions: Sequence[str], columns: int) -> Image:
-    """Images (BGR uint8) on a grid, each under its caption, all at the size of the first.
+    """Return images (BGR uint8) on a grid, each under its caption, all resized to the size of the first.
 
-    Raises ValueError when there is no image, or not one caption for each.
+    Raises ValueError when there is no image or column, or when the number of captions differs.
     """
     if not images or len(images) != len(captions) or columns < 1:
         raise ValueError(
-            f"expected images, a caption each and a column, found {len(images)}, {len(captions)}, {columns}"
+            f"expected images, one caption for each, and at least one column; found {len(images)} images, "
+            f"{len(captions)} captions, {columns} columns"
         )
     height, width = images[0].shape[:2]
     cells = [_cell(image, caption, (width, height)) for image, caption in zip(images, captions, strict=True)]
@@ -169,7 +170,7 @@ def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
 
 
 class VideoWriter(Closeable):
-    """An mp4 file of BGR frames; the first one decides the size, others are scaled to it."""
+    """An mp4 file of BGR frames. The first frame sets the size, and later frames are scaled to it."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path = path
@@ -179,7 +180,7 @@ class VideoWriter(Closeable):
         self._size = (0, 0)
 
     def write(self, image: Image) -> None:
-        """Add one frame; raises OutputError when the file cannot be written."""
+        """Add one frame. Raises OutputError when the file cannot be written."""
         if self._writer is None:
             self._writer = self._open(image)
         if image.shape[1::-1] != self._size:
@@ -198,58 +199,61 @@ class VideoWriter(Closeable):
         return writer
 
     def close(self) -> None:
-        """Finish the file; a writer that got no frame leaves none."""
+        """Finish the file. Without a frame there is no file."""
         if self._writer is not None:
             self._writer.release()
             self._writer = None
 
 
-class Film(Closeable):
-    """An mp4 file whose rate is that of its first frames, which are held back until it is known."""
+class TimedVideoWriter(Closeable):
+    """An mp4 file whose frame rate is measured from the capture times of its first frames.
+
+    The first FRAMES_FOR_RATE frames are buffered until the rate can be measured.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.frames = 0
-        self._held: list[tuple[Image, int]] = []
+        self._buffered: list[tuple[Image, int]] = []
         self._writer: VideoWriter | None = None
 
-    def add(self, image: Image, capture_ns: int) -> None:
-        """Add a frame, BGR uint8 [h, w, 3], taken at this time; raises OutputError as VideoWriter does."""
+    def write(self, image: Image, capture_ns: int) -> None:
+        """Add a frame, BGR uint8 [h, w, 3], captured at this time. Raises OutputError as VideoWriter does."""
         self.frames += 1
         if self._writer is not None:
             self._writer.write(image)
             return
-        self._held.append((image, capture_ns))
-        if len(self._held) == HELD_FOR_RATE:
+        self._buffered.append((image, capture_ns))
+        if len(self._buffered) == FRAMES_FOR_RATE:
             self._open()
 
     def _open(self) -> None:
-        times = [capture_ns for _, capture_ns in self._held]
+        times = [capture_ns for _, capture_ns in self._buffered]
         gaps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
         fps = NANOSECONDS / statistics.median(gaps) if gaps else 30.0
         self._writer = VideoWriter(self.path, min(max(fps, 1.0), 240.0))
-        for image, _ in self._held:
+        for image, _ in self._buffered:
             self._writer.write(image)
-        self._held.clear()
+        self._buffered.clear()
 
     def close(self) -> None:
-        """Finish the file; a film that got no frame leaves none."""
-        if self._writer is None and self._held:
+        """Finish the file. Without a frame there is no file."""
+        if self._writer is None and self._buffered:
             self._open()
         if self._writer is not None:
             self._writer.close()
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; raises OutputError naming it when that is not possible."""
+    """Create a folder and its parents. Raises OutputError that names the folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {path}: {error.strerror}") from error
+        raise OutputError(f"cannot create the folder {path}: {error.strerror}") from error
 
 
 def write_image(path: Path, image: Image) -> None:
-    """Write a PNG or JPEG file by its suffix; raises OutputError naming it when that is not possible."""
+    """Write a PNG or JPEG file, chosen by its suffix. Raises OutputError that names the file."""
     make_folder(path.parent)
     try:
         written = cv2.imwrite(str(path), image)

@@ -1,4 +1,4 @@
-"""The client of a policy, against real publishers and a real control server."""
+"""Tests of the client with real publishers and a real control server."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ Answer = Callable[[Request], Any]
 
 @contextmanager
 def node(answer: Answer) -> Iterator[tuple[MaskPublisher, PerceptionClient, list[Request]]]:
-    """Sockets of a node that answers with `answer`, a client of them, and the requests that came."""
+    """Open the sockets of a node that replies with `answer`, and a client. Collect the requests."""
     requests: list[Request] = []
     done = threading.Event()
 
     def serve() -> None:
         while not done.is_set():
-            asked = control.receive(20)
-            if asked is not None:
-                requests.append(asked[1])
-                control.reply(asked[0], Reply(asked[1].id, answer(asked[1])))
+            received = control.receive(20)
+            if received is not None:
+                peer, request = received
+                requests.append(request)
+                control.reply(peer, Reply(request.id, answer(request)))
 
     with ControlServer(TCP) as control, MaskPublisher(TCP) as masks:
         thread = threading.Thread(target=serve)
@@ -49,8 +50,8 @@ def node(answer: Answer) -> Iterator[tuple[MaskPublisher, PerceptionClient, list
             thread.join()
 
 
-def asked(answer: Any, operation: Callable[[PerceptionClient], Any]) -> tuple[Any, str, dict[str, Any]]:
-    """What an operation returns when the node gives `answer`, and what it asked for."""
+def call(answer: Any, operation: Callable[[PerceptionClient], Any]) -> tuple[Any, str, dict[str, Any]]:
+    """Return the result of an operation when the node replies `answer`, and the request that it sent."""
     with node(lambda request: answer) as (_, client, requests):
         result = operation(client)
     (request,) = requests
@@ -66,7 +67,7 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_it_looks_where_the_node_is_by_default() -> None:
+def test_the_default_endpoints_are_those_of_the_settings() -> None:
     settings = TransportSettings()
     from sam3_node import client
 
@@ -96,13 +97,13 @@ def test_objects_are_added_by_points_box_or_mask() -> None:
         return lambda client: client.add_object(**prompt)
 
     reply = {"id": 3, "camera": "cam0"}
-    assert asked(reply, add(points=[(1, 2.5)], labels=[1], label="cup")) == (
+    assert call(reply, add(points=[(1, 2.5)], labels=[1], label="cup")) == (
         AddedObject(3, "cam0", None),
         "add_object",
         {"points": [[1.0, 2.5]], "labels": [1], "label": "cup"},
     )
     box = np.array([1, 2, 30, 40])
-    assert asked(reply, add(box=box, seq=9, camera="cam0"))[2] == {
+    assert call(reply, add(box=box, seq=9, camera="cam0"))[2] == {
         "box": [1.0, 2.0, 30.0, 40.0],
         "seq": 9,
         "camera": "cam0",
@@ -110,12 +111,12 @@ def test_objects_are_added_by_points_box_or_mask() -> None:
     full = np.zeros((20, 30), np.bool_)
     full[3:9, 4:8] = True
     for mask in (full, Mask.from_full(full)):
-        args = asked(reply, add(mask=mask))[2]
+        args = call(reply, add(mask=mask))[2]
         assert list(args) == ["mask"]
         assert np.array_equal(decode_mask(args["mask"]).full(), full)
 
 
-def test_prompts_of_the_wrong_shape_are_told_before_they_are_sent() -> None:
+def test_prompts_of_the_wrong_shape_are_refused_before_they_are_sent() -> None:
     with node(lambda request: None) as (_, client, requests):
         for wrong in (
             {"points": [1, 2]},
@@ -132,7 +133,7 @@ def test_prompts_of_the_wrong_shape_are_told_before_they_are_sent() -> None:
 
 def test_an_object_added_on_a_past_frame_has_its_mask() -> None:
     reply = {"id": 3, "camera": "cam0", "seq": 9, "score": 0.5, "mask": encode_mask(MASK)}
-    added = asked(reply, lambda client: client.add_object(box=(1, 2, 3, 4), seq=9))[0]
+    added = call(reply, lambda client: client.add_object(box=(1, 2, 3, 4), seq=9))[0]
     assert (added.id, added.camera) == (3, "cam0")
     assert (added.segmentation.seq, added.segmentation.score) == (9, 0.5)
     assert np.array_equal(added.segmentation.mask.full(), MASK.full())
@@ -140,7 +141,7 @@ def test_an_object_added_on_a_past_frame_has_its_mask() -> None:
 
 def test_objects_are_refined_removed_and_listed() -> None:
     reply = {"id": 3, "camera": "cam0", "seq": 5, "score": 0.25, "mask": encode_mask(MASK)}
-    refined, op, args = asked(
+    refined, op, args = call(
         reply, lambda client: client.refine_object(3, points=np.ones((2, 2)), labels=(1, 0), seq=5)
     )
     assert (refined.seq, refined.score) == (5, 0.25)
@@ -149,7 +150,7 @@ def test_objects_are_refined_removed_and_listed() -> None:
         "refine_object",
         {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5},
     )
-    assert asked({}, lambda client: client.remove_object(3, camera="a")) == (
+    assert call({}, lambda client: client.remove_object(3, camera="a")) == (
         None,
         "remove_object",
         {"id": 3, "camera": "a"},
@@ -163,28 +164,28 @@ def test_objects_are_refined_removed_and_listed() -> None:
         "age": 12,
         "frames_since_seen": 2,
     }
-    listed = asked({"objects": [line]}, lambda client: client.list_objects())
+    listed = call({"objects": [line]}, lambda client: client.list_objects())
     assert listed == ([TrackedObject(**line)], "list_objects", {})
 
 
 def test_segment_gives_mask_and_score() -> None:
     answer = {"seq": 8, "score": 0.75, "mask": encode_mask(MASK)}
-    result, op, args = asked(answer, lambda client: client.segment(box=(1, 2, 3, 4), seq=8))
+    result, op, args = call(answer, lambda client: client.segment(box=(1, 2, 3, 4), seq=8))
     assert isinstance(result, Segmentation)
     assert (result.seq, result.score) == (8, 0.75)
     assert np.array_equal(result.mask.full(), MASK.full())
     assert (op, args) == ("segment", {"box": [1, 2, 3, 4], "seq": 8})
 
 
-def test_the_node_is_told_what_to_do() -> None:
-    assert asked({}, lambda client: client.set_prompts(("red mug", "tape")))[1:] == (
+def test_each_command_sends_its_request() -> None:
+    assert call({}, lambda client: client.set_prompts(("red mug", "tape")))[1:] == (
         "set_prompts",
         {"prompts": ["red mug", "tape"]},
     )
-    assert asked({}, lambda client: client.pause())[1:] == ("pause", {})
-    assert asked({}, lambda client: client.resume())[1:] == ("resume", {})
-    assert asked({}, lambda client: client.reset(camera="a"))[1:] == ("reset", {"camera": "a"})
-    assert asked({"paused": False}, lambda client: client.status()) == ({"paused": False}, "status", {})
+    assert call({}, lambda client: client.pause())[1:] == ("pause", {})
+    assert call({}, lambda client: client.resume())[1:] == ("resume", {})
+    assert call({}, lambda client: client.reset(camera="a"))[1:] == ("reset", {"camera": "a"})
+    assert call({"paused": False}, lambda client: client.status()) == ({"paused": False}, "status", {})
 
 
 def test_errors_of_the_node_are_raised() -> None:
@@ -208,13 +209,13 @@ def test_errors_of_the_node_are_raised() -> None:
 def test_an_answer_of_another_shape_is_an_error() -> None:
     for answer in (None, {}, {"id": "three"}, {"id": -1}):
         with pytest.raises(WireError, match="add_object: expected"):
-            asked(answer, lambda client: client.add_object(box=(0, 0, 1, 1)))
+            call(answer, lambda client: client.add_object(box=(0, 0, 1, 1)))
 
 
-def test_nobody_there_is_an_error_in_time() -> None:
+def test_a_missing_node_is_an_error_in_time() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timeout_ms=100) as client:
         assert client.latest(10) is None
-        with pytest.raises(TransportError, match="nobody is at"):
+        with pytest.raises(TransportError, match="no node is connected at"):
             client.status()
     with pytest.raises(TransportError, match="expected tcp://"):
         PerceptionClient("masks", "tcp://127.0.0.1:9")

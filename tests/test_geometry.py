@@ -1,4 +1,4 @@
-"""Transforms, projection and scaling, against hand-known values and OpenCV."""
+"""Tests of transforms, projection and scaling, against known values and OpenCV."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_rotation_vectors_agree_with_opencv(vector: tuple) -> None:
 @given(st.tuples(numbers, numbers, numbers, numbers).filter(lambda q: np.linalg.norm(q) > 1e-3))
 def test_quaternions_round_trip_up_to_sign(quaternion: tuple) -> None:
     unit = np.array(quaternion) / np.linalg.norm(quaternion)
-    found = g.quaternion_from_rotation(g.rotation_from_quaternion(quaternion))
-    assert abs(found @ unit) == pytest.approx(1, abs=1e-9)
+    result = g.quaternion_from_rotation(g.rotation_from_quaternion(quaternion))
+    assert abs(result @ unit) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("axis", np.eye(3).tolist())
@@ -113,7 +113,7 @@ def test_no_points_are_no_pixels(name: str) -> None:
 
 @pytest.mark.parametrize("name", LENSES)
 def test_scaled_intrinsics_follow_the_resized_image(name: str) -> None:
-    """The corner of a pixel stays where it is in the picture: 0.5 + x scales by the sides' ratio."""
+    """Pixel corners keep their position in the picture: 0.5 + x scales by the ratio of the sides."""
     lens = LENSES[name]
     points = points_in_view(lens)
     small = g.scale_intrinsics(lens, (480, 640), (240, 960))

@@ -1,4 +1,4 @@
-"""launch/: profiles validate, units name real verbs, and launch/start brings a group up and down."""
+"""Tests of launch/: valid profiles, systemd units with real commands, and start and stop of a group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sam3_node.cli import main as cli
-from sam3_node.processes.group import processes_of
+from sam3_node.processes.group import list_processes
 from sam3_node.settings import load_settings
 from tests.support.paths import ROOT
 
@@ -41,38 +41,40 @@ processes = [{processes}]
 
 @pytest.mark.parametrize("profile", sorted(LAUNCH.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_profile_validates_and_names_processes(profile: Path) -> None:
-    assert processes_of(load_settings(profile), profile)
+    assert list_processes(load_settings(profile), profile)
 
 
 def commands() -> list[str]:
-    """Every command line that launch/ and calibration/ tell of."""
+    """Return every command line in launch/ and calibration/."""
     files = [*LAUNCH.glob("*.toml"), *LAUNCH.glob("*.md"), *(ROOT / "calibration").glob("*.md")]
     return [
-        found
+        command
         for file in files
-        for found in re.findall(r"sam3-node ((?:object )?[a-z]+ .+)", file.read_text())
+        for command in re.findall(r"sam3-node ((?:object )?[a-z]+ .+)", file.read_text())
     ]
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_told_of_is_understood(command: str) -> None:
+def test_every_command_is_parsed(command: str) -> None:
     assert cli._parser().parse_args(shlex.split(command)).run
 
 
-def test_the_bench_robot_asks_for_no_more_memory_than_is_used() -> None:
+def test_the_bench_robot_profile_sets_no_useless_memory() -> None:
     tracker = load_settings(LAUNCH / "bench_robot.toml").tracker
     assert tracker.selection == "confident" or tracker.bank_size <= 7
 
 
-@pytest.mark.parametrize(("unit", "verb"), [("sam3-camera.service", "camera"), ("sam3-node.service", "run")])
-def test_every_unit_starts_a_real_verb(unit: str, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("unit", "command"), [("sam3-camera.service", "camera"), ("sam3-node.service", "run")]
+)
+def test_every_unit_starts_a_real_command(unit: str, command: str) -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string((LAUNCH / "systemd" / unit).read_text())
-    command = parser["Service"]["ExecStart"].split()
-    assert command[1:3] == [verb, "--profile"]
+    words = parser["Service"]["ExecStart"].split()
+    assert words[1:3] == [command, "--profile"]
     help_text = subprocess.run(
-        [sys.executable, "-m", "sam3_node", verb, "--help"], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "sam3_node", command, "--help"], capture_output=True, text=True, timeout=30
     )
     assert help_text.returncode == 0
     assert "--profile" in help_text.stdout
@@ -80,7 +82,7 @@ def test_every_unit_starts_a_real_verb(unit: str, verb: str) -> None:
 
 @contextmanager
 def started(profile: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """launch/start once its group is up, and the processes that it started."""
+    """Run launch/start until its group is up. Yield it and the processes that it started."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [sys.executable, LAUNCH / "start", profile], stdout=subprocess.PIPE, text=True, env=environment
@@ -95,7 +97,7 @@ def started(profile: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.
             starter.kill()
 
 
-def gone(processes: list[psutil.Process]) -> bool:
+def have_ended(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=10)[1]
 
 
@@ -105,16 +107,16 @@ def write_profile(folder: Path, *processes: str) -> Path:
     return path
 
 
-def read_until(starter: subprocess.Popen[str], wanted: Callable[[str], bool]) -> str:
+def read_until(starter: subprocess.Popen[str], condition: Callable[[str], bool]) -> str:
     assert starter.stdout is not None
     deadline = time.monotonic() + 30
     for line in starter.stdout:
-        if wanted(line) or time.monotonic() > deadline:
+        if condition(line) or time.monotonic() > deadline:
             return line
     return ""
 
 
-def test_start_brings_camera_node_and_watcher_up_and_takes_them_down(tmp_path: Path) -> None:
+def test_start_runs_camera_node_and_watcher_and_stops_them(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with started(write_profile(tmp_path, "camera", "node", "watch")) as (starter, processes):
         assert len(processes) == 3
@@ -123,23 +125,23 @@ def test_start_brings_camera_node_and_watcher_up_and_takes_them_down(tmp_path: P
         rest = starter.communicate(timeout=20)[0]
         assert starter.returncode == 0
         assert "watch | summary: " in rest
-        assert gone(processes)
+        assert have_ended(processes)
 
 
 def test_the_end_of_one_process_ends_the_group_with_its_exit_code(tmp_path: Path) -> None:
     with started(write_profile(tmp_path, "camera", "watch")) as (starter, processes):
         processes[0].kill()
         rest = starter.communicate(timeout=20)[0]
-        assert "camera ended with SIGKILL; taking the group down" in rest
+        assert "camera ended with SIGKILL; stopping the group" in rest
         assert starter.returncode == 128 + signal.SIGKILL
-        assert gone(processes)
+        assert have_ended(processes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_killing_start_leaves_no_orphan(tmp_path: Path) -> None:
     with started(write_profile(tmp_path, "camera", "watch")) as (starter, processes):
         starter.kill()
-        assert gone(processes)
+        assert have_ended(processes)
 
 
 def test_a_profile_that_does_not_validate_is_explained(tmp_path: Path) -> None:
@@ -152,12 +154,12 @@ def test_a_profile_that_does_not_validate_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_says_what_the_machine_lacks(tmp_path: Path) -> None:
+def test_make_names_missing_programs(tmp_path: Path) -> None:
     old = tmp_path / "python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2 && exit 0\nexit 1\n')
     old.chmod(0o755)
-    for python, wanted in ((old, "found Python 3.9.2"), (tmp_path / "none", "apt-get install python3")):
+    for python, message in ((old, "found Python 3.9.2"), (tmp_path / "none", "apt-get install python3")):
         command = ["make", "-C", str(ROOT), "lint", f"PYTHON={python}", f"VENV={tmp_path}/venv"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert done.returncode != 0
-        assert wanted in done.stderr
+        assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Architecture: imports point only downward, heavy ones stay in their packages, files and functions stay short."""
+"""Tests of the architecture: imports point downward, heavy imports stay in place, files and functions are short."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class Import(NamedTuple):
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its full name."""
-    return {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+    """Return every module of the package by its full name."""
+    return {compute_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def name_of(path: Path) -> str:
+def compute_name(path: Path) -> str:
     parts = ("sam3_node", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
-def imports_of(module: str) -> tuple[Import, ...]:
+def list_imports(module: str) -> tuple[Import, ...]:
     tree = ast.parse(modules()[module].read_text())
     return tuple(walk(tree, module, deferred=False))
 
@@ -101,45 +101,45 @@ def layer(module: str) -> int:
 
 
 def needed(module: str) -> set[str]:
-    """Everything that importing a module imports, packages on the way included."""
-    found: set[str] = set()
+    """Return all modules that are imported with a module, including its parent packages."""
+    imported: set[str] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
         for prefix in (".".join(name.split(".")[: end + 1]) for end in range(name.count(".") + 1)):
-            if prefix not in found:
-                found.add(prefix)
+            if prefix not in imported:
+                imported.add(prefix)
                 if prefix in modules():
-                    waiting += [item.name for item in imports_of(prefix) if not item.deferred]
-    return found
+                    waiting += [item.name for item in list_imports(prefix) if not item.deferred]
+    return imported
 
 
 def importers(*names: str, deferred: bool = True) -> set[str]:
-    """The units that import any of these top-level packages."""
+    """Return the units that import any of these top-level packages."""
     return {
         unit(module)
         for module in modules()
-        for item in imports_of(module)
+        for item in list_imports(module)
         if item.name.split(".")[0] in names and (deferred or not item.deferred)
     }
 
 
 def arrows() -> set[tuple[str, str]]:
-    """Imports between top-level units, deferred ones included."""
+    """Return the imports between top-level units, including deferred imports."""
     return {
         (unit(module), unit(item.name))
         for module in modules()
-        for item in imports_of(module)
+        for item in list_imports(module)
         if item.name.startswith("sam3_node.") and unit(item.name) != unit(module)
     }
 
 
 def circle(module: str) -> list[str] | None:
-    """A way from a module back to itself along imports at import time, None where there is none."""
+    """Return a path from a module back to itself along non-deferred imports, or None."""
     waiting, seen = [[module]], {module}
     while waiting:
         way = waiting.pop()
-        for item in imports_of(way[-1]):
+        for item in list_imports(way[-1]):
             if item.name == module and not item.deferred and len(way) > 1:
                 return [*way, module]
             if item.name in modules() and not item.deferred and item.name not in seen:
@@ -157,16 +157,16 @@ def test_every_module_has_its_layer() -> None:
 def test_imports_point_downward(module: str) -> None:
     if module == "sam3_node":
         return
-    for item in imports_of(module):
+    for item in list_imports(module):
         if item.name.startswith("sam3_node.") and unit(item.name) != unit(module):
             assert layer(item.name) < layer(module), f"{module} imports {item.name}"
 
 
 def test_no_import_circle() -> None:
-    assert not [found for module in modules() if (found := circle(module))]
+    assert not [path for module in modules() if (path := circle(module))]
 
 
-def test_the_package_stays_easy_to_survey() -> None:
+def test_the_number_of_modules_and_arrows_is_limited() -> None:
     loose = [path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
     counted = [path for path in modules().values() if path.name != "__init__.py"]
     drawn = arrows()
@@ -193,13 +193,15 @@ def test_only_transport_imports_zeromq() -> None:
 
 def test_only_the_cluster_imports_ray() -> None:
     naming = {name for name, path in modules().items() if '"ray' in path.read_text()}
-    importing = {name for name in modules() for item in imports_of(name) if item.name.split(".")[0] == "ray"}
+    importing = {
+        name for name in modules() for item in list_imports(name) if item.name.split(".")[0] == "ray"
+    }
     assert all(name.startswith("sam3_node.replay.cluster.") for name in naming | importing)
 
 
 def test_torch_stays_in_the_perception_stack() -> None:
     assert importers("torch", "transformers", "safetensors") - {"cli"} <= set(TORCH)
-    named = {name for name in modules() for item in imports_of(name) if item.name.split(".")[0] == "torch"}
+    named = {name for name in modules() for item in list_imports(name) if item.name.split(".")[0] == "torch"}
     assert {name for name in named if unit(name) == "cli"} <= {"sam3_node.cli.doctor"}
 
 
@@ -231,5 +233,5 @@ def test_the_command_line_starts_light() -> None:
     assert not needed("sam3_node.cli.main") & {"torch", "transformers", "cv2", "zmq", "sam3_node.node.node"}
 
 
-def test_nothing_is_imported_that_the_licence_or_safety_forbids() -> None:
+def test_forbidden_packages_are_not_imported() -> None:
     assert not importers(*FORBIDDEN)

@@ -17,7 +17,7 @@ import pytest
 from sam3_node import errors
 from sam3_node.cli import main as cli
 from sam3_node.node.operations import OPERATIONS
-from sam3_node.processes.group import processes_of
+from sam3_node.processes.group import list_processes
 from sam3_node.settings import load_settings
 from sam3_node.wire import decode_mask
 from tests.support.node_rig import Rig
@@ -64,7 +64,7 @@ def hex_of(text: str) -> str:
 def test_every_command_is_understood(words: list[str]) -> None:
     if words[0] == "launch/start":
         profile = ROOT / words[1]
-        assert processes_of(load_settings(profile), profile)
+        assert list_processes(load_settings(profile), profile)
         return
     assert words[0] == "sam3-node"
     wanted = [word for word in words[1:] if not word.startswith("FILE")]

@@ -1,4 +1,4 @@
-"""Layers of settings, errors that name their field, and the documentation made from the tree."""
+"""Tests of the settings: precedence of the layers, errors that name the field, and generated documentation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def refusal(profile: Path | None = None, **overrides: object) -> str:
+def load_error(profile: Path | None = None, **overrides: object) -> str:
     with pytest.raises(SettingsError) as caught:
         load_settings(profile, {name.replace("__", "."): value for name, value in overrides.items()})
     return str(caught.value)
 
 
-def test_profile_below_environment_below_command_line(
+def test_the_command_line_overrides_the_environment_and_that_the_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = write(tmp_path, '[camera]\nname = "profile"\nfps = 10\n[tracker]\nbank_size = 15\n')
@@ -45,7 +45,7 @@ def test_profile_below_environment_below_command_line(
     assert settings.camera.loop is False
 
 
-def test_paths_of_a_profile_are_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_of_a_profile_start_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = write(
         tmp_path,
         """
@@ -78,7 +78,7 @@ source = "bag:table.mcap"
     assert line.model.name == "./here"
 
 
-def test_hub_names_and_wrong_types_in_a_profile_stay_what_they_are(tmp_path: Path) -> None:
+def test_hub_names_and_wrong_types_in_a_profile_are_not_changed(tmp_path: Path) -> None:
     assert load_settings(write(tmp_path, "[model]\nname = 'facebook/sam3'")).model.name == "facebook/sam3"
     home = load_settings(write(tmp_path, "[engine]\nfolder = '~/engines'")).engine.folder
     assert home == Path.home() / "engines"
@@ -89,10 +89,10 @@ def test_hub_names_and_wrong_types_in_a_profile_stay_what_they_are(tmp_path: Pat
         "[camera]\ncalibration = 3",
         "[model]\nname = 3",
     ):
-        refusal(write(tmp_path, text))
+        load_error(write(tmp_path, text))
 
 
-def test_text_becomes_the_type_of_its_field() -> None:
+def test_text_is_converted_to_the_type_of_its_field() -> None:
     overrides = {"model.compile": "true", "camera.fps": "12.5", "transport.frames": "ipc://a,ipc://b"}
     settings = load_settings(None, overrides)
     assert settings.model.compile is True
@@ -100,15 +100,15 @@ def test_text_becomes_the_type_of_its_field() -> None:
     assert settings.transport.frames == ("ipc://a", "ipc://b")
 
 
-def test_lists_in_the_environment_have_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAM3_TRANSPORT__FRAMES", "ipc://a,ipc://b")
     assert load_settings().transport.frames == ("ipc://a", "ipc://b")
 
 
-def test_an_error_names_field_value_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_field_value_and_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = write(tmp_path, "[tracker]\nbank_size = 1\n")
     monkeypatch.setenv("SAM3_MODEL__THREADS", "many")
-    text = refusal(profile, camera__fps="fast")
+    text = load_error(profile, camera__fps="fast")
     assert "tracker.bank_size" in text
     assert f"found 1 in {profile}" in text
     assert "model.threads" in text
@@ -130,52 +130,56 @@ def test_an_error_names_field_value_and_place(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_wrong_profile_is_refused_by_field(tmp_path: Path, text: str, named: str) -> None:
-    assert f"{named}: " in refusal(write(tmp_path, text))
+    assert f"{named}: " in load_error(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("text", ["[tracker", "\x00", "a = 1\na = 2"])
-def test_a_profile_that_is_no_toml(tmp_path: Path, text: str) -> None:
-    assert "profile.toml is not valid TOML" in refusal(write(tmp_path, text))
+def test_an_invalid_toml_file_is_refused(tmp_path: Path, text: str) -> None:
+    assert "profile.toml is not valid TOML" in load_error(write(tmp_path, text))
 
 
-def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
-    assert "nowhere.toml" in refusal(tmp_path / "nowhere.toml")
+def test_a_missing_profile_is_named(tmp_path: Path) -> None:
+    assert "nowhere.toml" in load_error(tmp_path / "nowhere.toml")
 
 
-def test_broken_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_json_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAM3_GROUP__CAMERAS", "{")
-    assert "group" in refusal()
+    assert "group" in load_error()
 
 
-def test_directly_made_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_created_directly_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAM3_CAMERA__NAME", "environment")
     assert Settings().camera.name == "cam0"
 
 
-def test_every_field_is_explained() -> None:
+def test_every_field_has_a_help_text() -> None:
     for option in options():
         assert option.help.endswith("."), option.name
 
 
-def test_the_table_is_printed_and_readme_has_it() -> None:
+def test_the_table_is_printed_and_documented_once() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "sam3_node.settings"], capture_output=True, text=True, check=True
     )
     assert printed.stdout.strip() == table()
-    readme = ROOT / "README.md"
-    _, mark, rest = (readme.read_text() if readme.exists() else "").partition("<!-- settings -->")
-    if not mark:
-        pytest.skip("README has no configuration table yet")
-    assert rest.partition("<!-- /settings -->")[0].strip() == table()
+    pages = [page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
+    tables = [page.partition("<!-- settings -->")[2] for page in pages if "<!-- settings -->" in page]
+    assert [text.partition("<!-- /settings -->")[0].strip() for text in tables] == [table()]
 
 
 @pytest.mark.parametrize(
-    ("old", "now"), [("detector.doubt", "min_track_score"), ("detector.lost_s", "max_lost_s")]
+    ("old", "now"),
+    [
+        ("detector.doubt", "min_track_score"),
+        ("detector.lost_s", "max_lost_s"),
+        ("engine.least_cosine", "min_cosine"),
+        ("engine.least_iou", "min_iou"),
+    ],
 )
 def test_an_old_name_is_accepted_and_logged_once(
     old: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sam3_node.settings._LOGGED", set())
+    monkeypatch.setattr("sam3_node.settings._WARNED_NAMES", set())
     section, name = old.split(".")
     profile = tmp_path / "old.toml"
     profile.write_text(f"[{section}]\n{now} = 0.1\n")

@@ -1,4 +1,4 @@
-"""What overlays, contact sheets and videos show, pixel by pixel where that matters."""
+"""Tests of overlays, contact sheets and videos, by pixels where they matter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node.errors import OutputError
 from sam3_node.types import Box, Instance, Mask, MaskFrame
-from sam3_node.visualization import VideoWriter, colour_of, contact_sheet, overlay, status_text, write_image
+from sam3_node.visualization import VideoWriter, contact_sheet, overlay, pick_colour, status_text, write_image
 
 SIZE = (240, 320)
 
@@ -30,12 +30,12 @@ def grey(height: int = SIZE[0], width: int = SIZE[1]) -> npt.NDArray[np.uint8]:
     return np.full((height, width, 3), 128, dtype=np.uint8)
 
 
-def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_untouched() -> None:
+def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_is_unchanged() -> None:
     image = grey()
     drawn = overlay(image, frame(instance(1, (100, 100, 200, 200))))
     tint = drawn[170, 150].astype(int) - 128
-    wanted = np.array(colour_of(1)) - 128
-    assert np.all(np.sign(tint) == np.sign(wanted))
+    expected = np.array(pick_colour(1)) - 128
+    assert np.all(np.sign(tint) == np.sign(expected))
     assert (drawn[230, 20] == 128).all()
     assert (image == 128).all()
 
@@ -43,7 +43,7 @@ def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_untou
 def test_a_contour_has_the_full_colour_at_the_edge_of_the_mask() -> None:
     drawn = overlay(grey(), frame(instance(6, (100, 100, 200, 200))))
     near = drawn[150, 97:104].astype(int)
-    assert np.abs(near - np.array(colour_of(6))).sum(axis=1).min() < 60
+    assert np.abs(near - np.array(pick_colour(6))).sum(axis=1).min() < 60
 
 
 def test_a_hole_in_a_mask_stays_clear() -> None:
@@ -63,10 +63,10 @@ def test_masks_of_another_size_are_scaled() -> None:
 def test_tags_of_objects_in_one_place_do_not_hide_each_other() -> None:
     both = overlay(grey(), frame(instance(1, (100, 100, 200, 200)), instance(4, (100, 100, 200, 200))))
     for object_id in (1, 4):
-        assert (both == colour_of(object_id)).all(axis=2).sum() > 400
+        assert (both == pick_colour(object_id)).all(axis=2).sum() > 400
 
 
-def test_odd_masks_and_labels_are_drawn_without_complaint() -> None:
+def test_odd_masks_and_labels_can_be_drawn() -> None:
     odd = [
         Instance(1, "gone", 0.1, "occluded", 4, 3, Mask.empty(SIZE)),
         instance(2, (0, 0, 320, 240), label="größe ☕"),
@@ -77,14 +77,14 @@ def test_odd_masks_and_labels_are_drawn_without_complaint() -> None:
     assert overlay(grey(1, 1), frame(*odd)).shape == (1, 1, 3)
 
 
-def test_the_status_line_tells_latency_and_what_is_not_seen() -> None:
+def test_the_status_line_shows_latency_and_unseen_objects() -> None:
     gone = Instance(9, "gone", 0.1, "occluded", 4, 3, Mask.empty(SIZE))
     assert status_text(frame(gone, published_ns=35_000_000)) == "cam0 #5  34 ms  unseen 9"
 
 
 def test_colours_are_stable_and_differ() -> None:
-    assert len({colour_of(object_id) for object_id in range(15)}) == 15
-    assert colour_of(3) == colour_of(18)
+    assert len({pick_colour(object_id) for object_id in range(15)}) == 15
+    assert pick_colour(3) == pick_colour(18)
 
 
 def test_a_contact_sheet_has_a_cell_for_each_image() -> None:
@@ -110,16 +110,16 @@ def test_a_video_reads_back_frame_by_frame(tmp_path: Path) -> None:
     assert not capture.read()[0]
 
 
-def test_a_video_that_got_no_frame_leaves_no_file(tmp_path: Path) -> None:
+def test_a_video_without_a_frame_leaves_no_file(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "v.mp4", fps=25.0):
         pass
     assert not (tmp_path / "v.mp4").exists()
 
 
-def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(OutputError, match="cannot make the folder"),
+        pytest.raises(OutputError, match="cannot create the folder"),
         VideoWriter(tmp_path / "file" / "v.mp4", fps=25.0) as video,
     ):
         video.write(grey())

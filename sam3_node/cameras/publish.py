@@ -14,7 +14,7 @@ from ..geometry import scale_intrinsics
 from ..settings import CameraSettings, Settings
 from ..transport.channels import FramePublisher
 from ..types import Buffer, Depth, Frame
-from ..wire.frames import encode_depth, encode_image
+from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
 from .sources import open_camera

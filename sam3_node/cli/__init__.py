@@ -1,1 +1,1 @@
-"""Command line: parsing, commands, and what they print."""
+"""The command line of sam3-node: argument parsing, commands and their output."""

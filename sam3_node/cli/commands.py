@@ -1,12 +1,13 @@
-"""What each verb of the command line does. Heavy imports happen inside the verb that needs them."""
+"""The commands of `sam3-node`. Each imports its heavy dependencies when it runs."""
 
 from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OutputError, RequestError, require
 from ..processes.signals import stop_on_signals
@@ -20,23 +21,32 @@ if TYPE_CHECKING:
 
 CONTROL_TIMEOUT_MS = 3000
 
+Command = Callable[[Namespace, Settings], int | None]
+"""A command. It returns its exit code; None means 0."""
+
+
+class AddCommand(Protocol):
+    """A function that adds a command to subparsers, with its name, its function and its help text."""
+
+    def __call__(self, parsers: Any, name: str, run: Command, text: str) -> ArgumentParser: ...
+
 
 def run(args: Namespace, settings: Settings) -> None:
-    """Serve as the node until a signal."""
-    # before torch: threads that spin for long at barriers take the cores from cameras; asleep at once
-    # (OMP_WAIT_POLICY=PASSIVE), two of them are no faster than one
+    """Run the node until a signal."""
+    # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
+    # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     require("torch", "node")
     require("transformers", "node")
     from ..node.node import Node
 
     with Node(settings) as node:
-        # not before it is ready: until then there is no frame to finish, and a signal simply ends the process
+        # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the process
         node.main_loop(stop_on_signals())
 
 
 def camera(args: Namespace, settings: Settings) -> None:
-    """Publish frames until a signal, or the end of the source."""
+    """Publish frames until a signal or the end of the source."""
     from ..cameras.publish import run_camera
 
     run_camera(settings, stop_on_signals())
@@ -50,27 +60,27 @@ def watch(args: Namespace, settings: Settings) -> None:
 
 
 def record(args: Namespace, settings: Settings) -> None:
-    """Write down what cameras and node send until a signal."""
+    """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import run_record
 
     run_record(settings, stop_on_signals())
 
 
 def demo(args: Namespace, settings: Settings) -> None:
-    """Play the demonstration."""
+    """Run the demonstration."""
     from .demo import run_demo
 
     run_demo(args.out, args.seconds, settings)
 
 
 def doctor(args: Namespace, settings: Settings) -> int:
-    """Report what is installed; 0 when the core works."""
+    """Check the installation. Return 0 if the core works."""
     from .doctor import run_doctor
 
     return run_doctor(settings)
 
 
-def _client(settings: Settings) -> PerceptionClient:
+def _connect(settings: Settings) -> PerceptionClient:
     from ..client import PerceptionClient
 
     return PerceptionClient(
@@ -79,74 +89,74 @@ def _client(settings: Settings) -> PerceptionClient:
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
-    """Track an object and print its id, alone on the line, so that a script can take it."""
-    with _client(settings) as client:
-        print(client.add_object(**_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
+    """Track an object and print its id alone on a line, so that scripts can read it."""
+    with _connect(settings) as client:
+        print(client.add_object(**_make_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
 
 
 def object_refine(args: Namespace, settings: Settings) -> None:
-    """Correct an object and tell of its mask."""
-    with _client(settings) as client:
-        print(_describe(client.refine_object(args.id, **_prompt(args), mask=_read_mask(args.mask))))
+    """Correct an object and print a line about its mask."""
+    with _connect(settings) as client:
+        print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
 
 
 def object_remove(args: Namespace, settings: Settings) -> None:
-    """Forget an object."""
-    with _client(settings) as client:
+    """Stop tracking an object."""
+    with _connect(settings) as client:
         client.remove_object(args.id, camera=args.camera)
 
 
 def object_list(args: Namespace, settings: Settings) -> None:
-    """Print a line for each object."""
-    with _client(settings) as client:
+    """Print one line for each object."""
+    with _connect(settings) as client:
         objects = client.list_objects(camera=args.camera)
-    for known in objects:
-        unseen = f"  unseen for {known.frames_since_seen}" if known.frames_since_seen else ""
+    for tracked in objects:
+        unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
         print(
-            f"{known.camera:<12} {known.id:>4}  {known.label:<24} {known.state:<10} "
-            f"score {known.score:.2f}  age {known.age}{unseen}"
+            f"{tracked.camera:<12} {tracked.id:>4}  {tracked.label:<24} {tracked.state:<10} "
+            f"score {tracked.score:.2f}  age {tracked.age}{unseen}"
         )
 
 
 def segment(args: Namespace, settings: Settings) -> None:
-    """Print, and maybe write, a mask on a recent frame."""
-    with _client(settings) as client:
-        found = client.segment(**_prompt(args))
-    print(_describe(found))
+    """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
+    with _connect(settings) as client:
+        segmentation = client.segment(**_make_prompt(args))
+    print(_describe(segmentation))
     if args.out is not None:
-        _write_mask(args.out, found.mask)
+        _write_mask(args.out, segmentation.mask)
 
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
-    """Name what to look for."""
-    with _client(settings) as client:
+    """Set the names of the objects to look for."""
+    with _connect(settings) as client:
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:
-    """Write a vocabulary file and tell what is in it."""
+    """Write a vocabulary file and print a line about it."""
     require("safetensors", "node")
     from ..detection.vocabulary_build import build_vocabulary, read_phrases, read_source
 
     phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
     sources = [read_source(path, args.model) for path in args.sources]
-    built = build_vocabulary(phrases, sources, _encoder(args.encoder, args.model))
-    built.save(args.out)
-    print(_summary(args.out, built))
+    vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
+    vocabulary.save(args.out)
+    print(_describe_vocabulary(args.out, vocabulary))
 
 
 def vocabulary_list(args: Namespace, settings: Settings) -> None:
-    """Print what a vocabulary is of, then its phrases, one a line."""
+    """Print a line about a vocabulary, then one line for each phrase."""
     require("safetensors", "node")
     from ..detection.vocabulary import Vocabulary
 
-    found = Vocabulary.load(args.file)
-    print(_summary(args.file, found))
-    print(*found.phrases, sep="\n")
+    vocabulary = Vocabulary.load(args.file)
+    print(_describe_vocabulary(args.file, vocabulary))
+    print(*vocabulary.phrases, sep="\n")
 
 
 def weights_convert(args: Namespace, settings: Settings) -> None:
-    """Convert a checkpoint and tell what it holds."""
+    """Convert a checkpoint and print a line about the result."""
     for module in ("torch", "transformers", "safetensors"):
         require(module, "node")
     from ..models.yolo.convert import convert_checkpoint
@@ -159,31 +169,31 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
 
 
 def status(args: Namespace, settings: Settings) -> None:
-    """Print the node's status as JSON."""
-    with _client(settings) as client:
+    """Print the status of the node as JSON."""
+    with _connect(settings) as client:
         print(json.dumps(client.status(), indent=2))
 
 
 def pause(args: Namespace, settings: Settings) -> None:
-    """Stop the node's processing of frames."""
-    with _client(settings) as client:
+    """Make the node skip frames until `resume`."""
+    with _connect(settings) as client:
         client.pause()
 
 
 def resume(args: Namespace, settings: Settings) -> None:
-    """Let the node process frames again."""
-    with _client(settings) as client:
+    """Make the node process frames again."""
+    with _connect(settings) as client:
         client.resume()
 
 
 def reset(args: Namespace, settings: Settings) -> None:
-    """Forget all objects, of one camera or of all."""
-    with _client(settings) as client:
+    """Remove all objects, of one camera or of all."""
+    with _connect(settings) as client:
         client.reset(camera=args.camera)
 
 
-def _encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
-    """The text encoder in a folder, where one is given."""
+def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
+    """Load the text encoder of a folder. Return None without a folder."""
     if folder is None:
         return None
     require("torch", "node")
@@ -193,16 +203,17 @@ def _encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
     return ClipText(folder, model=model)
 
 
-def _summary(path: Path, known: Vocabulary) -> str:
-    return f"{path}: {len(known)} phrases, model {known.model}, dimension {known.dimension}"
+def _describe_vocabulary(path: Path, vocabulary: Vocabulary) -> str:
+    return f"{path}: {len(vocabulary)} phrases, model {vocabulary.model}, dimension {vocabulary.dimension}"
 
 
-def _describe(found: Segmentation) -> str:
-    box = ",".join(map(str, found.mask.box))
-    return f"seq {found.seq}  score {found.score:.3f}  area {found.mask.area}  box {box}"
+def _describe(segmentation: Segmentation) -> str:
+    mask = segmentation.mask
+    box = ",".join(map(str, mask.box))
+    return f"seq {segmentation.seq}  score {segmentation.score:.3f}  area {mask.area}  box {box}"
 
 
-def _prompt(args: Namespace) -> dict[str, Any]:
+def _make_prompt(args: Namespace) -> dict[str, Any]:
     points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
     return {
         "points": points or None,
@@ -214,7 +225,7 @@ def _prompt(args: Namespace) -> dict[str, Any]:
 
 
 def _read_mask(path: Path | None) -> Mask | None:
-    """An image file whose non-zero pixels are inside."""
+    """Read a mask from an image file. Pixels other than 0 are inside."""
     if path is None:
         return None
     import cv2
@@ -223,7 +234,7 @@ def _read_mask(path: Path | None) -> Mask | None:
 
     image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
     if image is None:
-        raise RequestError(f"mask {path}: expected an image file, found none that can be read")
+        raise RequestError(f"mask {path}: expected a readable image file")
     return Mask.from_full(image > 0)
 
 

@@ -1,4 +1,4 @@
-"""What the demonstration leaves: a table, a video, a contact sheet, a bag and a summary."""
+"""Results of the demonstration: a table, a video, a contact sheet, a bag and a summary."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 
 
 @dataclass(slots=True)
-class Results:
-    """The masks that came, in order, and the recording whose truth says what should have.
+class DemoResults:
+    """The received masks, in order, and the recording with the true masks.
 
-    `truth_of` maps ids of the node to ids of the truth, `asked` has the seq at which each of the latter was asked for;
-    `events` are (seq, what was done).
+    `truth_ids` maps object ids of the node to those of the recording. `prompted_at` maps the latter to the seq of their
+    first prompt. `events` are pairs (seq, text).
     """
 
     recording: LabelledClip
     frames: list[MaskFrame]
-    truth_of: dict[int, int]
-    asked: dict[int, int]
+    truth_ids: dict[int, int]
+    prompted_at: dict[int, int]
     events: list[tuple[int, str]]
     status: dict[str, Any]
     ious: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def ids(self) -> list[int]:
-        """The ids that were tracked."""
+        """Ids of all tracked objects."""
         return sorted({instance.id for masks in self.frames for instance in masks.instances})
 
-    def judge(self, masks: MaskFrame) -> None:
-        """Score the mask of each object that is in view, and was asked for before, by its IoU with the truth.
+    def score(self, masks: MaskFrame) -> None:
+        """Compute the IoU with the truth of each object that is in view and was prompted on an earlier frame.
 
         An object without a mask scores 0.
         """
-        found = {self.truth_of.get(instance.id): instance.mask for instance in masks.instances}
+        predicted = {self.truth_ids.get(instance.id): instance.mask for instance in masks.instances}
         for truth, inside in self.recording.truth(masks.seq).items():
-            if masks.seq > self.asked.get(truth, masks.seq):
-                mask = found[truth].full() if truth in found else np.zeros_like(inside)
+            if masks.seq > self.prompted_at.get(truth, masks.seq):
+                mask = predicted[truth].full() if truth in predicted else np.zeros_like(inside)
                 self.ious[truth].append(float((mask & inside).sum() / (mask | inside).sum()))
 
     def latencies_ms(self) -> npt.NDArray[np.float64]:
-        """Capture to publish, per message, in milliseconds."""
+        """Return the time from capture to publishing of each message, in milliseconds."""
         return np.array([masks.published_ns - masks.age_origin_ns for masks in self.frames]) / 1e6
 
     def summary(self) -> dict[str, Any]:
-        """The figures; IoUs are means over frames on which the object is in view."""
+        """Return the figures. Each IoU is the mean over the frames on which the object is in view."""
         p50, p99 = np.percentile(self.latencies_ms(), [50, 99])
         span_s = (self.frames[-1].published_ns - self.frames[0].published_ns) / NANOSECONDS
         per_object = {truth: float(np.mean(values)) for truth, values in self.ious.items()}
@@ -69,20 +69,20 @@ class Results:
             "age_p99_ms": round(float(p99), 2),
             "ids": self.ids,
             "mean_iou": round(float(np.mean(list(per_object.values()))), 4) if per_object else None,
-            "objects": [self._object(truth, per_object) for truth in sorted(self.asked)],
+            "objects": [self._summarise_object(truth, per_object) for truth in sorted(self.prompted_at)],
             "events": [{"seq": seq, "what": what} for seq, what in self.events],
             "model": self.status["model"],
-            "stages_p50_us": self._stages(),
+            "stages_p50_us": self._compute_stages_us(),
         }
 
-    def _object(self, truth: int, ious: dict[int, float]) -> dict[str, Any]:
-        """One that was asked for; it has several ids where it was lost and found as another."""
-        known = [object_id for object_id in self.ids if self.truth_of.get(object_id) == truth]
-        count = sum(instance.id in known for masks in self.frames for instance in masks.instances)
+    def _summarise_object(self, truth: int, ious: dict[int, float]) -> dict[str, Any]:
+        """Return the figures of one object. It has several ids if it was lost and detected again."""
+        ids = [object_id for object_id in self.ids if self.truth_ids.get(object_id) == truth]
+        count = sum(instance.id in ids for masks in self.frames for instance in masks.instances)
         iou = round(ious[truth], 4) if truth in ious else None
-        return {"ids": known, "label": self.recording.labels[truth], "frames": count, "mean_iou": iou}
+        return {"ids": ids, "label": self.recording.labels[truth], "frames": count, "mean_iou": iou}
 
-    def _stages(self) -> dict[str, int]:
+    def _compute_stages_us(self) -> dict[str, int]:
         names = dict.fromkeys(name for masks in self.frames for name in masks.stages_us)
         return {
             name: int(np.median([masks.stages_us[name] for masks in self.frames if name in masks.stages_us]))
@@ -90,7 +90,7 @@ class Results:
         }
 
     def table(self) -> str:
-        """The figures for the terminal."""
+        """Return the figures as text for the terminal."""
         figures = self.summary()
         lines = ["", f"{'id':>4}  {'label':<24} {'frames':>6}  {'mean IoU':>8}"]
         for row in figures["objects"]:
@@ -108,22 +108,24 @@ class Results:
         return "\n".join(lines)
 
 
-def write_results(out: Path, results: Results) -> None:
-    """Judge the masks and write overlay.mp4, contact.png, masks.mcap and summary.json into `out`.
+def write_results(out: Path, results: DemoResults) -> None:
+    """Score the masks and write overlay.mp4, contact.png, masks.mcap and summary.json to the folder `out`.
 
     Raises OutputError when that folder cannot be written.
     """
     frames = results.frames
-    wanted = set(np.linspace(0, len(frames) - 1, min(SHEET_IMAGES, len(frames))).round().astype(int).tolist())
+    sampled = set(
+        np.linspace(0, len(frames) - 1, min(SHEET_IMAGES, len(frames))).round().astype(int).tolist()
+    )
     pictures: list[Image] = []
     rate = max(1.0, float(results.summary()["frames_per_s"]))
     with VideoWriter(out / "overlay.mp4", rate) as video, MaskBagWriter(out / "masks.mcap") as bag:
         for number, (masks, picture) in enumerate(_draw(results)):
             video.write(picture)
             bag.write(masks)
-            if number in wanted:
+            if number in sampled:
                 pictures.append(picture)
-    captions = [f"frame {frames[number].seq}: {_what(frames[number])}" for number in sorted(wanted)]
+    captions = [f"frame {frames[number].seq}: {_list_objects(frames[number])}" for number in sorted(sampled)]
     write_image(out / "contact.png", contact_sheet(pictures, captions, SHEET_COLUMNS))
     try:
         (out / "summary.json").write_text(json.dumps(results.summary(), indent=2) + "\n")
@@ -131,12 +133,12 @@ def write_results(out: Path, results: Results) -> None:
         raise OutputError(f"cannot write {out / 'summary.json'}: {error.strerror}") from error
 
 
-def _draw(results: Results) -> Iterator[tuple[MaskFrame, Image]]:
-    """Each message with its overlay on the recorded frame that it was found on."""
+def _draw(results: DemoResults) -> Iterator[tuple[MaskFrame, Image]]:
+    """Score each message, and yield it with its overlay on the recorded frame."""
     for masks in results.frames:
-        results.judge(masks)
+        results.score(masks)
         yield masks, overlay(results.recording.image(masks.seq), masks)
 
 
-def _what(masks: MaskFrame) -> str:
-    return ", ".join(f"{instance.id} {instance.label}" for instance in masks.instances) or "nothing asked for"
+def _list_objects(masks: MaskFrame) -> str:
+    return ", ".join(f"{instance.id} {instance.label}" for instance in masks.instances) or "no objects"

@@ -1,9 +1,8 @@
-"""What is installed, what this machine can do, and what to fix. Runs without any optional dependency."""
+"""The command `doctor`: it checks the installation and the machine. It needs no optional dependency."""
 
 from __future__ import annotations
 
 import importlib
-import operator
 import os
 import re
 import shutil
@@ -13,6 +12,10 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from ..errors import install_advice
 from ..settings import Settings
@@ -25,133 +28,118 @@ OPENCV_BUILDS = (
     "opencv-contrib-python",
     "opencv-contrib-python-headless",
 )
-COMPARISONS = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-CLOCK_MARKS = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
+CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
 
 
-class Row(NamedTuple):
-    """One finding. `warn` limits something, `fix` keeps the core from working; `advice` says what to do."""
+class CheckResult(NamedTuple):
+    """The result of one check. `warn` marks a limitation, `fix` a fault of the core; `hint` is the remedy."""
 
     name: str
     status: Literal["ok", "warn", "fix"]
-    found: str
-    advice: str = ""
+    detail: str
+    hint: str = ""
 
 
 def run_doctor(settings: Settings) -> int:
-    """Print all findings; 0 when none must be fixed, else 1."""
-    rows = list(examine(settings))
-    width = max(len(row.name) for row in rows)
-    for row in rows:
-        advice = f"  -> {row.advice}" if row.advice else ""
-        print(f"{row.status:<4}  {row.name:<{width}}  {row.found}{advice}")
-    broken = sum(row.status == "fix" for row in rows)
-    print(f"{broken} to fix" if broken else "the core works")
-    return 1 if broken else 0
+    """Print the results of all checks. Return 1 if any of them is `fix`, else 0."""
+    results = list(run_checks(settings))
+    width = max(len(result.name) for result in results)
+    for result in results:
+        hint = f"  -> {result.hint}" if result.hint else ""
+        print(f"{result.status:<4}  {result.name:<{width}}  {result.detail}{hint}")
+    faults = sum(result.status == "fix" for result in results)
+    print(f"{faults} to fix" if faults else "the core works")
+    return 1 if faults else 0
 
 
-def examine(settings: Settings) -> Iterator[Row]:
-    """All findings, one after the other."""
-    yield _python()
-    yield from _dependencies()
-    yield from _opencv()
-    yield from _torch()
-    yield Row("cpu", "ok", f"{_cpus()} threads for this process")
+def run_checks(settings: Settings) -> Iterator[CheckResult]:
+    """Run all checks and yield their results."""
+    yield _check_python()
+    yield from _check_dependencies()
+    yield from _check_opencv()
+    yield from _check_torch()
+    yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
     for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
-        yield _endpoint(f"transport.{name}", endpoint)
-    yield _clock()
+        yield _check_endpoint(f"transport.{name}", endpoint)
+    yield _check_clock()
 
 
-def _python() -> Row:
+def _check_python() -> CheckResult:
     version = ".".join(map(str, sys.version_info[:3]))
-    if satisfies(version, PYTHON):
-        return Row("python", "ok", version)
-    return Row("python", "fix", f"{version}, expected {PYTHON}", "install Python 3.11 or newer")
+    if is_within(version, PYTHON):
+        return CheckResult("python", "ok", version)
+    return CheckResult("python", "fix", f"{version}, expected {PYTHON}", "install Python 3.11 or newer")
 
 
-class Requirement(NamedTuple):
-    """One line of the package's metadata: `extra` is empty for the core."""
+class PackageRequirement(NamedTuple):
+    """One requirement of the package's metadata. `extra` is empty for the core."""
 
     name: str
     bounds: str
     extra: str
 
 
-def parse_requirement(line: str) -> Requirement:
-    """`torch<2.14,>=2.11; extra == "node"` taken apart."""
-    what, _, marker = line.partition(";")
-    match = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^)]*)\)?", what)
-    extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
-    assert match is not None
-    return Requirement(match[1], match[2].strip(), extra[1] if extra else "")
+def parse_requirement(line: str) -> PackageRequirement:
+    """Parse a line of metadata such as `torch<2.14,>=2.11; extra == "node"`."""
+    requirement = Requirement(line)
+    extra = re.search(r'extra == "([^"]+)"', str(requirement.marker))
+    return PackageRequirement(requirement.name, str(requirement.specifier), extra[1] if extra else "")
 
 
-def satisfies(version: str, bounds: str) -> bool:
-    """Whether a version lies within bounds such as `>=2.11,<2.14`; pre-release tags do not count."""
-    have = _release(version)
-    for bound in filter(None, map(str.strip, bounds.split(","))):
-        match = re.match(r"(>=|<=|==|!=|>|<)\s*(.+)", bound)
-        if match is not None and not COMPARISONS[match[1]](have, _release(match[2])):
-            return False
-    return True
+def is_within(version: str, bounds: str) -> bool:
+    """Return True if a version lies within bounds such as `>=2.11,<2.14`. Pre-release and local tags are ignored."""
+    try:
+        release = Version(version).base_version
+    except InvalidVersion:
+        release = "0"
+    return SpecifierSet(bounds).contains(release)
 
 
-def _release(version: str) -> tuple[int, ...]:
-    numbers = re.match(r"\d+(?:\.\d+)*", version)
-    parts = [int(part) for part in numbers[0].split(".")] if numbers else [0]
-    return tuple(parts + [0] * (4 - len(parts)))
-
-
-def _dependencies() -> Iterator[Row]:
+def _check_dependencies() -> Iterator[CheckResult]:
     try:
         lines = metadata.requires("sam3-node") or []
     except metadata.PackageNotFoundError:
-        yield Row("sam3-node", "warn", "not installed, run from its source", "pip install -e '.[node]'")
+        yield CheckResult(
+            "sam3-node", "warn", "not installed, running from source", "pip install -e '.[node]'"
+        )
         return
-    yield Row("sam3-node", "ok", metadata.version("sam3-node"))
+    yield CheckResult("sam3-node", "ok", metadata.version("sam3-node"))
     for requirement in map(parse_requirement, lines):
         if requirement.name != "sam3-node" and requirement.extra != "dev":
-            yield _dependency(requirement)
+            yield _check_dependency(requirement)
 
 
-def _dependency(requirement: Requirement) -> Row:
+def _check_dependency(requirement: PackageRequirement) -> CheckResult:
     name, bounds, extra = requirement
     title = f"{name} [{extra}]" if extra else name
-    advice = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
-    bad: Literal["warn", "fix"] = "warn" if extra else "fix"
+    hint = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
+    status: Literal["warn", "fix"] = "warn" if extra else "fix"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Row(title, bad, "not installed", advice)
-    if not satisfies(version, bounds):
-        return Row(title, bad, f"{version}, expected {bounds}", f"pip install '{name}{bounds}'")
-    return Row(title, "ok", version)
+        return CheckResult(title, status, "not installed", hint)
+    if not is_within(version, bounds):
+        return CheckResult(title, status, f"{version}, expected {bounds}", f"pip install '{name}{bounds}'")
+    return CheckResult(title, "ok", version)
 
 
-def _opencv() -> Iterator[Row]:
+def _check_opencv() -> Iterator[CheckResult]:
     builds = [name for name in OPENCV_BUILDS if _is_installed(name)]
     if len(builds) > 1:
-        advice = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
-        yield Row("cv2", "fix", f"{' and '.join(builds)} overwrite each other", advice)
+        hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
+        yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
         return
     try:
         cv2 = importlib.import_module("cv2")
     except ImportError as error:
-        advice = "on a machine without a display: apt-get install libgl1 libglib2.0-0"
-        yield Row("cv2", "fix", f"does not import: {error}", advice)
+        hint = "on a machine without a display: apt-get install libgl1 libglib2.0-0"
+        yield CheckResult("cv2", "fix", f"does not import: {error}", hint)
         return
-    if satisfies(cv2.__version__, OPENCV):
-        yield Row("cv2", "ok", cv2.__version__)
+    if is_within(cv2.__version__, OPENCV):
+        yield CheckResult("cv2", "ok", cv2.__version__)
     else:
-        found = f"{cv2.__version__}, expected {OPENCV}"
-        yield Row("cv2", "fix", found, f"pip install 'opencv-python{OPENCV}'")
+        detail = f"{cv2.__version__}, expected {OPENCV}"
+        yield CheckResult("cv2", "fix", detail, f"pip install 'opencv-python{OPENCV}'")
 
 
 def _is_installed(name: str) -> bool:
@@ -162,60 +150,69 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _torch() -> Iterator[Row]:
-    """torch is imported only here, and may be absent: a camera or a policy does not need it."""
+def _check_torch() -> Iterator[CheckResult]:
+    """Check torch and its GPUs. torch may be missing, because cameras and policies do not need it."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        advice = f"to run the node: {install_advice('node')}"
-        yield Row("torch", "warn", f"does not import: {error}", advice)
+        hint = f"to run the node: {install_advice('node')}"
+        yield CheckResult("torch", "warn", f"does not import: {error}", hint)
         return
-    yield Row("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads")
+    yield CheckResult("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            yield _gpu(torch, index)
+            yield _check_gpu(torch, index)
     elif shutil.which("nvidia-smi"):
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
-        advice = "install the torch build for this machine's CUDA, and check nvidia-smi"
-        yield Row("gpu", "warn", f"nvidia-smi is here, but torch, built for {built}, finds no device", advice)
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+        hint = "install the torch build for this machine's CUDA, and check nvidia-smi"
+        yield CheckResult(
+            "gpu", "warn", f"nvidia-smi is installed, but torch, built for {build}, finds no device", hint
+        )
     else:
-        yield Row("gpu", "warn", "none: models run on the CPU", "fine for nano and tests; SAM 3 needs a GPU")
+        yield CheckResult(
+            "gpu", "warn", "none: models run on the CPU", "sufficient for nano and tests; SAM 3 needs a GPU"
+        )
 
 
-def _gpu(torch: object, index: int) -> Row:
+def _check_gpu(torch: object, index: int) -> CheckResult:
     cuda = torch.cuda  # type: ignore[attr-defined]
     properties = cuda.get_device_properties(index)
     capability = f"{properties.major}.{properties.minor}"
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
-    found = f"{properties.name}, capability {capability}, {memory}"
+    detail = f"{properties.name}, capability {capability}, {memory}"
     if properties.major < 8:
-        return Row(f"gpu {index}", "warn", found, "no bfloat16 before 8.0: use --model.dtype float16")
-    return Row(f"gpu {index}", "ok", found)
+        return CheckResult(
+            f"gpu {index}", "warn", detail, "no bfloat16 before 8.0: use --model.dtype float16"
+        )
+    return CheckResult(f"gpu {index}", "ok", detail)
 
 
-def _cpus() -> int:
+def _count_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _endpoint(name: str, endpoint: str) -> Row:
-    """Whether the node could bind there now."""
-    scheme, _, place = endpoint.partition("://")
-    host, _, port = place.rpartition(":")
+def _check_endpoint(name: str, endpoint: str) -> CheckResult:
+    """Check whether the node could bind an endpoint now."""
+    scheme, _, address = endpoint.partition("://")
+    host, _, port = address.rpartition(":")
     if scheme == "ipc":
-        folder = Path(place).parent
+        folder = Path(address).parent
         problem = "" if os.access(folder, os.W_OK) else f"{folder} is not a writable folder"
     elif scheme == "tcp" and (port.isdigit() or port == "*"):
-        problem = _port_problem("" if host == "*" else host, 0 if port == "*" else int(port))
+        problem = _find_port_problem("" if host == "*" else host, 0 if port == "*" else int(port))
     else:
         problem = "expected tcp://host:port or ipc://path"
     if not problem:
-        return Row(name, "ok", f"{endpoint} is free")
-    return Row(
-        name, "warn", f"{endpoint}: {problem}", f"fine if a node runs there; else choose another --{name}"
+        return CheckResult(name, "ok", f"{endpoint} is free")
+    return CheckResult(
+        name,
+        "warn",
+        f"{endpoint}: {problem}",
+        f"no problem if a node runs there; else choose another --{name}",
     )
 
 
-def _port_problem(host: str, port: int) -> str:
+def _find_port_problem(host: str, port: int) -> str:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -225,11 +222,9 @@ def _port_problem(host: str, port: int) -> str:
     return ""
 
 
-def _clock() -> Row:
-    """Ages across machines are only as good as their clocks' agreement."""
-    if any(Path(mark).exists() for mark in CLOCK_MARKS):
-        return Row("clock", "ok", "kept in step by a time service")
-    advice = (
-        "run chrony or systemd-timesyncd where cameras are on other machines: ages compare the two clocks"
-    )
-    return Row("clock", "warn", "no time service seen", advice)
+def _check_clock() -> CheckResult:
+    """Check for a time service: ages across machines are only as accurate as the synchronisation of their clocks."""
+    if any(Path(file).exists() for file in CLOCK_SYNC_FILES):
+        return CheckResult("clock", "ok", "synchronised by a time service")
+    hint = "run chrony or systemd-timesyncd if cameras are on other machines: ages compare the two clocks"
+    return CheckResult("clock", "warn", "no time service found", hint)

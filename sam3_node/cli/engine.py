@@ -5,8 +5,8 @@ The verbs of `sam3-node calibrate`. Heavy imports happen inside the verb that ne
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..errors import require
 from ..settings import Settings
+from .commands import AddCommand as AddVerb
 
 if TYPE_CHECKING:
     from ..engines.store import Built
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 HEAD = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
 HAS_ENGINE = "yolo-world"  # of the detectors, by TensorRT
 COMPILED = "inductor"
-AddVerb = Callable[..., ArgumentParser]
-"""Adds a verb: (subparsers, name, what it runs, its help)."""
 
 
 def add_engine_verbs(parsers: Any, add: AddVerb) -> None:

@@ -1,4 +1,4 @@
-"""The door: `sam3-node <verb>`. Heavy imports happen inside the verb that needs them."""
+"""Command-line entry point: `sam3-node COMMAND`. Each command imports its heavy dependencies when it runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..errors import Sam3NodeError
-from ..settings import Settings, load_settings, old_names, options
+from ..settings import load_settings, old_names, options
 from . import commands, engine, replay
-
-Verb = Callable[[argparse.Namespace, Settings], int | None]
+from .commands import AddCommand, Command
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code is 0, 2 for an error of ours (on stderr), 130 after Ctrl-C."""
+    """Run one command and return its exit code: 0, 2 for a Sam3NodeError (printed on stderr), 130 after Ctrl-C."""
     args = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     try:
@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # whoever read our output has gone; the interpreter's own flush at exit must not complain
+        # the reader of the output has gone; the interpreter's flush at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-class _Help(argparse.HelpFormatter):
-    """Settings are listed below, but not in the usage line, which they would fill."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """A formatter that leaves the settings out of the usage line, which they would fill."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         shown = [action for action in actions if "." not in action.dest or not action.option_strings]
@@ -51,119 +51,154 @@ class _Help(argparse.HelpFormatter):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sam3-node",
-        description="Camera frames in over ZeroMQ, tracked instance masks out.",
-        epilog="Every verb takes --profile FILE.toml and one option for each setting: sam3-node run --help",
+        description="Track objects: receive camera frames over ZeroMQ, publish instance masks.",
+        epilog="Every command takes --profile FILE.toml and one option for each setting: sam3-node run --help",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"sam3-node {_version()}")
-    parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    common = _settings_parser()
-    _verb(
-        parsers,
-        common,
-        "run",
-        commands.run,
-        "the node: track objects on the frames of cameras, publish masks",
+    parser.add_argument("--version", action="version", version=f"sam3-node {_read_version()}")
+    parsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add = partial(_add_command, _make_settings_parser())
+    _add_stream_commands(parsers, add)
+    _add_object_commands(parsers, add)
+    _add_prompt_commands(parsers, add)
+    _add_demo_commands(parsers, add)
+    _add_node_commands(parsers, add)
+    _add_vocabulary_commands(parsers, add)
+    _add_weights_commands(parsers, add)
+    engine.add_engine_verbs(parsers, add)
+    engine.add_calibrate_verbs(parsers, add)
+    replay.add_replay_verb(parsers, add)
+    return parser
+
+
+def _add_command(
+    common: argparse.ArgumentParser, parsers: Any, name: str, run: Command, text: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = parsers.add_parser(
+        name,
+        parents=[common],
+        help=text,
+        description=text,
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
     )
-    camera = _verb(
-        parsers, common, "camera", commands.camera, "publish frames: scene:tabletop, bag:FILE, webcam:0 …"
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_command_group(parsers: Any, name: str, text: str) -> Any:
+    """Add a command that has commands of its own. Return their subparsers."""
+    return parsers.add_parser(name, help=text, description=text).add_subparsers(
+        metavar="COMMAND", required=True
+    )
+
+
+def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
+    add(parsers, "run", commands.run, "run the node: track objects on camera frames and publish masks")
+    camera = add(
+        parsers, "camera", commands.camera, "publish frames of scene:tabletop, bag:FILE, webcam:0 ..."
     )
     camera.add_argument(
-        "camera.source", metavar="SOURCE", nargs="?", default=argparse.SUPPRESS, help="what to publish"
+        "camera.source", metavar="SOURCE", nargs="?", default=argparse.SUPPRESS, help="source of the frames"
     )
-    watch = _verb(parsers, common, "watch", commands.watch, "masks as a table in the terminal")
+    watch = add(parsers, "watch", commands.watch, "show masks as a table in the terminal")
     watch.add_argument(
-        "--overlay", type=Path, metavar="OUT.mp4", help="write frames with masks drawn on them"
+        "--overlay", type=Path, metavar="OUT.mp4", help="video file for the frames with their masks drawn"
     )
-    watch.add_argument("--frames", type=int, default=0, metavar="N", help="stop after N frames; 0 never")
-    record = _verb(
-        parsers, common, "record", commands.record, "write frames, masks and events into MCAP files"
+    watch.add_argument(
+        "--frames", type=int, default=0, metavar="N", help="stop after N mask messages; 0 never stops"
     )
+    record = add(parsers, "record", commands.record, "record frames, masks and events to MCAP files")
     record.add_argument(
         "record.out",
         metavar="OUT",
         nargs="?",
         default=argparse.SUPPRESS,
-        help="a file NAME.mcap, or a folder",
+        help="file NAME.mcap, or a folder for recordings",
     )
-    _add_object_verbs(parsers, common)
-    segment = _verb(
-        parsers, common, "segment", commands.segment, "a mask on a recent frame, without tracking"
-    )
-    _add_prompt(segment)
-    segment.add_argument("--out", type=Path, metavar="MASK.png", help="write the mask, 255 inside")
-    prompt = _verb(parsers, common, "prompt", commands.set_prompts, "name what to look for, live")
-    _add_names(prompt)
-    demo = _verb(
-        parsers,
-        common,
-        "demo",
-        commands.demo,
-        "camera, node and watcher on this machine, on a recorded scene",
-    )
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="where results go")
-    demo.add_argument(
-        "--seconds", type=float, metavar="S", help="how long to play; the recording once if left out"
-    )
-    _verb(parsers, common, "doctor", commands.doctor, "what is installed, what the GPU can do, what to fix")
-    _add_node_verbs(parsers, common)
-    _add_vocabulary_verbs(parsers, common)
-    _add_weights_verbs(parsers, common)
-    engine.add_engine_verbs(parsers, lambda to, *what: _verb(to, common, *what))
-    engine.add_calibrate_verbs(parsers, lambda to, *what: _verb(to, common, *what))
-    replay.add_replay_verb(parsers, lambda to, *what: _verb(to, common, *what))
-    return parser
 
 
-def _add_names(parser: argparse.ArgumentParser) -> None:
-    """What to look for, with limits."""
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help='such as "red mug"; nothing is looked for if none'
+def _add_object_commands(parsers: Any, add: AddCommand) -> None:
+    objects = _add_command_group(
+        parsers, "object", "add, correct, remove and list the tracked objects of a running node"
     )
-    parser.add_argument(
+    add_object = add(objects, "add", commands.object_add, "track a new object and print its id")
+    add_object.add_argument("--label", help="name of the object")
+    refine = add(objects, "refine", commands.object_refine, "correct the mask of an object")
+    remove = add(objects, "remove", commands.object_remove, "stop tracking an object")
+    for parser in (refine, remove):
+        parser.add_argument("id", type=int, metavar="ID", help="id of the object")
+    _add_prompt_options(add_object, "the next frame that arrives")
+    _add_prompt_options(refine, "the latest frame")
+    for parser in (add_object, refine):
+        parser.add_argument(
+            "--mask",
+            type=Path,
+            metavar="FILE.png",
+            help="image of the size of the frame; pixels other than 0 are inside the object",
+        )
+    list_objects = add(objects, "list", commands.object_list, "list the tracked objects")
+    for parser in (remove, list_objects):
+        _add_camera_option(parser)
+
+
+def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
+    segment = add(parsers, "segment", commands.segment, "segment a recent frame once, without tracking")
+    _add_prompt_options(segment, "the latest frame")
+    segment.add_argument(
+        "--out", type=Path, metavar="MASK.png", help="image file for the mask, with 255 inside"
+    )
+    prompt = add(parsers, "prompt", commands.set_prompts, "set the names of objects to look for")
+    prompt.add_argument(
+        "names", nargs="*", metavar="NAME", help='name such as "red mug"; without names the search stops'
+    )
+    prompt.add_argument(
         "--score",
-        type=_limit(float),
+        type=_parse_limit(float),
         action="append",
         default=[],
         metavar="NAME=SCORE",
-        help="detections of this name begin an object from this score on; again for more",
+        help="minimum score of a detection to start an object of this name; may be repeated",
     )
-    parser.add_argument(
+    prompt.add_argument(
         "--most",
-        type=_limit(int),
+        type=_parse_limit(int),
         action="append",
         default=[],
         metavar="NAME=COUNT",
-        help="at most so many objects of this name; again for more",
+        help="maximum number of objects of this name; may be repeated",
     )
 
 
-def _limit(number: Callable[[str], float]) -> Callable[[str], tuple[str, float]]:
-    def limit(text: str) -> tuple[str, float]:
-        name, equals, value = text.rpartition("=")
-        if not equals or not name:
-            raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, found {text!r}")
-        return name, number(value)
-
-    return limit
-
-
-def _add_node_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
-    _verb(parsers, common, "status", commands.status, "the state of a running node, as JSON")
-    _verb(parsers, common, "pause", commands.pause, "let a running node pass over frames until resume")
-    _verb(parsers, common, "resume", commands.resume, "let a paused node go on")
-    reset = _verb(parsers, common, "reset", commands.reset, "forget all objects, of one camera or of all")
-    reset.add_argument("--camera", metavar="NAME", help="forget those of this camera alone")
-
-
-def _add_vocabulary_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
-    text = "phrases and their vectors, for a node without a text encoder"
-    vocabulary = parsers.add_parser("vocabulary", help=text, description=text).add_subparsers(
-        metavar="VERB", required=True
+def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
+    demo = add(
+        parsers, "demo", commands.demo, "run camera, node and watcher on this machine, on a recorded scene"
     )
-    build = _verb(vocabulary, common, "build", commands.vocabulary_build, "write a vocabulary file")
+    demo.add_argument(
+        "--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="folder for the results"
+    )
+    demo.add_argument("--seconds", type=float, metavar="S", help="duration; default: play the recording once")
+    add(parsers, "doctor", commands.doctor, "check the installation and the GPU, and name what to fix")
+
+
+def _add_node_commands(parsers: Any, add: AddCommand) -> None:
+    add(parsers, "status", commands.status, "print the status of a running node as JSON")
+    add(parsers, "pause", commands.pause, "make a running node skip frames until resume")
+    add(parsers, "resume", commands.resume, "make a paused node process frames again")
+    reset = add(parsers, "reset", commands.reset, "remove all objects, of one camera or of all")
+    reset.add_argument("--camera", metavar="NAME", help="remove only the objects of this camera")
+
+
+def _add_vocabulary_commands(parsers: Any, add: AddCommand) -> None:
+    vocabulary = _add_command_group(
+        parsers, "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
+    )
+    build = add(vocabulary, "build", commands.vocabulary_build, "write a vocabulary file")
     build.add_argument(
-        "phrases", nargs="*", metavar="PHRASE", help='such as "red mug"; all of --from if none'
+        "phrases",
+        nargs="*",
+        metavar="PHRASE",
+        help='phrase such as "red mug"; default: all phrases of --from',
     )
     build.add_argument(
         "-o",
@@ -171,10 +206,14 @@ def _add_vocabulary_verbs(parsers: Any, common: argparse.ArgumentParser) -> None
         type=Path,
         required=True,
         metavar="FILE",
-        help="where to write; a file that is there is replaced, once the new one is whole",
+        help="vocabulary file to write; an existing file is replaced after the new one is complete",
     )
     build.add_argument(
-        "--phrases", type=Path, dest="phrase_file", metavar="FILE.txt", help="more phrases, one a line"
+        "--phrases",
+        type=Path,
+        dest="phrase_file",
+        metavar="FILE.txt",
+        help="text file with more phrases, one on each line",
     )
     build.add_argument(
         "--from",
@@ -183,106 +222,101 @@ def _add_vocabulary_verbs(parsers: Any, common: argparse.ArgumentParser) -> None
         action="append",
         default=[],
         metavar="FILE",
-        help="take vectors from this vocabulary, or .json map {phrase: [numbers]}; again for more",
+        help="take vectors from this vocabulary or .json map {phrase: [numbers]}; may be repeated",
     )
     build.add_argument(
         "--encoder",
         type=Path,
         metavar="FOLDER",
-        help="encode the others with this CLIP, in transformers' layout",
+        help="CLIP text encoder, in the layout of transformers, for phrases without a vector",
     )
     build.add_argument(
         "--model",
         metavar="NAME",
-        help="what made the vectors, such as openai/clip-vit-base-patch32; needed for .json, "
-        "the folder's name for --encoder if left out",
+        help="model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
+        "default: the name of the --encoder folder",
     )
-    listed = _verb(vocabulary, common, "list", commands.vocabulary_list, "what is in a vocabulary file")
-    listed.add_argument("file", type=Path, metavar="FILE")
+    list_phrases = add(vocabulary, "list", commands.vocabulary_list, "list the phrases of a vocabulary file")
+    list_phrases.add_argument("file", type=Path, metavar="FILE", help="vocabulary file to read")
 
 
-def _add_weights_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
-    text = "checkpoints of models"
-    weights = parsers.add_parser("weights", help=text, description=text).add_subparsers(
-        metavar="VERB", required=True
-    )
-    convert = _verb(
+def _add_weights_commands(parsers: Any, add: AddCommand) -> None:
+    weights = _add_command_group(parsers, "weights", "convert checkpoints of models")
+    convert = add(
         weights,
-        common,
         "convert",
         commands.weights_convert,
-        "a YOLO-World checkpoint as a folder of safetensors",
+        "convert a YOLO-World checkpoint to a folder of safetensors",
     )
-    convert.add_argument("file", type=Path, metavar="FILE.pt", help="such as yolov8s-worldv2.pt")
+    convert.add_argument("file", type=Path, metavar="FILE.pt", help="checkpoint such as yolov8s-worldv2.pt")
     convert.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FOLDER", help="where config.json and weights go"
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder for config.json and the weights",
     )
 
 
-def _add_object_verbs(parsers: Any, common: argparse.ArgumentParser) -> None:
-    text = "add, correct, remove and list tracked objects, live"
-    objects = parsers.add_parser("object", help=text, description=text).add_subparsers(
-        metavar="VERB", required=True
-    )
-    add = _verb(objects, common, "add", commands.object_add, "track an object; prints its id")
-    add.add_argument("--label", help="what to call it")
-    refine = _verb(objects, common, "refine", commands.object_refine, "correct an object")
-    remove = _verb(objects, common, "remove", commands.object_remove, "stop tracking an object")
-    for parser in (refine, remove):
-        parser.add_argument("id", type=int, metavar="ID")
-    _add_prompt(add, "the next that comes")
-    _add_prompt(refine)
-    for parser in (add, refine):
-        parser.add_argument(
-            "--mask", type=Path, metavar="FILE.png", help="an image of the frame's size, non-zero inside"
-        )
-    listed = _verb(objects, common, "list", commands.object_list, "list the objects")
-    for parser in (remove, listed):
-        parser.add_argument("--camera", metavar="NAME", help="which camera, where the node serves several")
-
-
-def _verb(
-    parsers: Any, common: argparse.ArgumentParser, name: str, run: Verb, text: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = parsers.add_parser(
-        name, parents=[common], help=text, description=text, allow_abbrev=False, formatter_class=_Help
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_prompt(parser: argparse.ArgumentParser, otherwise: str = "the latest") -> None:
-    """Where an object is, in pixels of the frame."""
+def _add_prompt_options(parser: argparse.ArgumentParser, default_frame: str) -> None:
+    """Add the options that mark an object on a frame, in pixels."""
     parser.add_argument(
-        "--point", type=_numbers(2), action="append", default=[], metavar="X,Y", help="inside it"
+        "--point",
+        type=_parse_numbers(2),
+        action="append",
+        default=[],
+        metavar="X,Y",
+        help="point inside the object; may be repeated",
     )
     parser.add_argument(
-        "--exclude", type=_numbers(2), action="append", default=[], metavar="X,Y", help="outside it"
+        "--exclude",
+        type=_parse_numbers(2),
+        action="append",
+        default=[],
+        metavar="X,Y",
+        help="point outside the object; may be repeated",
     )
-    parser.add_argument("--box", type=_numbers(4), metavar="X0,Y0,X1,Y1", help="around it")
+    parser.add_argument("--box", type=_parse_numbers(4), metavar="X0,Y0,X1,Y1", help="box around the object")
     parser.add_argument(
-        "--seq", type=int, metavar="N", help=f"the recent frame that is meant; else {otherwise}"
+        "--seq", type=int, metavar="N", help=f"number of a recent frame; default: {default_frame}"
     )
-    parser.add_argument("--camera", metavar="NAME", help="which camera, where the node serves several")
+    _add_camera_option(parser)
 
 
-def _numbers(count: int) -> Callable[[str], tuple[float, ...]]:
+def _add_camera_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--camera", metavar="NAME", help="camera to use; optional if the node serves one camera"
+    )
+
+
+def _parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, float]]:
+    def limit(text: str) -> tuple[str, float]:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name:
+            raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, found {text!r}")
+        return name, parse(value)
+
+    return limit
+
+
+def _parse_numbers(count: int) -> Callable[[str], tuple[float, ...]]:
     def numbers(text: str) -> tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
         if len(values) != count:
-            raise argparse.ArgumentTypeError(f"expected {count} numbers with commas between, found {text!r}")
+            raise argparse.ArgumentTypeError(f"expected {count} numbers separated by commas, found {text!r}")
         return values
 
     return numbers
 
 
-def _settings_parser() -> argparse.ArgumentParser:
-    """--profile, and an option for each field of the settings."""
+def _make_settings_parser() -> argparse.ArgumentParser:
+    """Create the parent parser of all commands: --profile, and one option for each setting."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile", type=Path, metavar="FILE.toml", help="settings to begin with")
+    parser.add_argument("--profile", type=Path, metavar="FILE.toml", help="TOML file of settings")
     groups: dict[str, Any] = {}
     for option in options():
-        section = option.name.split(".")[0]
+        section, _, name = option.name.partition(".")
         if not option.is_text:
             continue
         if section not in groups:
@@ -290,18 +324,16 @@ def _settings_parser() -> argparse.ArgumentParser:
         groups[section].add_argument(
             f"--{option.name}",
             default=argparse.SUPPRESS,
-            metavar="{" + ",".join(option.choices) + "}"
-            if option.choices
-            else option.name.split(".")[1].upper(),
+            metavar="{" + ",".join(option.choices) + "}" if option.choices else name.upper(),
             help=f"{option.help} [{option.default}]".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if option.is_flag else {}),
         )
-    for name in old_names():
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for old_name in old_names():
+        parser.add_argument(f"--{old_name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
-def _version() -> str:
+def _read_version() -> str:
     try:
         return metadata.version("sam3-node")
     except metadata.PackageNotFoundError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
+from .commands import AddCommand as AddVerb
 
 if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 OUTPUTS = ("mcap", "coco", "png", "overlay")
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
-
-AddVerb = Callable[..., ArgumentParser]
-"""Adds a verb: (subparsers, name, what it runs, its help)."""
 
 
 def add_replay_verb(parsers: Any, add: AddVerb) -> None:

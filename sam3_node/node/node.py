@@ -20,7 +20,7 @@ from typing import Any, Self
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
 from ..settings import Settings
-from ..transport import ControlServer, FrameSubscriber, MaskPublisher, Received, poll
+from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
 from ..types import Frame, MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
 from .operations import answer, changed
@@ -238,7 +238,7 @@ class Node:
         return reply
 
     def _tell(self, op: str, args: dict[str, Any]) -> None:
-        self._masks.tell(Event(self._events, op, args))
+        self._masks.send_event(Event(self._events, op, args))
         self._events += 1
 
     def _step_next(self, stop: threading.Event) -> None:
@@ -259,7 +259,7 @@ class Node:
         else:
             health.end(received.frame, received.received_ns)
 
-    def _step(self, received: Received) -> MaskFrame:
+    def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
         masks = pipeline.step(received.frame, received.received_ns, received.skipped)
         # a message cannot hold the time of its own packing: `pack` is that of the message before
@@ -304,7 +304,7 @@ class Node:
         self._tell(DROPPED, {"camera": camera})
         return True
 
-    def _log_failure(self, received: Received, error: Exception) -> None:
+    def _log_failure(self, received: ReceivedFrame, error: Exception) -> None:
         """Log at most one failure a second, with a traceback where it was not foreseen; all are counted."""
         now_s = time.monotonic()
         if now_s < self._next_failure_log_s:

@@ -1,1 +1,1 @@
-"""Process groups: start, watch and stop several processes as one."""
+"""Process groups: several processes that start, run and stop together."""

@@ -1,4 +1,4 @@
-"""Signals that only set a flag."""
+"""Conversion of stop signals to an event."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import threading
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set, and nothing else.
+    """Return an event that SIGTERM and SIGINT set; the signals have no other effect.
 
-    A thread sets it: a handler runs in the main thread, which may hold the event's own lock at that moment.
+    A thread sets the event, because a signal handler runs in the main thread, which may hold the event's lock then.
     """
     stop = threading.Event()
     reader, writer = os.pipe()
@@ -19,9 +19,9 @@ def stop_on_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 
-    def set_after_a_signal() -> None:
+    def set_after_signal() -> None:
         os.read(reader, 1)
         stop.set()
 
-    threading.Thread(target=set_after_a_signal, name="signals", daemon=True).start()
+    threading.Thread(target=set_after_signal, name="signals", daemon=True).start()
     return stop

@@ -1,7 +1,8 @@
-"""Processes that are started, watched and taken down together.
+"""A supervisor that starts, watches and stops a group of processes.
 
-Each one's output is forwarded with its name in front. Taking down is SIGTERM, then, after a grace time,
-SIGKILL. On Linux the kernel kills every member should the supervisor itself be killed.
+It forwards the output of each process with its name in front. To stop a process it sends SIGTERM and, after a grace
+time, SIGKILL. On Linux, the kernel kills all members if the supervisor is killed. It needs only the standard library
+and no service manager.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from ..errors import ProcessError
 
 Restart = Literal["never", "on-failure"]
 
-BACKOFF_S, BACKOFF_LIMIT_S, HEALTHY_S = 0.5, 10.0, 30.0
+BACKOFF_S, MAX_BACKOFF_S, HEALTHY_S = 0.5, 10.0, 30.0
 TAIL_LINES = 40
-LINE_LIMIT = 65536
+MAX_LINE_BYTES = 65536
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What to run. The first output line that `ready` (a regular expression) matches says that it is up."""
+    """A command to run. The first line of output that matches `ready`, a regular expression, marks it as ready."""
 
     name: str
     command: tuple[str, ...]
@@ -46,7 +47,7 @@ class Process:
 
 
 class _Child:
-    """One process of a group through all its lives: its pipe, last lines and restarts."""
+    """One member of a group across its restarts: its process, pipe, last lines and exit code."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -54,12 +55,13 @@ class _Child:
         self.ready: re.Match[str] | None = None
         self.code: int | None = None
         self.failures = 0
-        self.resume_at = math.inf
+        self.restart_at = math.inf
         self.spawn()
 
     def spawn(self) -> None:
+        """Start the process. Raises ProcessError when its command cannot be run."""
         self.pending = b""
-        self.resume_at = math.inf
+        self.restart_at = math.inf
         self.started = time.monotonic()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.process.env}
         try:
@@ -70,7 +72,7 @@ class _Child:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=_make_child_setup(os.getpid()),
             )
         except OSError as error:
             raise ProcessError(
@@ -82,35 +84,37 @@ class _Child:
 
     @property
     def alive(self) -> bool:
+        """True while the process runs."""
         return self.popen.poll() is None
 
     def read(self) -> list[str] | None:
-        """The whole lines that have come in, None when there is nothing yet; closes the pipe at its end."""
+        """Return the complete new lines, or None without new output. Close the pipe at its end."""
         try:
-            data = os.read(self.pipe.fileno(), LINE_LIMIT)
+            data = os.read(self.pipe.fileno(), MAX_LINE_BYTES)
         except BlockingIOError:
             return None
         *lines, self.pending = (self.pending + data).split(b"\n")
-        if self.pending and (not data or len(self.pending) > LINE_LIMIT):
+        if self.pending and (not data or len(self.pending) > MAX_LINE_BYTES):
             lines, self.pending = [*lines, self.pending], b""
         if not data:
             self.pipe.close()
         return [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
 
-    def note(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
+        """Keep a line of output, and check whether it marks the process as ready."""
         self.tail.append(line)
         self.ready = self.ready or re.search(self.process.ready, line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the process and whatever it has started."""
+        """Send a signal to the process and to all processes that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, number)
 
 
 class Group:
-    """Processes that live and die together. Drive it from one thread, the one that will outlive it.
+    """Processes that start and stop together. Only one thread may use a group.
 
-    On Linux a member dies with the thread that started it, so start members from the main thread.
+    On Linux a member is killed when the thread that started it ends, so start members from the main thread.
     """
 
     def __init__(self, *, grace_s: float = 3.0, echo: Callable[[str], object] | None = print) -> None:
@@ -120,7 +124,7 @@ class Group:
         self._echo = echo
 
     def start(self, process: Process) -> None:
-        """Start one more member; raises ProcessError when its command cannot be run."""
+        """Start one more member. Raises ProcessError when its command cannot be run."""
         if process.name in self._children:
             raise ProcessError(f"two processes are named {process.name!r}; names in a group must differ")
         self._children[process.name] = child = _Child(process)
@@ -129,9 +133,9 @@ class Group:
     def wait_ready(
         self, name: str, timeout_s: float = math.inf, stop: threading.Event | None = None
     ) -> re.Match[str] | None:
-        """The match of `name`'s ready line; None when `stop` was set first.
+        """Wait for the ready line of `name` and return its match, or None when `stop` is set first.
 
-        Raises ProcessError, with the last lines of output, when any member ends or the time is over.
+        Raises ProcessError, with the last lines of output, when any member ends or the timeout expires.
         """
         deadline = time.monotonic() + timeout_s
         child = self._children[name]
@@ -143,42 +147,42 @@ class Group:
         return child.ready
 
     def poll(self, timeout_s: float = 0.0) -> dict[str, int]:
-        """Forward output, waiting `timeout_s` at most, and start again what is due; returns `codes`."""
+        """Forward output for at most `timeout_s`, and restart members whose pause is over. Return `codes`."""
         self._select(timeout_s)
         for child in self._children.values():
             self._reap(child)
-            if time.monotonic() >= child.resume_at:
+            if time.monotonic() >= child.restart_at:
                 child.spawn()
                 self._selector.register(child.pipe, selectors.EVENT_READ, child)
         return self.codes
 
     def check(self) -> None:
-        """Raise ProcessError, with its last lines of output, when a member has ended for good."""
+        """Raise ProcessError, with the last lines of output, if a member has ended for good."""
         for name, code in self.poll().items():
             raise ProcessError(f"{name} ended with {describe_exit(code)}{self._last_lines(name)}")
 
     @property
     def ready(self) -> bool:
-        """Every member has printed its ready line."""
+        """True when every member has printed its ready line."""
         return all(child.ready for child in self._children.values())
 
     @property
     def codes(self) -> dict[str, int]:
-        """Exit codes of the members that have ended for good; negative: the signal that killed it."""
+        """Exit codes of the members that have ended for good. A negative code is the signal that killed the member."""
         return {name: child.code for name, child in self._children.items() if child.code is not None}
 
     def stop(self) -> dict[str, int]:
-        """Take all down, the last started first, and return every exit code."""
+        """Stop all members, the last started first, and return all exit codes."""
         members = list(reversed(self._children.values()))
         for child in members:
-            child.resume_at = math.inf
+            child.restart_at = math.inf
             child.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s
         while any(child.alive for child in members) and time.monotonic() < deadline:
             self._select(0.05)
         for child in members:
             if child.alive:
-                self._say(f"{child.process.name} did not end within {self._grace_s:g} s of SIGTERM: killed")
+                self._print(f"{child.process.name} did not end within {self._grace_s:g} s of SIGTERM: killed")
             child.signal(signal.SIGKILL)
             child.popen.wait()
             self._drain(child)
@@ -190,12 +194,12 @@ class Group:
             self._forward(key.data)
 
     def _forward(self, child: _Child) -> bool:
-        """Pass on what a process has printed; False when there was nothing more."""
+        """Forward the output of a process. Return False when there is no more output."""
         fileno = child.pipe.fileno()
         lines = child.read()
         for line in lines or ():
-            child.note(line)
-            self._say(f"{child.process.name} | {line}")
+            child.add_line(line)
+            self._print(f"{child.process.name} | {line}")
         if child.pipe.closed:
             self._selector.unregister(fileno)
         return lines is not None and not child.pipe.closed
@@ -203,42 +207,37 @@ class Group:
     def _drain(self, child: _Child) -> None:
         while not child.pipe.closed and self._forward(child):
             pass
-        if not child.pipe.closed:  # something it started still holds the other end
+        if not child.pipe.closed:  # a process that it started still holds the other end
             self._selector.unregister(child.pipe)
             child.pipe.close()
 
     def _reap(self, child: _Child) -> None:
-        """Notice that a process has ended: its code is final, or the time of its next start is set."""
-        if child.code is not None or child.resume_at < math.inf or child.alive:
+        """Check whether a process has ended; then set its final exit code, or the time of its restart."""
+        if child.code is not None or child.restart_at < math.inf or child.alive:
             return
         self._drain(child)
-        child.signal(signal.SIGKILL)  # whatever it started and left behind
+        child.signal(signal.SIGKILL)  # processes that it has started and left running
         code = child.popen.returncode
         if code == 0 or child.process.restart == "never":
             child.code = code
             return
         if time.monotonic() - child.started > HEALTHY_S:
             child.failures = 0
-        pause_s = min(BACKOFF_S * 2**child.failures, BACKOFF_LIMIT_S)
+        pause_s = min(BACKOFF_S * 2**child.failures, MAX_BACKOFF_S)
         child.failures = min(child.failures + 1, 16)
-        child.resume_at = time.monotonic() + pause_s
-        self._say(
-            f"{child.process.name} ended with {describe_exit(code)}; starting it again in {pause_s:g} s"
-        )
+        child.restart_at = time.monotonic() + pause_s
+        self._print(f"{child.process.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s")
 
     def _last_lines(self, name: str) -> str:
         lines = list(self._children[name].tail)[-12:]
-        return (
-            "; it printed nothing"
-            if not lines
-            else "; its last lines:\n" + "\n".join(f"  {x}" for x in lines)
-        )
+        if not lines:
+            return "; it printed nothing"
+        return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._echo is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # nobody reads our output any more: the group must still come down
+            # the reader of the output may have gone; the group must still stop
+            with contextlib.suppress(OSError):
                 self._echo(line)
 
     def __enter__(self) -> Self:
@@ -251,20 +250,23 @@ class Group:
         self._selector.close()
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """What a new process does first: ask the kernel to be killed when its parent dies (Linux only)."""
+def _make_child_setup(parent: int) -> Callable[[], None] | None:
+    """Return the function with which a new process asks the kernel to kill it when its parent dies.
+
+    Returns None on systems other than Linux.
+    """
     if _libc is None:
         return None
     prctl, kill_signal = _libc.prctl, int(signal.SIGKILL)
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         prctl(PR_SET_PDEATHSIG, kill_signal, 0, 0, 0)
-        if os.getppid() != parent:  # it died between fork and here
+        if os.getppid() != parent:  # the parent died after the fork, before prctl
             os._exit(1)
 
-    return ask
+    return set_death_signal
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; negative codes are signals."""
+    """Return an exit code in words. Negative codes are signals."""
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from ..bags.native.writer import NODE, Splits
 from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
 from ..settings import Settings
-from ..transport import Arrived, ControlClient, StreamTap
+from ..transport import ControlClient, ReceivedMessage, StreamTap
 from ..types import Closeable
 from ..wire import EVENTS_TOPIC, unpack_event, unpack_frame, unpack_masks
 from .loss_counter import Tally
@@ -100,7 +100,7 @@ class Recorder(Closeable):
             self._tally.reject(error)
         return True
 
-    def _write(self, arrived: Arrived) -> None:
+    def _write(self, arrived: ReceivedMessage) -> None:
         parts, received_ns = arrived
         if parts[0] == EVENTS_TOPIC:
             event = unpack_event(parts)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from ..bags.native.writer import RecordingWriter
 from ..errors import OutputError, ReplayError, WireError
 from ..types import Frame, MaskFrame
-from ..visualization import Film, overlay
+from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image, pack_masks
 from .actions import Frames, Masks, Progress
 from .coco import write_coco
@@ -30,7 +30,7 @@ def write_overlays(folder: Path, masks: Masks, frames: Frames, progress: Progres
     """
     count = 0
     for camera in sorted({found.camera for found in masks()}):
-        with Film(folder / f"overlay-{camera}.mp4") as film:
+        with TimedVideoWriter(folder / f"overlay-{camera}.mp4") as film:
             for found, frame in pair(_of(camera, masks()), _of(camera, frames())):
                 _draw(film, found, frame)
                 progress(count + film.frames)
@@ -64,12 +64,12 @@ def _is_past(found: MaskFrame, frame: Frame) -> bool:
     return frame.seq > found.seq and frame.capture_ns > found.capture_ns
 
 
-def _draw(film: Film, found: MaskFrame, frame: Frame) -> None:
+def _draw(film: TimedVideoWriter, found: MaskFrame, frame: Frame) -> None:
     try:
         image = decode_image(frame)
     except WireError:
         return
-    film.add(overlay(image, found), found.capture_ns)
+    film.write(overlay(image, found), found.capture_ns)
 
 
 class _Sources(NamedTuple):

@@ -1,11 +1,10 @@
-"""ZeroMQ lives here and nowhere else: frames, masks and control, live or lossless."""
+"""ZeroMQ transport of frames, masks and control messages. No other package imports zmq."""
 
-from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, Received
+from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control import ControlClient, ControlServer, Peer, poll
-from .tap import Arrived, StreamTap
+from .tap import ReceivedMessage, StreamTap
 
 __all__ = [
-    "Arrived",
     "ControlClient",
     "ControlServer",
     "FramePublisher",
@@ -13,7 +12,8 @@ __all__ = [
     "MaskPublisher",
     "MaskSubscriber",
     "Peer",
-    "Received",
+    "ReceivedFrame",
+    "ReceivedMessage",
     "StreamTap",
     "poll",
 ]

@@ -1,6 +1,4 @@
-"""Requests and replies: the node's ROUTER, and the DEALER of whoever asks.
-
-Waiting for frames and requests at once."""
+"""Control requests and replies: a ROUTER socket in the node, and a DEALER socket in each client."""
 
 from __future__ import annotations
 
@@ -16,20 +14,29 @@ from ..errors import RequestError, Sam3NodeError, TransportError, WireError
 from ..types import Buffer, Closeable
 from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
 from .channels import FrameSubscriber
-from .sockets import MAX_MESSAGE_BYTES, BoundSocket, connect, open_socket, receive_parts, send_parts
+from .sockets import (
+    MAX_MESSAGE_BYTES,
+    BoundSocket,
+    Socket,
+    connect,
+    open_socket,
+    receive_parts,
+    send_parts,
+)
 
 QUEUE = 64
 LINGER_MS = 100
-MALFORMED_PER_CALL = 64
+MAX_MALFORMED_PER_CALL = 64
 
 Peer = tuple[bytes, ...]
-"""The envelope of a request, which leads its reply back."""
+"""The envelope of a request, which routes the reply."""
 
 
 class ControlServer(Closeable):
-    """Binds `endpoint` and answers requests; `.endpoint` is the one really bound. A context manager.
+    """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
-    Serves DEALER peers, and REQ peers too. Raises TransportError when the endpoint is malformed or in use.
+    It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
+    in use.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -40,12 +47,12 @@ class ControlServer(Closeable):
         self.endpoint = self._bound.endpoint
 
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
-        """The next request and whom to reply to, or None when none came in time.
+        """Return the next request and the peer to reply to, or None when no request arrives in time.
 
-        A malformed one is answered with the error `bad_message` and counted in `rejected`; after
-        MALFORMED_PER_CALL of them the call returns None, so that a flood cannot hold the caller.
+        A malformed request is answered with the error `bad_message` and counted in `rejected`. After
+        MAX_MALFORMED_PER_CALL of them the call returns None, so that a flood cannot block the caller.
         """
-        for _ in range(MALFORMED_PER_CALL):
+        for _ in range(MAX_MALFORMED_PER_CALL):
             if not self._socket.poll(timeout_ms):
                 return None
             parts = receive_parts(self._socket)
@@ -57,16 +64,16 @@ class ControlServer(Closeable):
         return None
 
     def reply(self, peer: Peer, reply: Reply) -> None:
-        """Answer a request. A peer that has gone, or does not read, loses its reply; nobody waits for it."""
+        """Answer a request without waiting. A peer that has gone, or does not read, loses its reply."""
         send_parts(self._socket, [*peer, pack_reply(reply)], MAX_MESSAGE_BYTES)
 
     @property
-    def wakeup(self) -> zmq.Socket:
-        """The socket to poll for requests."""
+    def wakeup(self) -> Socket:
+        """Socket to poll for requests."""
         return self._socket
 
     def close(self) -> None:
-        """Stop answering; replies on their way still leave. Idempotent."""
+        """Stop answering. Queued replies are still sent. Idempotent."""
         self._bound.close(LINGER_MS)
 
     def _unpack(self, parts: list[memoryview]) -> Request | None:
@@ -82,10 +89,10 @@ class ControlServer(Closeable):
 
 
 class ControlClient(Closeable):
-    """Asks the node at `endpoint`, and waits at most `timeout_ms` for each answer. A context manager.
+    """A client of the node at `endpoint`. It waits at most `timeout_ms` for each reply. A context manager.
 
-    One call at a time; threads that share a client take turns. Raises TransportError for a malformed
-    endpoint; nobody has to be there yet.
+    Threads that share a client take turns: there is one call at a time. Raises TransportError for a malformed
+    endpoint; the node may start later.
     """
 
     def __init__(self, endpoint: str, timeout_ms: int = 2000) -> None:
@@ -96,27 +103,28 @@ class ControlClient(Closeable):
         self._socket = self._open()
 
     def call(self, op: str, **args: Any) -> Any:
-        """Ask for an operation and return its result.
+        """Request an operation and return its result.
 
-        Raises the error that the answer's code names (RequestError where the code is unknown), TransportError
-        when nobody was there or no answer came in time. After the latter the node may still carry it out.
+        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises TransportError
+        when no node is connected or no reply arrives in time; in the latter case the node may still execute the
+        operation.
         """
         with self._turn:
             if self._socket.closed:
-                raise TransportError(f"cannot ask {self._endpoint}: this client is closed")
+                raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
             deadline_s = time.monotonic() + self._timeout_ms / 1000
             request = Request(next(self._ids), op, args)
             self._send(pack_request(request), op)
-            return _result(self._answer(request, deadline_s))
+            return _read_result(self._wait_for_reply(request, deadline_s))
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         with self._turn:
             self._socket.close(0)
 
-    def _open(self) -> zmq.Socket:
+    def _open(self) -> Socket:
         socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
-        # never queue for a node that is away: it would carry the request out long after the call has failed
+        # never queue for a node that is not connected: it would execute the request long after the call has failed
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             connect(socket, self._endpoint)
@@ -132,23 +140,23 @@ class ControlClient(Closeable):
             return
         self._reopen()
         raise TransportError(
-            f"nobody is at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
+            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
             " start the node, or correct the endpoint"
         )
 
-    def _answer(self, request: Request, deadline_s: float) -> Reply:
+    def _wait_for_reply(self, request: Request, deadline_s: float) -> Reply:
         for parts in self._messages(deadline_s):
             try:
                 reply = unpack_reply(parts[-1])
             except WireError:
                 continue
-            # what could not be read as a request is answered with id 0; other ids answer calls that timed out
+            # a reply to a malformed request has id 0; other ids belong to calls that timed out
             if reply.id == request.id or (reply.id == 0 and not reply.ok):
                 return reply
         self._reopen()
         raise TransportError(
             f"no answer to '{request.op}' from {self._endpoint} within {self._timeout_ms} ms:"
-            " the node is busy or hangs, or something else has that endpoint"
+            " the node is busy or hangs, or another program uses that endpoint"
         )
 
     def _messages(self, deadline_s: float) -> Iterator[list[memoryview]]:
@@ -159,34 +167,34 @@ class ControlClient(Closeable):
                     yield parts
 
     def _reopen(self) -> None:
-        # the old socket may hold a dead connection, or one that libzmq has given up
+        # the old socket may have a dead connection, or one that libzmq no longer tries to restore
         self._socket.close(0)
         self._socket = self._open()
+
+
+def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None = None) -> bool:
+    """Wait for a frame or a request. Return False when neither arrives within `timeout_ms` (None: no limit)."""
+    sources: list[tuple[Any, int]] = [(frames.wakeup, zmq.POLLIN), (control.wakeup, zmq.POLLIN)]
+    return bool(zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms))
 
 
 def _envelope(parts: list[memoryview]) -> Peer:
     return tuple(bytes(part) for part in parts[: 2 if len(parts) > 2 and not parts[1].nbytes else 1])
 
 
-def _result(reply: Reply) -> Any:
+def _read_result(reply: Reply) -> Any:
     if reply.error is None:
         return reply.result
-    raise _error(reply.error)
+    raise _to_error(reply.error)
 
 
-def _error(failure: Failure) -> Sam3NodeError:
-    kinds = {kind.code: kind for kind in _family(Sam3NodeError)}
-    kind = kinds.get(failure.code)
-    return kind(failure.message) if kind else RequestError(f"{failure.code}: {failure.message}")
+def _to_error(failure: Failure) -> Sam3NodeError:
+    classes = {error.code: error for error in _list_error_classes(Sam3NodeError)}
+    error_class = classes.get(failure.code)
+    return error_class(failure.message) if error_class else RequestError(f"{failure.code}: {failure.message}")
 
 
-def _family(kind: type[Sam3NodeError]) -> Iterator[type[Sam3NodeError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _family(child)
-
-
-def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None = None) -> bool:
-    """Wait for a frame or a request; False when neither came within `timeout_ms` (None: no limit)."""
-    waited_for: list[tuple[Any, int]] = [(frames.wakeup, zmq.POLLIN), (control.wakeup, zmq.POLLIN)]
-    return bool(zmq.zmq_poll(waited_for, -1 if timeout_ms is None else timeout_ms))
+def _list_error_classes(root: type[Sam3NodeError]) -> Iterator[type[Sam3NodeError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _list_error_classes(child)

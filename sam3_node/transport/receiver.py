@@ -1,6 +1,4 @@
-"""What a receiver thread hands to its consumer: bounded, fair among keys, pollable by a file descriptor.
-
-The thread that drains connecting sockets, so that what a consumer takes is never stale."""
+"""The base of subscribers: a thread drains the sockets into a bounded inbox, so that messages are never stale."""
 
 from __future__ import annotations
 
@@ -15,17 +13,24 @@ import zmq
 
 from ..errors import TransportError, WireError
 from ..types import Delivery
-from .connection import WATCH_MS, Listener, ReconnectingSocket, connect_all
-from .sockets import open_socket
+from .connection import UPDATE_MS, Listener, ReconnectingSocket, connect_all
+from .sockets import Socket, open_socket
+
+EVERY_CAPACITY = 4
+EVERY_QUEUE = 2
+NEWEST_QUEUE = 4
+MAX_PER_TURN = 64
+CAMERA_IDLE_S = 10.0
 
 T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """At most `capacity` items, taken in the order in which their keys arrived.
+    """A queue of at most `capacity` items with keys, in the order in which the keys arrived.
 
-    An item whose key already waits replaces the one there and keeps its place in the order: with one key per
-    camera each camera has one slot, and all have their turn. Any other item waits for room.
+    An item replaces the waiting item of the same key and keeps its position: with one key per camera, each camera has
+    one slot, and all cameras take turns. An item of a new key waits for a free slot. A file descriptor for polling is
+    readable while items wait.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -36,10 +41,10 @@ class Inbox(Generic[T]):
         self._reader, self._writer = os.pipe()
 
     def put(self, key: Hashable, item: T, timeout_ms: int) -> bool:
-        """Store an item; False when there was no room for its key in time, or the inbox is closed."""
+        """Store an item. Return False when no slot becomes free in time, or when the inbox is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(key), timeout_ms / 1000)
-            if self._closed or not self._has_room(key):
+            self._changed.wait_for(lambda: self._closed or self._has_slot(key), timeout_ms / 1000)
+            if self._closed or not self._has_slot(key):
                 return False
             if not self._items:
                 os.write(self._writer, b"\0")
@@ -48,7 +53,7 @@ class Inbox(Generic[T]):
             return True
 
     def take(self, timeout_ms: int | None) -> T | None:
-        """The item whose turn it is; None when none came in time (None: no limit) or the inbox is closed."""
+        """Return the next item. Return None when none arrives in time (None: no limit), or when the inbox is closed."""
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._items), timeout_s)
@@ -61,7 +66,7 @@ class Inbox(Generic[T]):
             return item
 
     def discard(self, key: Hashable) -> None:
-        """Drop what waits under a key, if anything does."""
+        """Remove the item of a key, if there is one."""
         with self._changed:
             if self._items.pop(key, None) is not None:
                 if not self._items and not self._closed:
@@ -69,11 +74,11 @@ class Inbox(Generic[T]):
                 self._changed.notify_all()
 
     def fileno(self) -> int:
-        """A descriptor that is readable exactly while an item waits, and once the inbox is closed."""
+        """Return a descriptor that is readable exactly while an item waits, and after `close`."""
         return self._reader
 
     def close(self) -> None:
-        """Discard what waits, and wake everybody who waits. Idempotent."""
+        """Remove all items, and wake all waiting threads. Idempotent."""
         with self._changed:
             self._closed = True
             if not self._items:
@@ -82,23 +87,16 @@ class Inbox(Generic[T]):
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Give the descriptor back, after `close`."""
+        """Close the descriptor. Call it after `close`."""
         os.close(self._writer)
         os.close(self._reader)
 
-    def _has_room(self, key: Hashable) -> bool:
+    def _has_slot(self, key: Hashable) -> bool:
         return key in self._items or len(self._items) < self._capacity
 
 
-EVERY_CAPACITY = 4
-EVERY_QUEUE = 2
-NEWEST_QUEUE = 4
-DRAIN = 64
-CAMERA_IDLE_S = 10.0
-
-
 class FromCamera(Protocol):
-    """Anything that names the camera it comes from."""
+    """A message that names its camera."""
 
     @property
     def camera(self) -> str: ...
@@ -109,11 +107,11 @@ Unpack = Callable[[Sequence[memoryview]], M]
 
 
 class Receiver(Listener, Generic[M]):
-    """Owns SUB (`newest`) or PULL (`every`) sockets and the thread that empties them into an inbox.
+    """Base of subscribers: a thread drains SUB (`newest`) or PULL (`every`) sockets into an inbox.
 
-    `newest` keeps the newest message of each of at most `max_cameras` cameras; `every` keeps all in order and
-    stops reading while EVERY_CAPACITY wait, which in the end blocks the publisher. A camera that was silent for
-    CAMERA_IDLE_S gives its place up to another. Without `topics` all that begin with `root` are taken.
+    `newest` keeps the newest message of each of at most `max_cameras` cameras. `every` keeps all messages in order,
+    and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher. A camera that was silent
+    for CAMERA_IDLE_S frees its slot for another. Without `topics`, all topics that start with `root` are accepted.
     Raises TransportError for a malformed endpoint.
     """
 
@@ -132,43 +130,43 @@ class Receiver(Listener, Generic[M]):
         self._topics = frozenset(topics)
         self._unpack = unpack
         self._max_cameras = max_cameras
-        self._heard_s: dict[str, float] = {}  # by camera, the one not heard of for longest first
+        self._last_heard_s: dict[str, float] = {}  # by camera, the longest silent first
         self._numbers = itertools.count()
         self._rejected = 0
         self._last_error: str | None = None
-        super().__init__(self._connect(endpoints, max_bytes), DRAIN if self._newest else 1)
+        super().__init__(self._connect(endpoints, max_bytes), MAX_PER_TURN if self._newest else 1)
         self._inbox: Inbox[tuple[M, int]] = Inbox(max_cameras if self._newest else EVERY_CAPACITY)
         self._listen()
 
     @property
     def rejected(self) -> int:
-        """Messages dropped so far: malformed, or of a camera beyond `max_cameras`."""
+        """Number of messages dropped because they were malformed, or of a camera beyond `max_cameras`."""
         return self._rejected
 
     @property
     def last_error(self) -> str | None:
-        """Why the last of them was dropped."""
+        """Reason for which the last message was dropped."""
         return self._last_error
 
     @property
     def wakeup(self) -> int:
-        """A file descriptor that is readable exactly while a message waits."""
+        """File descriptor that is readable exactly while a message waits."""
         return self._inbox.fileno()
 
     def close(self) -> None:
-        """Stop the thread and close its sockets; whoever waits in `take` gets None. Idempotent."""
+        """Stop the thread and close its sockets. Calls that wait in `take` return None. Idempotent."""
         if not self._closing:
             super().close()
             self._inbox.release()
 
     def _take(self, timeout_ms: int | None) -> tuple[M, int] | None:
-        """The next message and its arrival (`time.time_ns`), or None when none came in time.
+        """Return the next message and its arrival (`time.time_ns`), or None when none arrives in time.
 
         Raises TransportError when the thread has failed.
         """
         taken = self._inbox.take(timeout_ms)
         if taken is None:
-            self._check()
+            self._raise_failure()
         return taken
 
     def _connect(self, endpoints: Sequence[str], max_bytes: int) -> list[ReconnectingSocket]:
@@ -176,7 +174,7 @@ class Receiver(Listener, Generic[M]):
             raise TransportError("expected at least one endpoint to connect to, found none")
         return connect_all((self._open(max_bytes), endpoint) for endpoint in endpoints)
 
-    def _open(self, max_bytes: int) -> zmq.Socket:
+    def _open(self, max_bytes: int) -> Socket:
         if not self._newest:
             return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes, heartbeats=False)
         socket = open_socket(zmq.SUB, NEWEST_QUEUE, max_bytes)
@@ -189,24 +187,24 @@ class Receiver(Listener, Generic[M]):
 
     def _accept(self, parts: list[memoryview], received_ns: int) -> None:
         if self._topics and parts[0] not in self._topics:
-            return  # a subscription also matches longer topics, and PULL has none
+            return  # a subscription also matches longer topics, and PULL sockets do not filter
         try:
             message = self._unpack(parts)
             self._admit(message.camera)
-        except Exception as error:  # whatever a message does to its unpacking, this thread outlives it
+        except Exception as error:  # no message may end this thread, however unpacking fails
             self._last_error = str(error) or repr(error)
             self._rejected += 1
             return
         key: Hashable = message.camera if self._newest else next(self._numbers)
-        while not self._inbox.put(key, (message, received_ns), WATCH_MS) and not self._closing:
-            self._update_links()
+        while not self._inbox.put(key, (message, received_ns), UPDATE_MS) and not self._closing:
+            self._update_sockets()
 
     def _admit(self, camera: str) -> None:
         now_s = time.monotonic()
-        if self._heard_s.pop(camera, None) is None and len(self._heard_s) >= self._max_cameras:
-            silent, heard_s = next(iter(self._heard_s.items()))
+        if self._last_heard_s.pop(camera, None) is None and len(self._last_heard_s) >= self._max_cameras:
+            silent, heard_s = next(iter(self._last_heard_s.items()))
             if now_s - heard_s < CAMERA_IDLE_S:
                 raise WireError(f"expected at most {self._max_cameras} cameras, found another: {camera}")
-            del self._heard_s[silent]
+            del self._last_heard_s[silent]
             self._inbox.discard(silent)
-        self._heard_s[camera] = now_s
+        self._last_heard_s[camera] = now_s

@@ -1,25 +1,29 @@
-"""ZeroMQ sockets with this project's options: heartbeats, quick reconnects, bounded queues and messages."""
+"""ZeroMQ sockets with the options of this package: heartbeats, fast reconnects, bounded queues and messages."""
 
 from __future__ import annotations
 
 import re
 import socket as posix
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
 
+Socket: TypeAlias = zmq.Socket[Any]
+
 MAX_FRAME_BYTES = 1 << 28
-"""Largest part of a frame message; more makes ZeroMQ drop the connection that it comes over."""
+"""Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
 MAX_MESSAGE_BYTES = 1 << 26
-"""Largest part of a masks or control message."""
+"""Maximum size of a part of a masks or control message."""
 MAX_PARTS = 8
+"""Maximum number of parts of a message."""
 
 _ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>\*|[0-9]{1,5})|ipc://[^\0]+")
-_EXPECTED = "expected tcp://host:port or ipc://path"
-_BINDABLE = "expected an address of this machine, such as 127.0.0.1 or *, or a path in a writable folder"
+_ENDPOINT_HINT = "expected tcp://host:port or ipc://path"
+_BIND_HINT = "expected an address of this machine, such as 127.0.0.1 or *, or a path in a writable folder"
 _COMMON_OPTIONS = {
     zmq.LINGER: 200,
     zmq.RECONNECT_IVL: 100,
@@ -35,14 +39,14 @@ _HEARTBEATS = {zmq.HEARTBEAT_IVL: 500, zmq.HEARTBEAT_TIMEOUT: 1500, zmq.HEARTBEA
 
 
 def open_socket(
-    kind: int, queue: int, max_bytes: int, heartbeats: bool = True, context: zmq.Context | None = None
-) -> zmq.Socket:
-    """A socket that queues at most `queue` messages per peer and takes parts of at most `max_bytes`.
+    kind: int, queue: int, max_bytes: int, heartbeats: bool = True, context: zmq.Context[Socket] | None = None
+) -> Socket:
+    """Open a socket that queues at most `queue` messages per peer and accepts parts of at most `max_bytes`.
 
-    Heartbeats notice a peer that hangs. They must be off where a peer may stop reading on purpose: libzmq
-    does not read pongs behind a full queue, takes the peer for dead and loses what was under way.
+    Heartbeats detect a peer that hangs. They must be off if a peer may stop reading on purpose: libzmq does not read
+    pongs behind a full queue, so it takes the peer for dead and loses the messages in transit.
     """
-    socket = (context or zmq.Context.instance()).socket(kind)
+    socket: Socket = (context or zmq.Context.instance()).socket(kind)
     options = _COMMON_OPTIONS | (_HEARTBEATS if heartbeats else {})
     for option, value in (options | {zmq.MAXMSGSIZE: max_bytes}).items():
         socket.setsockopt(option, value)
@@ -51,10 +55,10 @@ def open_socket(
 
 
 class BoundSocket:
-    """A socket bound to `endpoint` (port 0 and * resolved), in a context of its own.
+    """A socket bound to `endpoint`, in a context of its own. `.endpoint` has port 0 and * resolved.
 
-    Ending that is the only way to wait until libzmq has sent what is queued and given the address back.
-    Raises TransportError naming the endpoint and what to do: in use, no such address, malformed.
+    Terminating the context is the only way to wait until libzmq has sent the queue and released the address.
+    Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed.
     """
 
     def __init__(self, kind: int, endpoint: str, queue: int, max_bytes: int, heartbeats: bool = True) -> None:
@@ -70,13 +74,13 @@ class BoundSocket:
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def close(self, linger_ms: int) -> None:
-        """Close, waiting at most `linger_ms` for what is queued to leave. Idempotent."""
+        """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
         self.socket.close(linger_ms)
         self._context.term()
 
 
-def connect(socket: zmq.Socket, endpoint: str) -> None:
-    """Connect, whether or not anybody is there yet. Raises TransportError for a malformed endpoint."""
+def connect(socket: Socket, endpoint: str) -> None:
+    """Connect `socket`. The peer may bind later. Raises TransportError for a malformed endpoint."""
     _check_endpoint(endpoint)
     try:
         socket.connect(endpoint)
@@ -84,10 +88,10 @@ def connect(socket: zmq.Socket, endpoint: str) -> None:
         raise _explain("connect", endpoint, error) from error
 
 
-def receive_parts(socket: zmq.Socket) -> list[memoryview] | None:
-    """The parts of the next message, read-only and without a copy, or None when none waits.
+def receive_parts(socket: Socket) -> list[memoryview] | None:
+    """Return the parts of the next message, read-only and not copied, or None when no message waits.
 
-    A message of more than MAX_PARTS parts is read to its end, and comes back with one part too many.
+    A message of more than MAX_PARTS parts is read to its end, and returned with MAX_PARTS + 1 parts.
     """
     parts: list[memoryview] = []
     try:
@@ -102,8 +106,8 @@ def receive_parts(socket: zmq.Socket) -> list[memoryview] | None:
     return parts
 
 
-def send_parts(socket: zmq.Socket, parts: Sequence[Buffer], max_bytes: int) -> bool:
-    """Send one message without waiting and without copying large parts; False when the queue is full.
+def send_parts(socket: Socket, parts: Sequence[Buffer], max_bytes: int) -> bool:
+    """Send one message without waiting. Large parts are not copied. Return False when the queue is full.
 
     Raises TransportError when a part is larger than subscribers accept.
     """
@@ -122,13 +126,13 @@ def send_parts(socket: zmq.Socket, parts: Sequence[Buffer], max_bytes: int) -> b
 def _check_endpoint(endpoint: str) -> None:
     match = _ENDPOINT.fullmatch(endpoint)
     port = match["port"] if match else None
-    # libzmq would take port 70000 for 4464
+    # libzmq would truncate port 70000 to 4464
     if not match or (port and port.isdigit() and int(port) > 65535):
-        raise TransportError(f"endpoint {endpoint!r}: {_EXPECTED}")
+        raise TransportError(f"endpoint {endpoint!r}: {_ENDPOINT_HINT}")
 
 
 def _check_ipc_free(endpoint: str) -> None:
-    # libzmq unlinks the path before it binds: it would take the address from a living process without a word
+    # libzmq unlinks the path before it binds: it would silently take the address from a running process
     scheme, _, path = endpoint.partition("://")
     if scheme != "ipc" or path.startswith(("*", "@")):
         return
@@ -138,16 +142,18 @@ def _check_ipc_free(endpoint: str) -> None:
             probe.connect(path)
         except OSError:
             return
-    raise TransportError(_in_use(endpoint))
+    raise _in_use_error(endpoint)
 
 
-def _in_use(endpoint: str) -> str:
-    return f"cannot bind {endpoint}: another process has it; stop that one, or choose another endpoint"
+def _in_use_error(endpoint: str) -> TransportError:
+    return TransportError(
+        f"cannot bind {endpoint}: another process uses it; stop that process, or choose another endpoint"
+    )
 
 
 def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     if error.errno == zmq.EADDRINUSE:
-        return TransportError(_in_use(endpoint))
+        return _in_use_error(endpoint)
     reason = zmq.strerror(error.errno or 0).lower()
-    hint = _BINDABLE if verb == "bind" else _EXPECTED
+    hint = _BIND_HINT if verb == "bind" else _ENDPOINT_HINT
     return TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")

@@ -1,4 +1,4 @@
-"""Everything that cameras and node publish, as it arrives: for whoever writes it down."""
+"""A subscriber for recorders: it receives all messages of cameras and node, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -12,92 +12,90 @@ import zmq
 from ..errors import TransportError
 from ..wire import EVENTS_TOPIC, frame_topic, masks_topic
 from .connection import Listener, connect_all
-from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, open_socket
+from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Socket, open_socket
 
-FRAMES_QUEUE, MASKS_QUEUE = 64, 1000  # before the thread; it takes them out at once
-DRAIN = 64
-RECONNECT_MS, SLOWEST_RECONNECT_MS = (
-    20,
-    50,
-)  # a camera that comes is heard before the node steps its first frame
-OVERHEAD_BYTES = 1024  # of a message that waits, about
+FRAMES_QUEUE, MASKS_QUEUE = 64, 1000  # of the sockets; the thread empties them at once
+MAX_PER_TURN = 64
+# short, so that the tap is connected to a new camera before the node processes its first frame
+MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
+OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
 
 
-class Arrived(NamedTuple):
-    """The parts of a message, the first of them its topic, and its arrival (`time.time_ns`)."""
+class ReceivedMessage(NamedTuple):
+    """The parts of a message, of which the first is the topic, and its arrival (`time.time_ns`)."""
 
     parts: list[memoryview]
     received_ns: int
 
 
 class StreamTap(Listener):
-    """Every message of live (`newest`) delivery in the order of arrival: frames, masks and events. A context manager.
+    """A receiver of all frames, masks and events of live (`newest`) delivery, in the order of arrival.
 
-    At most `max_bytes` wait to be taken; what comes beyond is dropped and counted. Publishers never wait for it.
-    Only frames and masks of `cameras` are taken (none named: of all), unpacked and checked they are not.
-    Raises TransportError for a malformed endpoint; nobody has to be there yet.
+    It is a context manager. At most `max_bytes` wait to be taken; further messages are dropped and counted.
+    Publishers never wait for a tap. With `cameras`, frames and masks of other cameras are ignored. Messages are
+    neither unpacked nor checked. Raises TransportError for a malformed endpoint; the peers may start later.
     """
 
     def __init__(self, frames: Sequence[str], masks: str, cameras: Sequence[str], max_bytes: int) -> None:
         if not frames:
-            raise TransportError("expected at least one endpoint of frames to connect to, found none")
+            raise TransportError("expected at least one frame endpoint to connect to, found none")
         self.dropped = 0
-        """Messages for which there was no room."""
+        """Number of messages dropped because `max_bytes` were waiting."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._ended = False
-        self._waiting: deque[Arrived] = deque()
+        self._closed = False
+        self._waiting: deque[ReceivedMessage] = deque()
         self._changed = threading.Condition()
-        of_frames = [frame_topic(camera) for camera in cameras] or [b"frame/"]
-        of_masks = [*([masks_topic(camera) for camera in cameras] or [b"masks/"]), EVENTS_TOPIC]
-        self._topics = frozenset(of_frames + of_masks) if cameras else frozenset()
-        peers = [(endpoint, of_frames) for endpoint in frames] + [(masks, of_masks)]
-        super().__init__(connect_all((_open(topics), endpoint) for endpoint, topics in peers), DRAIN)
+        frame_topics = [frame_topic(camera) for camera in cameras] or [b"frame/"]
+        mask_topics = [*([masks_topic(camera) for camera in cameras] or [b"masks/"]), EVENTS_TOPIC]
+        self._topics = frozenset(frame_topics + mask_topics) if cameras else frozenset()
+        peers = [(endpoint, frame_topics) for endpoint in frames] + [(masks, mask_topics)]
+        super().__init__(connect_all((_open(topics), endpoint) for endpoint, topics in peers), MAX_PER_TURN)
         self._listen()
 
-    def take(self, timeout_ms: int) -> Arrived | None:
-        """The next message, or None when none came in time; after `close` what still waits, then None at once.
+    def take(self, timeout_ms: int) -> ReceivedMessage | None:
+        """Return the next message, or None when none arrives in time.
 
-        Raises TransportError when receiving has failed for good.
+        After `close` it returns the waiting messages, then None without waiting.
+        Raises TransportError when the receiving thread has failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or bool(self._waiting), timeout_ms / 1000)
+            self._changed.wait_for(lambda: self._closed or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:
-                arrived = self._waiting.popleft()
-                self._bytes -= _bytes_of(arrived)
-                return arrived
-        self._check()
+                message = self._waiting.popleft()
+                self._bytes -= _count_bytes(message)
+                return message
+        self._raise_failure()
         return None
 
     def _accept(self, parts: list[memoryview], received_ns: int) -> None:
         if self._topics and parts[0] not in self._topics:
             return  # a subscription also matches longer topics
-        arrived = Arrived(parts, received_ns)
+        message = ReceivedMessage(parts, received_ns)
         with self._changed:
-            if self._waiting and self._bytes + _bytes_of(arrived) > self._max_bytes:
+            if self._waiting and self._bytes + _count_bytes(message) > self._max_bytes:
                 self.dropped += 1
                 return
-            self._waiting.append(arrived)
-            self._bytes += _bytes_of(arrived)
+            self._waiting.append(message)
+            self._bytes += _count_bytes(message)
             self._changed.notify()
 
     def _wake(self) -> None:
         with self._changed:
-            self._ended = True
+            self._closed = True
             self._changed.notify_all()
 
 
-def _open(topics: Sequence[bytes]) -> zmq.Socket:
-    of_node = EVENTS_TOPIC in topics
-    socket = open_socket(
-        zmq.SUB, *((MASKS_QUEUE, MAX_MESSAGE_BYTES) if of_node else (FRAMES_QUEUE, MAX_FRAME_BYTES))
-    )
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, SLOWEST_RECONNECT_MS)
+def _open(topics: Sequence[bytes]) -> Socket:
+    is_node = EVENTS_TOPIC in topics
+    queue, max_bytes = (MASKS_QUEUE, MAX_MESSAGE_BYTES) if is_node else (FRAMES_QUEUE, MAX_FRAME_BYTES)
+    socket = open_socket(zmq.SUB, queue, max_bytes)
+    socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     for topic in topics:
         socket.setsockopt(zmq.SUBSCRIBE, topic)
     return socket
 
 
-def _bytes_of(arrived: Arrived) -> int:
-    return OVERHEAD_BYTES + sum(part.nbytes for part in arrived.parts)
+def _count_bytes(message: ReceivedMessage) -> int:
+    return OVERHEAD_BYTES + sum(part.nbytes for part in message.parts)

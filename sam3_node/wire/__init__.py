@@ -1,6 +1,5 @@
-"""Wire version 1: bytes only, no sockets. Whatever arrives, unpacking gives a message or raises WireError."""
+"""Messages of wire version 1 as bytes. Unpacking returns a message or raises WireError, for any input."""
 
-from .arrays import pack_array, unpack_array
 from .codec import VERSION, Fields, Limits, pack, unpack
 from .control import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
 from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, unpack_event
@@ -31,14 +30,12 @@ __all__ = [
     "frame_topic",
     "masks_topic",
     "pack",
-    "pack_array",
     "pack_event",
     "pack_frame",
     "pack_masks",
     "pack_reply",
     "pack_request",
     "unpack",
-    "unpack_array",
     "unpack_event",
     "unpack_frame",
     "unpack_masks",

@@ -1,7 +1,7 @@
-"""Bounded msgpack: `pack` beside `unpack`, and `Fields` for taking typed values out of an unpacked map.
+"""Bounded msgpack: `pack`, `unpack`, and `Fields`, which reads typed values from an unpacked map.
 
-Whatever the bytes, `unpack` and `Fields` return a value or raise WireError, and they take no memory for what
-is declared but not present.
+For any bytes, `unpack` and `Fields` return a value or raise WireError. They allocate no memory for data that a header
+declares but the message does not contain.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -20,14 +20,14 @@ from ..types import Buffer
 VERSION = 1
 MAX_INT = 2**63 - 1
 MAX_SIDE = 16384
-"""Largest width or height of an image, in pixels."""
+"""Maximum width or height of an image, in pixels."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one msgpack message may hold."""
+    """Limits on the contents of one msgpack message."""
 
     total_bytes: int = 16 << 20
     text_bytes: int = 64 << 10
@@ -37,21 +37,21 @@ class Limits:
 
 
 def pack(value: object) -> bytes:
-    """Pack None, bool, int, float, str, bytes, list, tuple or dict; numpy scalars as their value."""
+    """Pack None, bool, int, float, str, bytes, list, tuple or dict. Numpy scalars are packed as their value."""
     try:
-        return msgpack.packb(value, default=_plain)
+        return cast(bytes, msgpack.packb(value, default=_to_builtin))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise WireError(f"cannot pack this message: {error}") from error
 
 
-def _plain(value: object) -> object:
+def _to_builtin(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"expected plain values, found {type(value).__name__}; pack arrays with pack_array")
+    raise TypeError(f"expected plain values, found {type(value).__name__}")
 
 
 def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
-    """Unpack one msgpack value within `limits`; WireError, which names `what`, for anything else.
+    """Unpack one msgpack value within `limits`. Raises WireError that names `what` for any other input.
 
     Map keys are str or bytes. Extension types are refused.
     """
@@ -59,13 +59,13 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
     size = memoryview(data).nbytes
     if size > limits.total_bytes:
         raise WireError(f"{what}: expected at most {limits.total_bytes} bytes, found {size}")
-    count = _item_counter(what, limits.total_items)
+    count_items = _make_item_counter(what, limits.total_items)
     try:
         _require_complete(data, size)
         value = msgpack.unpackb(
             data,
-            list_hook=count,
-            object_hook=count,
+            list_hook=count_items,
+            object_hook=count_items,
             max_str_len=limits.text_bytes,
             max_bin_len=size,
             max_array_len=limits.container_items,
@@ -74,41 +74,43 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
             ext_hook=_refuse_extension,
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise WireError(f"{what}: expected msgpack within limits, found {_reason(error)}") from error
+        raise WireError(f"{what}: expected msgpack within limits, found {_explain(error)}") from error
     _require_shallow(value, what, limits.depth)
     return value
 
 
 def _require_complete(data: Buffer, size: int) -> None:
-    # unpackb allocates a list as long as its header says; skipping first proves that the items are there
+    # unpackb allocates lists of the length that the header declares; skipping first proves that the items exist
     reader = msgpack.Unpacker(max_buffer_size=size)
     reader.feed(data)
     reader.skip()
 
 
-def _item_counter(what: str, most: int) -> Callable[[Any], Any]:
+def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
     items = 0
 
-    def count(container: Any) -> Any:
+    def count_items(container: Any) -> Any:
         nonlocal items
         items += 1 + len(container)
-        if items > most:
-            raise WireError(f"{what}: expected at most {most} items, found more")
+        if items > max_items:
+            raise WireError(f"{what}: expected at most {max_items} items, found more")
         return container
 
-    return count
+    return count_items
 
 
 def _require_shallow(value: object, what: str, depth: int) -> None:
     level = [value]
     for _ in range(depth + 1):
-        level = [child for parent in level for child in _children(parent) if isinstance(child, (list, dict))]
+        level = [
+            child for parent in level for child in _list_children(parent) if isinstance(child, (list, dict))
+        ]
         if not level:
             return
     raise WireError(f"{what}: expected at most {depth} levels of nesting, found more")
 
 
-def _children(value: object) -> Iterable[object]:
+def _list_children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -118,7 +120,7 @@ def _refuse_extension(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code}")
 
 
-def _reason(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     if isinstance(error, msgpack.OutOfData):
         return "truncated data"
     if isinstance(error, msgpack.StackError):
@@ -127,7 +129,7 @@ def _reason(error: Exception) -> str:
 
 
 def describe(value: object) -> str:
-    """`value` for the "found" of an error message: always short, whatever it holds."""
+    """Return a short description of any value, for the part of an error message after "found"."""
     if value is None:
         return "nothing"
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -139,9 +141,9 @@ def describe(value: object) -> str:
 
 
 class Fields:
-    """Typed reading of one map; `what` names it in errors. Unknown keys are ignored, nil counts as absent.
+    """A typed reader of one map. Unknown keys are ignored, and nil counts as absent.
 
-    Every method raises WireError that names the field, what was expected and what was found.
+    Every method raises WireError that names the map (`what`), the field, the expected and the actual value.
     """
 
     __slots__ = ("_map", "what")
@@ -153,127 +155,127 @@ class Fields:
         self.what = what
 
     def has(self, key: str) -> bool:
-        """Whether an optional field is present."""
+        """Return True if an optional field is present."""
         return self._map.get(key) is not None
 
     def wrong(self, key: str, expected: str) -> WireError:
-        """The error for a field that is not as `expected`."""
+        """Return the error for a field that is not `expected`."""
         return WireError(
             f"{self.what}: expected '{key}' to be {expected}, found {describe(self._map.get(key))}"
         )
 
     def names(self) -> tuple[str, ...]:
-        """All keys, which must be strings."""
+        """Return all keys, which must be strings."""
         if not all(isinstance(name, str) for name in self._map):
             raise WireError(f"{self.what}: expected every key to be a string, found others")
         return tuple(self._map)
 
     def any(self, key: str) -> Any:
-        """The value as it is, None where absent."""
+        """Return the value unchecked, or None if it is absent."""
         return self._map.get(key)
 
     def integer(self, key: str, low: int = 0, high: int = MAX_INT) -> int:
-        """An integer in low..high."""
+        """Return an integer in low..high."""
         value = self._map.get(key)
         if type(value) is not int or not low <= value <= high:
             raise self.wrong(key, f"an integer in {low}..{high}")
         return value
 
     def number(self, key: str, low: float = -math.inf, high: float = math.inf) -> float:
-        """A finite integer or float in low..high."""
+        """Return a finite integer or float in low..high."""
         value: Any = self._map.get(key)
         if not _is_finite(value) or not low <= value <= high:
             raise self.wrong(key, f"a finite number in {low}..{high}")
         return float(value)
 
     def positive(self, key: str) -> float:
-        """A finite number above 0."""
+        """Return a finite number above 0."""
         value = self.number(key)
         if value <= 0:
             raise self.wrong(key, "a finite number above 0")
         return value
 
     def flag(self, key: str) -> bool:
-        """A bool."""
+        """Return a bool."""
         value = self._map.get(key)
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value
 
     def text(self, key: str) -> str:
-        """A string."""
+        """Return a string."""
         value = self._map.get(key)
         if not isinstance(value, str):
             raise self.wrong(key, "a string")
         return value
 
     def choice(self, key: str, choices: tuple[T, ...]) -> T:
-        """One of `choices`, all strings."""
+        """Return one of `choices`, all strings."""
         value = self._map.get(key)
         if not isinstance(value, str) or value not in choices:
             raise self.wrong(key, "one of " + ", ".join(map(str, choices)))
         return value
 
     def blob(self, key: str) -> bytes:
-        """Binary data."""
+        """Return binary data."""
         value = self._map.get(key)
         if not isinstance(value, bytes):
             raise self.wrong(key, "binary data")
         return value
 
     def fields(self, key: str) -> Fields:
-        """A map within."""
+        """Return a nested map."""
         return Fields(self._map.get(key), f"{self.what}: {key}")
 
     def sequence(self, key: str) -> list[Any]:
-        """A list of anything."""
+        """Return a list of any values."""
         value = self._map.get(key)
         if not isinstance(value, list):
             raise self.wrong(key, "a list")
         return value
 
     def integers(self, key: str, count: int, low: int = 0, high: int = MAX_INT) -> tuple[int, ...]:
-        """A list of `count` integers in low..high."""
+        """Return a list of `count` integers in low..high."""
         values = self.sequence(key)
         if len(values) != count or not all(type(value) is int and low <= value <= high for value in values):
             raise self.wrong(key, f"{count} integers in {low}..{high}")
         return tuple(values)
 
-    def numbers(self, key: str, most: int) -> tuple[float, ...]:
-        """A list of at most `most` finite numbers."""
+    def numbers(self, key: str, max_count: int) -> tuple[float, ...]:
+        """Return a list of at most `max_count` finite numbers."""
         values = self.sequence(key)
-        if len(values) > most or not all(map(_is_finite, values)):
-            raise self.wrong(key, f"a list of at most {most} finite numbers")
+        if len(values) > max_count or not all(map(_is_finite, values)):
+            raise self.wrong(key, f"a list of at most {max_count} finite numbers")
         return tuple(map(float, values))
 
     def triple(self, key: str, low: float = -math.inf) -> tuple[float, float, float]:
-        """A list of three finite numbers, none below `low`."""
+        """Return a list of three finite numbers, none below `low`."""
         values = self.numbers(key, 3)
         if len(values) != 3 or min(values) < low:
             raise self.wrong(key, f"three finite numbers from {low}")
         return values
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         values = self.sequence(key)
         if not all(isinstance(value, str) for value in values):
             raise self.wrong(key, "a list of strings")
         return tuple(values)
 
     def measures(self) -> dict[str, int | float]:
-        """The whole map, whose keys must be strings and whose values finite numbers."""
+        """Return the whole map. Its keys must be strings, and its values finite numbers."""
         for name in self.names():
             self.number(name)
         return self._map
 
     def require_version(self) -> None:
-        """Refuse a message of another wire version."""
+        """Raise WireError for a message of another wire version."""
         version = self._map.get("v")
         if type(version) is not int or version != VERSION:
             raise WireError(f"{self.what}: expected wire version {VERSION}, found {describe(version)}")
 
     def require_kind(self, kind: str) -> None:
-        """Refuse a message of another wire version or kind."""
+        """Raise WireError for a message of another wire version or kind."""
         self.require_version()
         self.choice("kind", (kind,))
 

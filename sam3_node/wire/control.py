@@ -1,6 +1,6 @@
 """Control messages: a request {v, id, op, args} and its reply {v, id, ok, result | error {code, message}}.
 
-Masks in arguments and results travel as the maps of `masks.encode_mask`.
+Arguments and results hold masks as maps of `masks.encode_mask`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LIMITS = Limits(total_bytes=16 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An operation asked of the node; `id` is the asker's own and comes back in the reply."""
+    """A request for an operation of the node. The client chooses `id`, and the reply repeats it."""
 
     id: int
     op: str
@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed: the `code` of an error of this package, and its message."""
+    """The failure of a request: the `code` of an error of this package, and its message."""
 
     code: str
     message: str
@@ -34,7 +34,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to the request of the same `id`: a result, or an error where `ok` is False."""
+    """The reply to the request of the same `id`: a result, or an error if `ok` is False."""
 
     id: int
     result: Any = None
@@ -42,21 +42,22 @@ class Reply:
 
     @property
     def ok(self) -> bool:
+        """True if the request succeeded."""
         return self.error is None
 
     @classmethod
     def failed(cls, id: int, error: Sam3NodeError) -> Reply:
-        """The reply that carries an error of this package."""
+        """Create the reply for an error of this package."""
         return cls(id, error=Failure(error.code, str(error)))
 
 
 def pack_request(request: Request) -> bytes:
-    """The bytes of a request."""
+    """Pack a request."""
     return pack({"v": VERSION, "id": request.id, "op": request.op, "args": request.args})
 
 
 def unpack_request(data: Buffer) -> Request:
-    """The request of such bytes."""
+    """Unpack a request. Raises WireError for any other bytes."""
     fields = Fields(unpack(data, what="request", limits=_LIMITS), "request")
     fields.require_version()
     args = fields.fields("args")
@@ -64,7 +65,7 @@ def unpack_request(data: Buffer) -> Request:
 
 
 def pack_reply(reply: Reply) -> bytes:
-    """The bytes of a reply."""
+    """Pack a reply."""
     head = {"v": VERSION, "id": reply.id, "ok": reply.ok}
     if reply.error is None:
         return pack(head | {"result": reply.result})
@@ -72,7 +73,7 @@ def pack_reply(reply: Reply) -> bytes:
 
 
 def unpack_reply(data: Buffer) -> Reply:
-    """The reply of such bytes."""
+    """Unpack a reply. Raises WireError for any other bytes."""
     fields = Fields(unpack(data, what="reply", limits=_LIMITS), "reply")
     fields.require_version()
     if fields.flag("ok"):

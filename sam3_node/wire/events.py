@@ -1,6 +1,6 @@
-"""Events: `[b"events", body]`, what happened in the node between frames, in the order of the masks beside them.
+"""Event messages: `[b"events", body]`. They report changes of the node between frames, in sequence with the masks.
 
-Together with the masks messages they say what the node did, so that a recording of both can be replayed.
+Events and masks together describe all actions of the node, so that a recording of both can be replayed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LIMITS = Limits(total_bytes=16 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The n-th event of a node, from 0 on without gaps.
+    """The n-th event of a node; `n` counts from 0 without gaps.
 
-    `op` is that of a control request which was carried out, with the `args` that it came with; or FAILED (args:
-    camera, seq, error): the step of a frame raised; SERVED, DROPPED (args: camera): a camera is served from now on,
-    or no longer, and with it all its objects are gone.
+    For a control request that changed the node, `op` and `args` are those of the request. The other events are FAILED
+    (args: camera, seq, error), processing of a frame raised an error; SERVED (args: camera), the node starts to serve
+    a camera; and DROPPED (args: camera), the node stops serving a camera and removes its objects.
     """
 
     n: int
@@ -33,16 +33,16 @@ class Event:
 
 
 def pack_event(event: Event) -> list[bytes]:
-    """The parts of one message."""
+    """Return the parts of the message."""
     body = {"v": VERSION, "kind": "event", "n": event.n, "op": event.op, "args": event.args}
     return [EVENTS_TOPIC, pack(body)]
 
 
 def unpack_event(parts: Sequence[Buffer]) -> Event:
-    """The event of such parts; WireError where anything in it is wrong."""
+    """Unpack an event from the parts of a message. Raises WireError for any other input."""
     if len(parts) != 2 or parts[0] != EVENTS_TOPIC:
-        found = describe(bytes(parts[0][:80])) if parts else "none"
-        raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {found}")
+        first = describe(bytes(parts[0][:80])) if parts else "none"
+        raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     body = Fields(unpack(parts[1], what="event", limits=_LIMITS), "event")
     body.require_kind("event")
     args = body.fields("args")

@@ -1,4 +1,4 @@
-"""Frame messages: `[b"frame/<camera>", header, colour, depth?]`. Pixels are their own parts, never copied."""
+"""Frame messages: `[b"frame/<camera>", header, colour, depth?]`. Pixels are parts of their own and are not copied."""
 
 from __future__ import annotations
 
@@ -8,18 +8,8 @@ from typing import Any, get_args
 from ..errors import WireError
 from ..types import Buffer, Clock, ColourEncoding, Depth, DepthEncoding, Frame, Intrinsics
 from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
-from .images import check_colour, check_depth, decode_depth, decode_image, encode_depth, encode_image
-from .topics import frame_topic, take_camera
-
-__all__ = [
-    "decode_depth",
-    "decode_image",
-    "encode_depth",
-    "encode_image",
-    "frame_topic",
-    "pack_frame",
-    "unpack_frame",
-]
+from .images import check_colour, check_depth
+from .topics import frame_topic, read_camera
 
 MODELS = ("none", "brown_conrady", "fisheye")
 MAX_COEFFS = 14
@@ -27,7 +17,7 @@ _LIMITS = Limits(total_bytes=64 << 10)
 
 
 def pack_frame(frame: Frame) -> list[Buffer]:
-    """The parts of one message; colour and depth are the frame's own buffers."""
+    """Return the parts of the message. Colour and depth are the buffers of the frame, not copies."""
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
     header: dict[str, Any] = {
         "v": VERSION,
@@ -52,7 +42,7 @@ def pack_frame(frame: Frame) -> list[Buffer]:
 
 
 def unpack_frame(parts: Sequence[Buffer]) -> Frame:
-    """The frame of such parts, whose pixels stay where they are; WireError where anything is wrong."""
+    """Unpack a frame from the parts of a message without copying pixels. Raises WireError for any other input."""
     if not 3 <= len(parts) <= 4:
         raise WireError(f"frame: expected 3 or 4 parts (topic, header, colour, depth), found {len(parts)}")
     header = Fields(unpack(parts[1], what="frame", limits=_LIMITS), "frame")
@@ -62,7 +52,7 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
             f"frame: expected a depth part with, and only with, a depth header; found {len(parts)} parts"
         )
     frame = Frame(
-        camera=take_camera(header, parts[0]),
+        camera=read_camera(header, parts[0]),
         seq=header.integer("seq"),
         capture_ns=header.integer("capture_ns"),
         width=header.integer("width", 1, MAX_SIDE),

@@ -1,9 +1,8 @@
-"""One mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
+"""Encoding of one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
 
-`bits+zstd` is the crop inside the box, row by row without padding, eight pixels a byte with the leftmost in
-the highest bit, as one zstd frame that declares its content size. `rle` is COCO's compressed counts of the
-whole image, which are zero outside the box.
-An empty mask has the box [0, 0, 0, 0], and in `bits+zstd` no data.
+`bits+zstd` holds the crop inside the box, row by row without padding. Each byte holds eight pixels, with the leftmost
+in the highest bit. The bytes are one zstd frame that declares its content size. `rle` holds COCO compressed counts of
+the whole image, which is zero outside the box. An empty mask has the box [0, 0, 0, 0], and no data in `bits+zstd`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from . import rle, zstd
 from .codec import MAX_SIDE, Fields
 
 MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
-"""Pixels inside the boxes of all masks of a message."""
+"""Maximum number of pixels inside the boxes of all masks of a message."""
 
 
 def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, Any]:
-    """The map of a mask whose sides are at most MAX_SIDE pixels."""
+    """Return the map of a mask. Its sides may have at most MAX_SIDE pixels."""
     what = "mask"
     _check_box(mask.box, mask.size, what)
     x0, y0, x1, y1 = mask.box
@@ -40,7 +39,7 @@ def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, A
 
 
 def decode_mask(value: object, what: str = "mask", max_pixels: int = MAX_MASK_PIXELS) -> Mask:
-    """The mask of such a map; WireError where it is wrong, or its box holds more than `max_pixels`."""
+    """Return the mask of a map. Raises WireError for invalid maps and for boxes of more than `max_pixels`."""
     fields = Fields(value, what)
     encoding = fields.choice("encoding", get_args(MaskEncoding))
     height, width = fields.integers("size", 2, low=1, high=MAX_SIDE)

@@ -9,13 +9,13 @@ from ..errors import WireError
 from ..types import Buffer, Clock, Instance, MaskEncoding, MaskFrame, TrackState
 from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
 from .masks import MAX_MASK_PIXELS, decode_mask, encode_mask
-from .topics import masks_topic, take_camera
+from .topics import masks_topic, read_camera
 
 _LIMITS = Limits(total_bytes=64 << 20)
 
 
 def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[bytes]:
-    """The parts of one message."""
+    """Return the parts of the message."""
     body = {
         "v": VERSION,
         "kind": "masks",
@@ -37,14 +37,14 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
 
 
 def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
-    """The message of such parts; WireError where anything in it is wrong."""
+    """Unpack masks from the parts of a message. Raises WireError for any other input."""
     if len(parts) != 2:
         raise WireError(f"masks: expected 2 parts (topic, body), found {len(parts)}")
     body = Fields(unpack(parts[1], what="masks", limits=_LIMITS), "masks")
     body.require_kind("masks")
     width, height = body.integer("width", 1, MAX_SIDE), body.integer("height", 1, MAX_SIDE)
     return MaskFrame(
-        camera=take_camera(body, parts[0]),
+        camera=read_camera(body, parts[0]),
         seq=body.integer("seq"),
         capture_ns=body.integer("capture_ns"),
         clock=body.choice("clock", get_args(Clock)) if body.has("clock") else "system",
@@ -82,12 +82,12 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
 
 def _unpack_instances(values: Sequence[object], size: tuple[int, int]) -> tuple[Instance, ...]:
     instances: dict[int, Instance] = {}
-    pixels_left = MAX_MASK_PIXELS
+    free_pixels = MAX_MASK_PIXELS
     for index, value in enumerate(values):
-        instance = _unpack_instance(Fields(value, f"masks: instance {index}"), size, pixels_left)
+        instance = _unpack_instance(Fields(value, f"masks: instance {index}"), size, free_pixels)
         if instances.setdefault(instance.id, instance) is not instance:
             raise WireError(f"masks: expected each instance's id once, found {instance.id} twice")
-        pixels_left -= instance.mask.crop.size
+        free_pixels -= instance.mask.crop.size
     return tuple(instances.values())
 
 

@@ -1,7 +1,8 @@
-"""COCO's compressed run lengths of a mask, from and to its crop: nothing of the image's size is made.
+"""COCO compressed run lengths of a mask. They are converted from and to its crop, never to a whole image.
 
-The runs go down the image's columns, zeros first. Each count after the third travels as its difference from
-the count two before it, in characters of five bits, least first, with 0x20 set where more follow.
+The runs follow the columns of the image, zeros first. From the fourth count on, each is stored as its difference from
+the count two before it. A count consists of characters of five bits, lowest bits first; 0x20 is set if more follow.
+pycocotools is not used, because it would allocate the whole image of an untrusted message.
 """
 
 from __future__ import annotations
@@ -13,34 +14,37 @@ from ..errors import WireError
 from ..types import Box, Mask
 from .codec import describe
 
-_MAX_CHARACTERS = 7  # of one count: 35 bits, and an image has at most 2^28 pixels
+_MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
 _MAX_BYTES = 8 << 20
 
 Integers = npt.NDArray[np.int64]
 
 
 def encode(mask: Mask) -> bytes:
-    """The compressed counts, equal to those of pycocotools."""
+    """Return the compressed counts, equal to those of pycocotools."""
     height, width = mask.size
-    starts, lengths = _runs_of_crop(mask)
+    starts, lengths = _find_runs(mask)
     counts = np.zeros(2 * starts.size + 1, dtype=np.int64)
     ends = starts + lengths
     counts[0:-1:2], counts[1::2] = starts, lengths
     counts[2:-1:2] -= ends[:-1]
     counts[-1] = height * width - (ends[-1] if ends.size else 0)
-    return _characters(counts if counts[-1] or counts.size == 1 else counts[:-1])
+    return _compress(counts if counts[-1] or counts.size == 1 else counts[:-1])
 
 
 def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> npt.NDArray[np.bool_]:
-    """The crop, bool [y1 - y0, x1 - x0], of counts that cover `size` and are zero outside `box`."""
+    """Return the crop, bool [y1 - y0, x1 - x0], of counts that cover `size` and are zero outside `box`.
+
+    Raises WireError for any other data.
+    """
     x0, y0, x1, y1 = box
     rows, columns = y1 - y0, x1 - x0
     if len(data) > min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), _MAX_BYTES):
         raise WireError(
             f"{what}: expected counts for a box of {columns} x {rows} pixels, found {len(data)} bytes"
         )
-    counts = _counts(np.frombuffer(data, dtype=np.uint8), size[0] * size[1], what)
-    starts, lengths = _to_crop(counts, size[0], box, what)
+    counts = _decompress(np.frombuffer(data, dtype=np.uint8), size[0] * size[1], what)
+    starts, lengths = _locate_runs(counts, size[0], box, what)
     pattern = np.zeros((starts.size, 2), dtype=np.int64)
     ends = starts + lengths
     pattern[:, 0], pattern[:, 1] = starts, lengths
@@ -51,12 +55,12 @@ def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> npt.NDArr
     return np.ascontiguousarray(crop.reshape(columns, rows).T)
 
 
-def _runs_of_crop(mask: Mask) -> tuple[Integers, Integers]:
-    """Starts in the image's column-major order, and lengths, of the runs of ones."""
+def _find_runs(mask: Mask) -> tuple[Integers, Integers]:
+    """Return the starts, in column-major order of the image, and the lengths of the runs of ones."""
     height = mask.size[0]
     x0, y0, _, _ = mask.box
     rows, columns = mask.crop.shape
-    stride = rows if rows == height else rows + 1  # a zero between columns keeps their runs apart
+    stride = rows if rows == height else rows + 1  # a zero between columns separates their runs
     padded = np.zeros(columns * stride + 2, dtype=np.bool_)
     padded[1:-1].reshape(columns, stride)[:, :rows] = mask.crop.T
     edges = np.flatnonzero(padded[1:] != padded[:-1])
@@ -65,8 +69,11 @@ def _runs_of_crop(mask: Mask) -> tuple[Integers, Integers]:
     return (x0 + column) * height + y0 + row, ends - starts
 
 
-def _to_crop(counts: Integers, height: int, box: Box, what: str) -> tuple[Integers, Integers]:
-    """Starts in the crop's column-major order, and lengths, of the runs of ones: _runs_of_crop undone."""
+def _locate_runs(counts: Integers, height: int, box: Box, what: str) -> tuple[Integers, Integers]:
+    """Return the starts, in column-major order of the crop, and the lengths of the runs of ones.
+
+    It is the inverse of `_find_runs`.
+    """
     x0, y0, x1, y1 = box
     rows = y1 - y0
     edges = np.cumsum(counts)
@@ -74,14 +81,14 @@ def _to_crop(counts: Integers, height: int, box: Box, what: str) -> tuple[Intege
     column, row = np.divmod(edges[: 2 * lengths.size : 2][lengths > 0], height)
     lengths = lengths[lengths > 0]
     starts = (column - x0) * rows + row - y0
-    # only in a box of full height may a run go on in the next column
+    # a run may continue in the next column only if the box has the full height
     below = row + lengths > y1 if rows < height else starts + lengths > rows * (x1 - x0)
     if np.any((column < x0) | (column >= x1) | (row < y0) | below):
         raise WireError(f"{what}: expected no pixel outside the box {box}, found some")
     return starts, lengths
 
 
-def _characters(counts: Integers) -> bytes:
+def _compress(counts: Integers) -> bytes:
     values = counts.copy()
     values[3:] -= counts[1:-2]
     shifts = 5 * np.arange(_MAX_CHARACTERS)
@@ -90,16 +97,17 @@ def _characters(counts: Integers) -> bytes:
     more = rest != np.where(digits & 16, -1, 0)
     kept = np.ones_like(more)
     kept[:, 1:] = np.logical_and.accumulate(more[:, :-1], axis=1)
-    return ((digits | more << 5) + 48)[kept].astype(np.uint8).tobytes()
+    characters: npt.NDArray[np.uint8] = ((digits | more << 5) + 48)[kept].astype(np.uint8)
+    return characters.tobytes()
 
 
-def _counts(characters: npt.NDArray[np.uint8], pixels: int, what: str) -> Integers:
-    """Counts, none negative, whose sum is `pixels`; the inverse of _characters."""
+def _decompress(characters: npt.NDArray[np.uint8], pixels: int, what: str) -> Integers:
+    """Return the counts, the inverse of `_compress`. They are not negative, and their sum is `pixels`."""
     codes = characters - np.uint8(48)
     last = np.flatnonzero(codes < 32)
     if not codes.size or codes.max() > 63 or codes[-1] >= 32:
         raise WireError(
-            f"{what}: expected compressed counts, found {describe(characters.tobytes())} that are not"
+            f"{what}: expected compressed counts, found {describe(characters.tobytes())} of other data"
         )
     first = np.concatenate(([0], last[:-1] + 1))
     lengths = last - first + 1

@@ -1,4 +1,4 @@
-"""Topics: `<kind>/<camera>`, the first part of every published message."""
+"""Topics of messages: `<kind>/<camera>` is the first part of each frame and masks message."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def frame_topic(camera: str) -> bytes:
-    """The topic of a camera's frames."""
-    return _topic("frame", camera)
+    """Return the topic of the frames of a camera."""
+    return _make_topic("frame", camera)
 
 
 def masks_topic(camera: str) -> bytes:
-    """The topic of the masks made from a camera's frames."""
-    return _topic("masks", camera)
+    """Return the topic of the masks of a camera."""
+    return _make_topic("masks", camera)
 
 
-def _topic(kind: str, camera: str) -> bytes:
+def _make_topic(kind: str, camera: str) -> bytes:
     if not _CAMERA.fullmatch(camera):
         raise WireError(
             f"expected a camera name of 1 to 64 letters, digits, '_', '.' or '-', found {describe(camera)}"
@@ -29,10 +29,10 @@ def _topic(kind: str, camera: str) -> bytes:
     return f"{kind}/{camera}".encode()
 
 
-def take_camera(fields: Fields, topic: Buffer) -> str:
-    """The map's camera, whose topic (the map's kind, a slash and its name) must be `topic`."""
+def read_camera(fields: Fields, topic: Buffer) -> str:
+    """Return the camera of a map. Raises WireError unless `topic` is the topic of its kind and camera."""
     camera = fields.text("camera")
-    expected = _topic(fields.text("kind"), camera)
+    expected = _make_topic(fields.text("kind"), camera)
     if topic != expected:
         raise WireError(
             f"{fields.what}: expected the topic {expected.decode()}, found {describe(bytes(topic[:80]))}"

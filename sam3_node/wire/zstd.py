@@ -1,4 +1,4 @@
-"""Zstandard blocks of known size."""
+"""Zstandard compression of data whose size the receiver knows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import zstandard
 from ..errors import WireError
 from ..types import Buffer
 
-# a zstd block is at least 4 bytes long and holds at most 128 KiB
+# a zstd block has at least 4 bytes and expands to at most 128 KiB
 _MAX_RATIO = (128 << 10) // 4
 
 
 class _Codecs(threading.local):
-    # contexts are costly to make and must not be shared between threads
+    # contexts are expensive to create, and threads must not share them
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=1)
         self.decompressor = zstandard.ZstdDecompressor()
@@ -24,12 +24,15 @@ _codecs = _Codecs()
 
 
 def compress(data: Buffer) -> bytes:
-    """One zstd frame, level 1, that declares its content size."""
+    """Return one zstd frame of level 1 that declares its content size."""
     return _codecs.compressor.compress(data)
 
 
 def decompress(data: Buffer, size: int, what: str) -> bytes:
-    """The `size` bytes of one zstd frame; WireError, before allocating, where it declares another size."""
+    """Return the `size` bytes of one zstd frame.
+
+    Raises WireError for invalid data, and before allocating memory if the frame declares another size.
+    """
     try:
         declared = zstandard.get_frame_parameters(data).content_size
         if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:

@@ -22,7 +22,7 @@ from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
 from sam3_node.errors import CameraError, SettingsError, TransportError
 from sam3_node.settings import CameraSettings, load_settings
-from sam3_node.transport.channels import FrameSubscriber, Received
+from sam3_node.transport.channels import FrameSubscriber, ReceivedFrame
 from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT, SHARED
@@ -56,7 +56,7 @@ def camera_process(**fields: str) -> Iterator[tuple[subprocess.Popen[str], str]]
             process.kill()
 
 
-def take(subscriber: FrameSubscriber, count: int) -> list[Received]:
+def take(subscriber: FrameSubscriber, count: int) -> list[ReceivedFrame]:
     taken = [subscriber.take(timeout_ms=10_000) for _ in range(count)]
     return [received for received in taken if received is not None]
 

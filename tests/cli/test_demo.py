@@ -1,4 +1,4 @@
-"""The demonstration itself, with its real processes, and the parts of it that judge."""
+"""Tests of the demonstration, with its real processes, and of its scores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from sam3_node.cli.demo import Boxes, run_demo
-from sam3_node.cli.demo_results import Results
+from sam3_node.cli.demo import BoxPrompter, run_demo
+from sam3_node.cli.demo_results import DemoResults
 from sam3_node.errors import ProcessError
 from sam3_node.settings import load_settings
 from sam3_node.types import Instance, Mask, MaskFrame
@@ -26,33 +26,33 @@ from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
 
 
-def results_of(folder: Path, shift: int) -> Results:
-    """Two messages whose masks are the truth, moved down; the second message is of the recording's second round."""
+def make_results(folder: Path, shift: int) -> DemoResults:
+    """Return two messages with the true masks, moved down; the second is of the second pass over the recording."""
     recording = LabelledClip.load(write_recording(folder / "table.mcap", 4))
     frames = []
     for number, seq in enumerate((1, 6)):
         instances = tuple(
-            Instance(known + 10, "", 1.0, "tracked", 1, 0, Mask.from_full(np.roll(inside, shift, axis=0)))
-            for known, inside in recording.truth(seq).items()
+            Instance(truth + 10, "", 1.0, "tracked", 1, 0, Mask.from_full(np.roll(inside, shift, axis=0)))
+            for truth, inside in recording.truth(seq).items()
         )
         times = (number * 10**9, number * 10**9 + 10**7, number * 10**9 + 3 * 10**7)
         frames.append(MaskFrame("cam0", seq, times[0], 64, 48, *times[1:], instances=instances))
-    return Results(recording, frames, {11: 1, 12: 2}, {1: 0, 2: 0}, [], {"model": "nano"})
+    return DemoResults(recording, frames, {11: 1, 12: 2}, {1: 0, 2: 0}, [], {"model": "nano"})
 
 
 @pytest.mark.parametrize(("shift", "expected"), [(0, 1.0), (5, 0.5), (15, 0.0)])
-def test_masks_are_judged_against_the_recording(tmp_path: Path, shift: int, expected: float) -> None:
-    results = results_of(tmp_path, shift)
+def test_masks_are_scored_against_the_recording(tmp_path: Path, shift: int, expected: float) -> None:
+    results = make_results(tmp_path, shift)
     for masks in results.frames:
-        results.judge(masks)
+        results.score(masks)
     figures = results.summary()
     assert figures["mean_iou"] == pytest.approx(expected)
     assert (figures["frames"], figures["ids"], figures["frames_per_s"]) == (2, [11, 12], 1.0)
     assert figures["age_p50_ms"] == pytest.approx(30.0)
 
 
-def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
-    """The second is hidden on frames 0, 3, 6, …; on the others both are asked for, each once."""
+def test_objects_are_prompted_when_they_are_in_view(tmp_path: Path) -> None:
+    """The second object is hidden on frames 0, 3, 6, ...; both are added once, when in view."""
     path = write_recording(tmp_path / "table.mcap", 30)
     recording = LabelledClip.load(path)
     rig = Rig(tmp_path)
@@ -60,24 +60,24 @@ def test_objects_are_asked_for_when_they_are_in_view(tmp_path: Path) -> None:
         rig.node()
         rig.start("camera", f"bag:{path}", CAMERA__LOOP="true")
         with rig.client() as client:
-            director = Boxes(recording, client)
-            while not director.truth_of:
-                director.direct(
+            prompter = BoxPrompter(recording, client)
+            while not prompter.truth_ids:
+                prompter.update(
                     masks_where(client, lambda masks: masks.seq % 3 == 0, "one without the second")
                 )
-            assert list(director.truth_of.values()) == [1]
-            while len(director.truth_of) < 2:
-                director.direct(masks_where(client, lambda masks: True, "masks"))
-            director.direct(masks_where(client, lambda masks: True, "masks"))
-            names = {known: recording.labels[truth] for known, truth in director.truth_of.items()}
-            assert {known.id: known.label for known in client.list_objects()} == names
-        assert sorted(director.truth_of.values()) == [1, 2]
-        assert [what.split(", ")[1] for _, what in director.events] == ["object 1", "object 2"]
+            assert list(prompter.truth_ids.values()) == [1]
+            while len(prompter.truth_ids) < 2:
+                prompter.update(masks_where(client, lambda masks: True, "masks"))
+            prompter.update(masks_where(client, lambda masks: True, "masks"))
+            names = {object_id: recording.labels[truth] for object_id, truth in prompter.truth_ids.items()}
+            assert {tracked.id: tracked.label for tracked in client.list_objects()} == names
+        assert sorted(prompter.truth_ids.values()) == [1, 2]
+        assert [text.split(", ")[1] for _, text in prompter.events] == ["object 1", "object 2"]
     finally:
         rig.close()
 
 
-def test_it_plays_through_real_processes_and_leaves_its_results(
+def test_it_runs_real_processes_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_demo(tmp_path, 3.0, load_settings(None, {"model.threads": "1"}))
@@ -98,18 +98,18 @@ def test_it_plays_through_real_processes_and_leaves_its_results(
     assert not psutil.Process().children()
 
 
-def test_what_is_not_found_by_name_is_shown_by_a_box(
+def test_objects_not_found_by_name_are_added_by_a_box(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = run_demo(tmp_path, 5.0, load_settings(None, {"model.threads": "1", "detector.score": "0.98"}))
     printed = capsys.readouterr().out
     assert "looking for red mug" in printed
     assert "not found by name: red mug" in printed
-    assert len(set(results.truth_of.values())) >= 3, "those in view"
-    assert {what.rsplit(", ")[-1] for _, what in results.events[2:]} == {"by a box"}
+    assert len(set(results.truth_ids.values())) >= 3, "those in view"
+    assert {text.rsplit(", ")[-1] for _, text in results.events[2:]} == {"by a box"}
 
 
-def test_a_node_that_cannot_start_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_a_node_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     settings = load_settings(None, {"model.name": str(tmp_path / "no-such-weights")})
     with pytest.raises(
         ProcessError, match=r"node ended with exit code 2; its last lines:[\s\S]*no-such-weights"

@@ -1,4 +1,4 @@
-"""The command line: light, complete, and one line for each error."""
+"""Tests of the command line: light imports, complete help, and one line for each error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cli import commands as verbs
+from sam3_node.cli import commands
 from sam3_node.cli import main as cli
-from sam3_node.cli.doctor import parse_requirement, satisfies
+from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.errors import ProcessError
 from sam3_node.settings import options
 from sam3_node.transport import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 
-VERBS = (
+COMMANDS = (
     "run",
     "camera",
     "watch",
@@ -52,7 +52,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_help_lists_the_verbs_and_imports_nothing_heavy() -> None:
+def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom sam3_node.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -60,8 +60,8 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    for verb in VERBS:
-        assert re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE)
+    for command in COMMANDS:
+        assert re.search(rf"^    {command}\s", done.stdout, re.MULTILINE)
 
 
 def test_every_setting_is_an_option_with_its_help() -> None:
@@ -97,7 +97,7 @@ def test_an_error_is_one_line_and_exit_code_2(arguments: tuple[str, ...], named:
     assert "Traceback" not in done.stderr
 
 
-def test_asking_where_no_node_is() -> None:
+def test_a_request_without_a_node_is_an_error() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     done = sam3_node("status", "--transport.control", endpoint)
     assert done.returncode == 2
@@ -129,7 +129,7 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "the core works"
 
 
-def test_doctor_sees_a_port_that_is_taken() -> None:
+def test_doctor_reports_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -173,31 +173,31 @@ def test_run_without_torch_names_the_extra() -> None:
     ],
 )
 def test_version_bounds(version: str, bounds: str, within: bool) -> None:
-    assert satisfies(version, bounds) is within
+    assert is_within(version, bounds) is within
 
 
-def test_requirements_are_taken_apart() -> None:
+def test_requirements_are_parsed() -> None:
     assert parse_requirement('torch<2.14,>=2.11; extra == "node"') == ("torch", "<2.14,>=2.11", "node")
     assert parse_requirement("pyzmq>=26") == ("pyzmq", ">=26", "")
     assert parse_requirement("sam3-node[bags,node]; extra == 'dev'") == ("sam3-node", "", "dev")
 
 
-def asked(result: object, *arguments: str) -> tuple[Request, str]:
-    """What a verb asks a node for, and what it prints when the answer is `result`."""
+def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
+    """Return the request of a command, and its output when the reply is `result`."""
     with ControlServer("tcp://127.0.0.1:0") as server:
         command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
-        asker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        found = server.receive(timeout_ms=30000)
-        assert found is not None
-        peer, request = found
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        received = server.receive(timeout_ms=30000)
+        assert received is not None
+        peer, request = received
         server.reply(peer, Reply(request.id, result))
-        printed, _ = asker.communicate(timeout=30)
-    assert asker.returncode == 0
+        printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
     return request, printed
 
 
 def test_status_is_json() -> None:
-    request, printed = asked({"paused": False}, "status")
+    request, printed = run_against_server({"paused": False}, "status")
     assert request.op == "status"
     assert json.loads(printed) == {"paused": False}
 
@@ -207,30 +207,32 @@ def test_status_is_json() -> None:
     [(("pause",), {}), (("resume",), {}), (("reset",), {}), (("reset", "--camera", "a"), {"camera": "a"})],
 )
 def test_the_node_is_paused_resumed_and_reset(arguments: tuple[str, ...], args: dict[str, str]) -> None:
-    request, printed = asked({}, *arguments)
+    request, printed = run_against_server({}, *arguments)
     assert (request.op, request.args, printed) == (arguments[0], args, "")
 
 
-def test_the_list_of_objects_says_whose_they_are() -> None:
+def test_the_list_of_objects_names_their_cameras() -> None:
     line = {"id": 1, "label": "cup", "state": "occluded", "score": 0.5, "age": 12, "frames_since_seen": 3}
     objects = [{"camera": camera, **line} for camera in ("left", "right")]
-    printed = asked({"objects": objects}, "object", "list")[1].splitlines()
-    assert [found.split()[:3] for found in printed] == [["left", "1", "cup"], ["right", "1", "cup"]]
+    printed = run_against_server({"objects": objects}, "object", "list")[1].splitlines()
+    assert [row.split()[:3] for row in printed] == [["left", "1", "cup"], ["right", "1", "cup"]]
     assert printed[0].endswith("age 12  unseen for 3")
 
 
 def test_adding_prints_the_id_and_refining_the_mask() -> None:
-    assert asked({"id": 4, "camera": "cam0"}, "object", "add", "--point", "5,6")[1] == "4\n"
+    assert run_against_server({"id": 4, "camera": "cam0"}, "object", "add", "--point", "5,6")[1] == "4\n"
     mask = encode_mask(Mask.from_full(np.ones((4, 6), dtype=np.bool_)))
     reply = {"id": 4, "camera": "cam0", "seq": 9, "score": 0.5, "mask": mask}
-    request, printed = asked(reply, "object", "refine", "4", "--point", "5,6", "--exclude", "1,1")
+    request, printed = run_against_server(
+        reply, "object", "refine", "4", "--point", "5,6", "--exclude", "1,1"
+    )
     assert request.args == {"id": 4, "points": [[5.0, 6.0], [1.0, 1.0]], "labels": [1, 0]}
     assert printed == "seq 9  score 0.500  area 24  box 0,0,6,4\n"
 
 
 def test_names_go_with_their_limits() -> None:
     limits = ("--score", "red mug=0.4", "--most", "bottle=2", "--most", "red mug=1")
-    request, printed = asked({"prompts": []}, "prompt", "red mug", "bottle", *limits)
+    request, printed = run_against_server({"prompts": []}, "prompt", "red mug", "bottle", *limits)
     assert (request.op, printed) == ("set_prompts", "")
     assert request.args == {
         "prompts": ["red mug", "bottle"],
@@ -245,7 +247,7 @@ def test_the_last_lines_of_a_process_stay_lines(
     def fail(*_: object) -> None:
         raise ProcessError("node ended with exit code 3; its last lines:\n  one\n  two")
 
-    monkeypatch.setattr(verbs, "status", fail)
+    monkeypatch.setattr(commands, "status", fail)
     assert cli.main(["status"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "sam3-node: error: node ended with exit code 3; its last lines:",

@@ -1,4 +1,4 @@
-"""Overlay videos: frames and masks paired by seq, drawn beside the reading, with what is lost counted."""
+"""Tests of overlay videos: pairing of frames and masks by seq, drawing in the background, counts of losses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sam3_node.cli import overlay_video as recorder
-from sam3_node.cli.overlay_video import OverlayRecorder
+from sam3_node.cli import overlay_video
+from sam3_node.cli.overlay_video import OverlayVideo
 from sam3_node.cli.watch import run_watch
 from sam3_node.errors import OutputError
 from sam3_node.transport import FramePublisher, MaskPublisher
@@ -22,27 +22,27 @@ from tests.cli.test_watch import frame_at, masks_at, send_until, settings_for
 
 
 @contextmanager
-def recording(path: Path) -> Iterator[tuple[FramePublisher, OverlayRecorder]]:
-    """A recorder that receives the publisher's frames."""
+def open_overlay(path: Path) -> Iterator[tuple[FramePublisher, OverlayVideo]]:
+    """Open a publisher of frames and an overlay video that receives them."""
     with FramePublisher("tcp://127.0.0.1:*") as frames:
-        film = OverlayRecorder(settings_for("tcp://127.0.0.1:9", frames.endpoint), path)
+        video = OverlayVideo(settings_for("tcp://127.0.0.1:9", frames.endpoint), path)
         try:
-            send_until(lambda seq: frames.send(frame_at(10_000)), lambda: film._frames.pop("cam0", 10_000))
-            yield frames, film
+            send_until(lambda seq: frames.send(frame_at(10_000)), lambda: video._frames.pop("cam0", 10_000))
+            yield frames, video
         finally:
-            film.close()
+            video.close()
 
 
-def send_pairs(frames: FramePublisher, film: OverlayRecorder, count: int) -> None:
-    """Frames, each followed by its masks once it has arrived."""
+def send_pairs(frames: FramePublisher, video: OverlayVideo, count: int) -> None:
+    """Send frames, and draw the masks of each after it has arrived."""
     for seq in range(count):
         frames.send(frame_at(seq))
-        send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in film._frames._frames)  # type: ignore[misc]
-        film.draw(masks_at(seq))
+        send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in video._frames._frames)  # type: ignore[misc]
+        video.draw(masks_at(seq))
 
 
 @pytest.mark.parametrize("count", [15, 60])
-def test_while_one_is_drawn_others_wait_and_further_ones_are_counted(
+def test_messages_beyond_the_queue_are_counted_while_one_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     free = threading.Event()
@@ -51,45 +51,45 @@ def test_while_one_is_drawn_others_wait_and_further_ones_are_counted(
         assert free.wait(20)
         return overlay(image, masks)
 
-    monkeypatch.setattr(recorder, "overlay", draw_when_free)
-    with recording(tmp_path / "o.mp4") as (frames, film):
-        send_pairs(frames, film, count)
+    monkeypatch.setattr(overlay_video, "overlay", draw_when_free)
+    with open_overlay(tmp_path / "o.mp4") as (frames, video):
+        send_pairs(frames, video, count)
         free.set()
-        lines = film.close()
-    drawn, *dropped = (int(found) for line in lines for found in re.findall(r"(?:: |^)(\d+) ", line))
+        lines = video.close()
+    drawn, *dropped = (int(number) for line in lines for number in re.findall(r"(?:: |^)(\d+) ", line))
     assert drawn + sum(dropped) == count
-    assert drawn >= min(count, recorder.MESSAGES_KEPT)
+    assert drawn >= min(count, overlay_video.MAX_MESSAGES)
 
 
-def test_a_frame_may_come_after_its_masks(tmp_path: Path) -> None:
-    with recording(tmp_path / "o.mp4") as (frames, film):
-        film.draw(masks_at(1))
+def test_a_frame_may_arrive_after_its_masks(tmp_path: Path) -> None:
+    with open_overlay(tmp_path / "o.mp4") as (frames, video):
+        video.draw(masks_at(1))
         frames.send(frame_at(1))
-        send_until(lambda seq: None, lambda: bool(film._films))
-        assert film.close() == [f"wrote {tmp_path / 'o.mp4'}: 1 frames"]
+        send_until(lambda seq: None, lambda: bool(video._videos))
+        assert video.close() == [f"wrote {tmp_path / 'o.mp4'}: 1 frames"]
 
 
-def test_the_frames_that_are_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_buffered_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = memoryview(frame_at(0).colour).nbytes
-    monkeypatch.setattr(recorder, "BYTES_KEPT", 3 * nbytes)
-    with recording(tmp_path / "o.mp4") as (frames, film):
+    monkeypatch.setattr(overlay_video, "MAX_BYTES", 3 * nbytes)
+    with open_overlay(tmp_path / "o.mp4") as (frames, video):
         for seq in range(20):
             frames.send(frame_at(seq))
-            send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in film._frames._frames)  # type: ignore[misc]
-        assert len(film._frames._frames) <= 3
-        assert film._frames._bytes <= 3 * nbytes
+            send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in video._frames._frames)  # type: ignore[misc]
+        assert len(video._frames._frames) <= 3
+        assert video._frames._bytes <= 3 * nbytes
 
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with recording(tmp_path / "file" / "o.mp4") as (frames, film):
-        send_pairs(frames, film, 3)
-        film.close()
+    with open_overlay(tmp_path / "file" / "o.mp4") as (frames, video):
+        send_pairs(frames, video, 3)
+        video.close()
         with pytest.raises(OutputError, match="file"):
-            film.check()
+            video.check()
 
 
-def test_the_watcher_tells_it(tmp_path: Path) -> None:
+def test_the_watcher_reports_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "o.mp4"
     with FramePublisher("tcp://127.0.0.1:*") as frames, MaskPublisher("tcp://127.0.0.1:*") as publisher:

@@ -1,4 +1,4 @@
-"""The watcher on real sockets: plain lines, the live table, the summary, and videos paired by seq."""
+"""Tests of the watcher on real sockets: plain lines, the live table, the summary, and videos paired by seq."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cli.watch import Screen, Statistics, plain_lines, run_watch
+from sam3_node.cli.watch import Screen, Statistics, format_lines, run_watch
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings, load_settings
 from sam3_node.transport.channels import FramePublisher, MaskPublisher
@@ -77,7 +77,7 @@ def settings_for(masks: str, frames: str = "tcp://127.0.0.1:9") -> Settings:
     return load_settings(None, {"transport.masks": masks, "transport.frames": frames})
 
 
-def test_each_message_becomes_plain_lines_and_the_end_a_summary() -> None:
+def test_messages_are_printed_as_lines_and_then_a_summary() -> None:
     out = io.StringIO()
     with (
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
@@ -92,12 +92,12 @@ def test_each_message_becomes_plain_lines_and_the_end_a_summary() -> None:
     assert lines[-1].startswith("summary: 5 frames, age p50 ")
 
 
-def test_without_masks_it_stops_when_told_and_says_so() -> None:
+def test_without_masks_it_stops_and_prints_so() -> None:
     out = io.StringIO()
     with watching(settings_for("tcp://127.0.0.1:9"), out) as (_, stop):
         time.sleep(0.2)
         stop.set()
-    assert out.getvalue().splitlines()[-1] == "summary: no masks came"
+    assert out.getvalue().splitlines()[-1] == "summary: no masks received"
 
 
 def test_a_terminal_is_redrawn_in_place() -> None:
@@ -110,22 +110,22 @@ def test_a_terminal_is_redrawn_in_place() -> None:
 
 
 def test_control_characters_of_a_label_do_not_reach_the_terminal() -> None:
-    lines = plain_lines(masks_at(1, label="\x1b[2Jmug\n"), 5.0, 30.0)
+    lines = format_lines(masks_at(1, label="\x1b[2Jmug\n"), 5.0, 30.0)
     assert "?[2Jmug?" in lines[1]
 
 
 def test_statistics_count_rate_age_and_skips() -> None:
-    found = Statistics()
-    assert found.fps("cam0") == 0.0
+    statistics = Statistics()
+    assert statistics.fps("cam0") == 0.0
     for number in range(11):
         masks = replace(masks_at(number), capture_ns=number * 100_000_000, skipped=2)
-        age_ms = found.add(masks, number * 100_000_000 + 7_000_000)
+        age_ms = statistics.add(masks, number * 100_000_000 + 7_000_000)
     assert age_ms == pytest.approx(7.0)
-    assert found.fps("cam0") == pytest.approx(10.0)
-    assert found.summary() == "summary: 11 frames, age p50 7.0 ms p99 7.0 ms, 22 skipped"
+    assert statistics.fps("cam0") == pytest.approx(10.0)
+    assert statistics.summary() == "summary: 11 frames, age p50 7.0 ms p99 7.0 ms, 22 skipped"
 
 
-def test_on_another_clock_ages_count_from_the_arrival_at_the_node() -> None:
+def test_with_another_clock_ages_are_measured_from_the_arrival_at_the_node() -> None:
     masks = replace(masks_at(1), capture_ns=17, clock="device", received_ns=10_000_000)
     assert Statistics().add(masks, 14_000_000) == pytest.approx(4.0)
 
@@ -155,14 +155,14 @@ def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> Non
     assert image.shape == (*SIZE, 3)
 
 
-def test_masks_whose_frame_never_came_are_counted(tmp_path: Path) -> None:
+def test_masks_without_a_frame_are_counted(tmp_path: Path) -> None:
     out, path = io.StringIO(), tmp_path / "overlay.mp4"
     with (
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
         watching(settings_for(publisher.endpoint), out, path, frames=3) as (thread, _),
     ):
         send_until(lambda seq: publisher.send(masks_at(seq)), lambda: not thread.is_alive())
-    assert "3 messages had no frame to be drawn on" in out.getvalue()
+    assert "3 messages had no frame to draw on" in out.getvalue()
     assert not path.exists()
 
 

@@ -1,4 +1,4 @@
-"""Groups of real processes: forwarding, readiness, taking down, restarts, and no orphans."""
+"""Tests of groups of real processes: forwarding, readiness, stopping, restarts, and no orphans."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import psutil
 import pytest
 
 from sam3_node.errors import ProcessError, SettingsError
-from sam3_node.processes.group import exit_code_of, main, processes_of, run_group
+from sam3_node.processes.group import combine_exit_codes, list_processes, main, run_group
 from sam3_node.processes.supervisor import Group, Process
 from sam3_node.settings import load_settings
 
 READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(60)"
-PATIENT = "import signal, os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + READY_THEN_SLEEP
-DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP
+ENDS_ON_SIGTERM = (
+    "import signal, os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + READY_THEN_SLEEP
+)
+IGNORES_SIGTERM = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP
 ONCE = """
 import pathlib, sys
 flag = pathlib.Path({!r})
@@ -64,22 +66,22 @@ def test_output_is_forwarded_by_name_and_the_ready_line_is_matched() -> None:
 def test_stop_ends_every_process_and_returns_its_code() -> None:
     with Group(echo=None) as group:
         for name in "abc":
-            group.start(python(name, PATIENT))
+            group.start(python(name, ENDS_ON_SIGTERM))
         for name in "abc":
             group.wait_ready(name, 20)
         assert group.stop() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_process_deaf_to_sigterm_is_killed_after_the_grace_time() -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_time() -> None:
     lines: list[str] = []
     with Group(grace_s=0.2, echo=lines.append) as group:
-        group.start(python("deaf", DEAF))
+        group.start(python("deaf", IGNORES_SIGTERM))
         group.wait_ready("deaf", 20)
         assert group.stop() == {"deaf": -signal.SIGKILL}
     assert any("did not end within 0.2 s" in line for line in lines)
 
 
-def test_a_process_that_ends_before_it_is_ready_is_told_with_its_last_lines() -> None:
+def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_last_lines() -> None:
     with Group(echo=None) as group:
         group.start(python("bad", "import sys; print('no such camera'); sys.exit(3)", ready="never"))
         with pytest.raises(
@@ -99,9 +101,9 @@ def test_a_command_that_does_not_exist_and_a_repeated_name_are_errors() -> None:
     with Group(echo=None) as group:
         with pytest.raises(ProcessError, match="cannot start x: /nonexistent/x"):
             group.start(Process("x", ("/nonexistent/x",)))
-        group.start(python("a", PATIENT))
+        group.start(python("a", ENDS_ON_SIGTERM))
         with pytest.raises(ProcessError, match="two processes are named 'a'"):
-            group.start(python("a", PATIENT))
+            group.start(python("a", ENDS_ON_SIGTERM))
 
 
 def test_long_and_unfinished_lines_and_bytes_that_are_not_text_are_forwarded() -> None:
@@ -114,38 +116,38 @@ def test_long_and_unfinished_lines_and_bytes_that_are_not_text_are_forwarded() -
     assert lines[-1] == "a | � end"
 
 
-def test_a_failing_process_is_started_again_and_a_clean_end_is_final(tmp_path: Path) -> None:
+def test_a_failing_process_is_restarted_and_a_clean_end_is_final(tmp_path: Path) -> None:
     lines: list[str] = []
     code = ONCE.format(str(tmp_path / "flag"))
     with Group(echo=lines.append) as group:
         group.start(python("flaky", code, restart="on-failure"))
         assert wait_until(lambda: group.poll(0.05) == {"flaky": 0})
-    assert lines == ["flaky ended with exit code 7; starting it again in 0.5 s"]
+    assert lines == ["flaky ended with exit code 7; restarting it in 0.5 s"]
 
 
-def test_run_group_takes_all_down_when_one_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_group_stops_all_when_one_ends(capsys: pytest.CaptureFixture[str]) -> None:
     processes = [
-        python("stays", PATIENT),
+        python("stays", ENDS_ON_SIGTERM),
         python("leaves", "import time; print('up'); time.sleep(0.3); raise SystemExit(4)"),
     ]
     codes = run_group(processes, threading.Event())
     assert codes["leaves"] == 4
     assert codes["stays"] in (0, -signal.SIGTERM)
-    assert "leaves ended with exit code 4; taking the group down" in capsys.readouterr().out
-    assert exit_code_of(codes) == 4
+    assert "leaves ended with exit code 4; stopping the group" in capsys.readouterr().out
+    assert combine_exit_codes(codes) == 4
 
 
-def test_run_group_ends_when_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_group_ends_when_the_stop_event_is_set(capsys: pytest.CaptureFixture[str]) -> None:
     stop = threading.Event()
     timer = threading.Timer(0.5, stop.set)
     timer.start()
-    codes = run_group([python("a", PATIENT), python("b", PATIENT)], stop)
-    assert exit_code_of(codes) == 0
+    codes = run_group([python("a", ENDS_ON_SIGTERM), python("b", ENDS_ON_SIGTERM)], stop)
+    assert combine_exit_codes(codes) == 0
 
 
 def test_exit_codes_of_signals() -> None:
-    assert exit_code_of({"a": 0, "b": -signal.SIGTERM}) == 0
-    assert exit_code_of({"a": 0, "b": -signal.SIGKILL}) == 137
+    assert combine_exit_codes({"a": 0, "b": -signal.SIGTERM}) == 0
+    assert combine_exit_codes({"a": 0, "b": -signal.SIGKILL}) == 137
 
 
 SUPERVISOR = """
@@ -163,7 +165,7 @@ with Group() as group:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_no_orphan_is_left_when_the_supervisor_is_killed() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR.format(code=DEAF)], stdout=subprocess.PIPE
+        [sys.executable, "-c", SUPERVISOR.format(code=IGNORES_SIGTERM)], stdout=subprocess.PIPE
     ) as supervisor:
         assert supervisor.stdout is not None
         lines = [supervisor.stdout.readline().decode() for _ in range(4)]
@@ -180,7 +182,7 @@ def _runs(pid: int) -> bool:
 def test_a_profile_names_the_processes(tmp_path: Path) -> None:
     profile = tmp_path / "p.toml"
     profile.write_text('[group]\nprocesses = ["camera", "node"]\nrestart = "on-failure"\n')
-    camera, node = processes_of(load_settings(profile), profile)
+    camera, node = list_processes(load_settings(profile), profile)
     assert (camera.name, camera.command[3:5]) == ("camera", ("camera", "--profile"))
     assert (node.name, node.command[3:]) == ("node", ("run", "--profile", str(profile)))
     assert node.restart == "on-failure"
@@ -202,34 +204,34 @@ def test_several_cameras_each_get_an_endpoint_of_their_own(
 ) -> None:
     profile = tmp_path / "p.toml"
     profile.write_text(TWO_CAMERAS.format("left", "right"))
-    left, right, node, _ = processes_of(load_settings(profile), profile)
+    left, right, node, _ = list_processes(load_settings(profile), profile)
     assert [left.name, right.name, node.name] == ["left", "right", "node"]
     for name, value in right.env.items():
         monkeypatch.setenv(name, value)
-    seen = load_settings(profile)
-    assert seen.camera.name == "right"
-    assert seen.transport.frames == ("tcp://127.0.0.1:2",)
+    settings = load_settings(profile)
+    assert settings.camera.name == "right"
+    assert settings.transport.frames == ("tcp://127.0.0.1:2",)
 
 
 def test_cameras_that_clash_are_refused(tmp_path: Path) -> None:
     profile = tmp_path / "p.toml"
     profile.write_text(TWO_CAMERAS.format("same", "same"))
     with pytest.raises(SettingsError, match="different names, found same, same"):
-        processes_of(load_settings(profile), profile)
+        list_processes(load_settings(profile), profile)
     profile.write_text(TWO_CAMERAS.format("a", "b").replace(', "tcp://127.0.0.1:2"', ""))
     with pytest.raises(
         SettingsError, match=r"2 cameras need as many endpoints in transport\.frames, found 1"
     ):
-        processes_of(load_settings(profile), profile)
+        list_processes(load_settings(profile), profile)
 
 
-def test_a_watcher_would_take_lossless_masks_away(tmp_path: Path) -> None:
+def test_a_watcher_of_lossless_masks_is_refused(tmp_path: Path) -> None:
     profile = tmp_path / "p.toml"
     profile.write_text('[transport]\ndelivery = "every"\n')
-    with pytest.raises(SettingsError, match=r"group\.processes: expected no watch where .* 'every'"):
-        processes_of(load_settings(profile), profile)
+    with pytest.raises(SettingsError, match=r"group\.processes: expected no watch with .* 'every'"):
+        list_processes(load_settings(profile), profile)
     profile.write_text('[transport]\ndelivery = "every"\n[group]\nprocesses = ["camera", "node"]\n')
-    assert len(processes_of(load_settings(profile), profile)) == 2
+    assert len(list_processes(load_settings(profile), profile)) == 2
 
 
 def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

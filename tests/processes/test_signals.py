@@ -1,4 +1,4 @@
-"""A signal sets the event, even one that the main thread is just looking at."""
+"""Tests that a signal sets the event, even while the main thread reads it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from sam3_node.errors import OutputError, SettingsError, TransportError
-from sam3_node.processes.group import RECORD_READY, processes_of
+from sam3_node.processes.group import RECORD_READY, list_processes
 from sam3_node.recording.recorder import run_record
 from sam3_node.settings import GroupSettings, RecordSettings, Settings, TransportSettings
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
@@ -145,11 +145,11 @@ def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:
                     control.reply(found[0], Reply(found[1].id, {"model": f"m{asked}", "events": 0}))
 
     with MaskPublisher(f"ipc://{tmp_path}/masks") as node, recording(settings_for(tmp_path)):
-        send_until_recorded(lambda n: node.tell(Event(n, "pause")), path, 1500)
+        send_until_recorded(lambda n: node.send_event(Event(n, "pause")), path, 1500)
         thread = threading.Thread(target=answer)
         thread.start()
         until(lambda: asked, "the question")
-        send_until(lambda n: node.tell(Event(0, "pause")), lambda: asked > 1, "the question again")
+        send_until(lambda n: node.send_event(Event(0, "pause")), lambda: asked > 1, "the question again")
         stop.set()
         thread.join()
         until(lambda: len(RecordingReader([path]).metadata().get(NODE, [])) > 1, "both answers")
@@ -183,12 +183,12 @@ def test_a_folder_gets_a_file_by_the_time(tmp_path: Path) -> None:
 
 def test_a_group_may_record(tmp_path: Path) -> None:
     settings = Settings(group=GroupSettings(processes=("node", "record")))
-    node, recorder = processes_of(settings, tmp_path / "profile.toml")
+    node, recorder = list_processes(settings, tmp_path / "profile.toml")
     assert (node.name, recorder.name, recorder.ready) == ("node", "record", RECORD_READY)
     assert "record" in recorder.command
     lossless = settings.model_copy(update={"transport": TransportSettings(delivery="every")})
     with pytest.raises(SettingsError, match=r"group\.processes: expected no record"):
-        processes_of(lossless, tmp_path / "profile.toml")
+        list_processes(lossless, tmp_path / "profile.toml")
 
 
 def test_lossless_delivery_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What hostile bytes must meet: a WireError, and little memory taken."""
+"""Context managers for tests of hostile bytes: they expect a WireError and a limit on memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MEGABYTE = 1 << 20
 
 
 @contextmanager
-def little_memory(megabytes=2):
-    """Fails where Python, or anything else in the process, took more meanwhile.
+def limited_memory(megabytes=2):
+    """Fail if Python, or anything else in the process, allocates more memory in the block.
 
-    Without the garbage collector, which would finish what earlier tests left, with what memory that takes.
+    The garbage collector is off, because it could run finalisers of earlier tests, which allocate memory.
     """
     gc.disable()
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -35,5 +35,6 @@ def little_memory(megabytes=2):
 
 @contextmanager
 def refused(match="expected", megabytes=2):
-    with little_memory(megabytes), pytest.raises(WireError, match=match):
+    """Expect a WireError that matches, within a limit of memory."""
+    with limited_memory(megabytes), pytest.raises(WireError, match=match):
         yield

@@ -1,9 +1,9 @@
-"""Places that tests read from."""
+"""Folders that tests read."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout."""
+"""Root of the checkout."""
 
 SHARED = ROOT.parent / "shared"
-"""Real videos, masks and weights beside the checkout; a test that needs them skips where they are absent."""
+"""Real videos, masks and weights beside the checkout. Tests that need them skip if they are absent."""

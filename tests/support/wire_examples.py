@@ -1,4 +1,4 @@
-"""Messages of the golden files; `python -m tests.support.wire_examples` writes the files of a new wire version."""
+"""Messages of the golden files. `python -m tests.support.wire_examples` writes the files of a new wire version."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ JPEG = DATA / "grey-8x8.jpg"
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A value, how it is packed into parts and how it comes back."""
+    """A value, and the functions that pack it into parts and unpack it."""
 
     value: Any
     pack: Callable[[Any], Sequence[Any]]
     unpack: Callable[[Sequence[Any]], Any]
     exact: bool = True
-    """False where a compressor's library may choose other bytes for the same content."""
+    """False if a compression library may give other bytes for the same content."""
 
 
 def raw_frame() -> Frame:
@@ -63,7 +63,7 @@ def jpeg_frame() -> Frame:
 
 
 def mask(rows: Sequence[str]) -> Mask:
-    """A mask drawn with '#' for the pixels inside."""
+    """Return a mask drawn with '#' for the pixels inside."""
     return Mask.from_full(np.array([[pixel == "#" for pixel in row] for row in rows]))
 
 
@@ -103,7 +103,7 @@ def masks() -> MaskFrame:
     )
 
 
-def masks_of_a_device_clock() -> MaskFrame:
+def masks_with_device_clock() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
 
 
@@ -122,7 +122,7 @@ EXAMPLES = {
     "frame-jpeg": Example(jpeg_frame(), pack_frame, unpack_frame),
     "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
-    "masks-device-clock": Example(masks_of_a_device_clock(), pack_masks, unpack_masks),
+    "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41
@@ -146,12 +146,12 @@ EXAMPLES = {
 
 
 def golden(name: str) -> list[bytes]:
-    """The parts that a golden file pins."""
+    """Return the parts of a golden file."""
     return [bytes.fromhex(part) for part in json.loads((DATA / f"{name}.json").read_text())["parts"]]
 
 
 def plain(value: Any) -> Any:
-    """A value that compares by content, arrays and buffers included."""
+    """Convert a value to one that compares by content, including arrays and buffers."""
     if dataclasses.is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):

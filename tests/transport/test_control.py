@@ -1,4 +1,4 @@
-"""Requests and replies between sockets, threads and processes."""
+"""Tests of requests and replies between sockets, threads and processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TCP = "tcp://127.0.0.1:*"
 
 @contextmanager
 def serving(endpoint: str = TCP) -> Iterator[ControlServer]:
-    """A server whose thread echoes arguments, or does what the operation says."""
+    """Start a server whose thread echoes arguments, or follows the operation."""
     done = threading.Event()
 
     def serve() -> None:
@@ -49,10 +49,10 @@ def serving(endpoint: str = TCP) -> Iterator[ControlServer]:
 
 
 def answer_one(server: ControlServer) -> bool:
-    asked = server.receive(10)
-    if asked is not None:
-        answer(server, *asked)
-    return asked is not None
+    received = server.receive(10)
+    if received is not None:
+        answer(server, *received)
+    return received is not None
 
 
 def answer(server: ControlServer, peer: tuple[bytes, ...], request: Request) -> None:
@@ -78,13 +78,13 @@ def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, WireError]
+    "error_class", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, WireError]
 )
-def test_the_code_of_a_failure_is_raised_as_its_error(kind: type[Sam3NodeError]) -> None:
+def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[Sam3NodeError]) -> None:
     with serving() as server, ControlClient(server.endpoint) as client:
-        with pytest.raises(kind, match="expected this, found that") as caught:
-            client.call("fail", code=kind.code)
-        assert type(caught.value) is kind
+        with pytest.raises(error_class, match="expected this, found that") as caught:
+            client.call("fail", code=error_class.code)
+        assert type(caught.value) is error_class
         with pytest.raises(RequestError, match="newer_code: expected this"):
             client.call("fail", code="newer_code")
 
@@ -105,17 +105,17 @@ def answered(client: ControlClient) -> bool:
         return False
 
 
-def test_without_a_server_a_call_fails_in_time_and_is_not_carried_out_later() -> None:
+def test_without_a_server_a_call_fails_in_time_and_is_not_executed_later() -> None:
     with ControlServer(TCP) as server:
         endpoint = server.endpoint
     with ControlClient(endpoint, timeout_ms=200) as client:
-        with pytest.raises(TransportError, match=f"nobody is at {endpoint}: 'add_object'"):
+        with pytest.raises(TransportError, match=f"no node is connected at {endpoint}: 'add_object'"):
             client.call("add_object")
         with ControlServer(endpoint) as server:
             assert server.receive(700) is None
 
 
-def test_a_killed_server_is_found_again() -> None:
+def test_a_client_reconnects_to_a_killed_server() -> None:
     with ControlServer(TCP) as server:
         endpoint = server.endpoint
     with ControlClient(endpoint, timeout_ms=1000) as client:
@@ -184,7 +184,7 @@ def test_a_malformed_request_is_answered_and_counted() -> None:
         assert "version 1" in server.last_error
 
 
-def test_a_flood_of_malformed_requests_does_not_hold_the_server_or_a_good_client() -> None:
+def test_a_flood_of_malformed_requests_blocks_neither_the_server_nor_a_good_client() -> None:
     with ControlServer(TCP) as server, zmq.Context() as context, context.socket(zmq.DEALER) as flood:
         flood.linger = 0
         flood.connect(server.endpoint)
@@ -201,7 +201,7 @@ def test_a_flood_of_malformed_requests_does_not_hold_the_server_or_a_good_client
         assert answers == [{"a": 1}]
 
 
-def test_a_client_passes_over_what_is_not_a_reply() -> None:
+def test_a_client_skips_messages_that_are_not_replies() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
         port = router.bind_to_random_port("tcp://127.0.0.1")
@@ -219,7 +219,7 @@ def test_a_client_passes_over_what_is_not_a_reply() -> None:
         thread.join()
 
 
-def test_a_closed_client_says_so() -> None:
+def test_a_call_on_a_closed_client_is_an_error() -> None:
     client = ControlClient("tcp://127.0.0.1:9")
     client.close()
     client.close()

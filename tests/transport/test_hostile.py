@@ -1,4 +1,4 @@
-"""Bytes that nobody should send: each is counted or answered, and good messages still pass."""
+"""Tests of hostile bytes: each message is counted or answered, and good messages still pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
 
 
 def hostile(kind: str, count: int, seed: int = 0) -> Iterator[list[bytes]]:
-    """`count` messages: random parts, and good ones with bytes changed, cut, swapped, doubled or left out."""
+    """Yield `count` messages: random parts, and good ones with bytes changed, cut, swapped, doubled or left out."""
     rng = random.Random(seed)
     for _ in range(count):
         parts = list(GOOD[kind])
@@ -88,7 +88,7 @@ def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["frame", "masks"])
-def test_a_live_subscriber_outlives_hostile_messages(kind: str) -> None:
+def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         publisher.linger = 0
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -121,15 +121,15 @@ def test_each_hostile_request_is_answered() -> None:
 
 
 def refuse(server: ControlServer) -> bool:
-    """Answer one request that could be read."""
-    asked = server.receive(1)
-    if asked is not None:
-        server.reply(asked[0], Reply.failed(asked[1].id, RequestError("not now")))
-    return asked is not None
+    """Answer one valid request. Return True if there was one."""
+    received = server.receive(1)
+    if received is not None:
+        server.reply(received[0], Reply.failed(received[1].id, RequestError("not now")))
+    return received is not None
 
 
 @pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
-def test_garbage_at_the_port_leaves_the_socket_serving(opener: Callable[[str], Any]) -> None:
+def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], Any]) -> None:
     rng = random.Random(5)
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48
     huge = greeting + b"\x02" + (1 << 62).to_bytes(8, "big")
@@ -163,7 +163,7 @@ def serves(bound: Any) -> bool:
 
 
 @pytest.mark.parametrize("delivery", ["newest", "every"])
-def test_memory_stays_bounded_when_nobody_takes(delivery: Delivery) -> None:
+def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> None:
     process = psutil.Process(os.getpid())
     with FramePublisher(TCP, delivery) as publisher:
         with FrameSubscriber([publisher.endpoint], delivery) as subscriber:

@@ -1,4 +1,4 @@
-"""Masks between sockets."""
+"""Tests of masks between sockets."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.support.transport_peer import make_masks, wait_until
 TCP = "tcp://127.0.0.1:*"
 
 
-def first_of(publisher: MaskPublisher, subscriber: MaskSubscriber, masks: MaskFrame) -> MaskFrame:
-    """Publish `masks` until they arrive, and take every copy; the last one."""
-    found: list[MaskFrame] = []
+def send_until_received(publisher: MaskPublisher, subscriber: MaskSubscriber, masks: MaskFrame) -> MaskFrame:
+    """Publish `masks` until they arrive, take every copy, and return the last."""
+    received: list[MaskFrame] = []
 
     def arrived() -> bool:
         publisher.send(masks)
         while (more := subscriber.take(50)) is not None:
-            found.append(more)
-        return bool(found)
+            received.append(more)
+        return bool(received)
 
     wait_until(arrived)
-    return found[-1]
+    return received[-1]
 
 
 @pytest.mark.parametrize("encoding", ["bits+zstd", "rle"])
@@ -38,7 +38,7 @@ def test_masks_arrive_as_they_were_sent(delivery: Delivery, encoding: MaskEncodi
         MaskPublisher(TCP, delivery, encoding) as publisher,
         MaskSubscriber(publisher.endpoint, delivery) as subscriber,
     ):
-        got = first_of(publisher, subscriber, masks)
+        got = send_until_received(publisher, subscriber, masks)
     assert before_ns < got.published_ns < time.time_ns()
     mask, sent = got.instances[0].mask, masks.instances[0].mask
     assert np.array_equal(mask.full(), sent.full())
@@ -47,7 +47,7 @@ def test_masks_arrive_as_they_were_sent(delivery: Delivery, encoding: MaskEncodi
 
 def test_the_newest_masks_win() -> None:
     with MaskPublisher(TCP) as publisher, MaskSubscriber(publisher.endpoint) as subscriber:
-        first_of(publisher, subscriber, make_masks(0))
+        send_until_received(publisher, subscriber, make_masks(0))
         for seq in range(1, 50):
             publisher.send(make_masks(seq))
             time.sleep(0.002)
@@ -68,14 +68,14 @@ def test_every_mask_arrives_in_order() -> None:
     assert seqs == list(range(300))
 
 
-def test_only_the_cameras_asked_for() -> None:
+def test_masks_of_other_cameras_are_ignored() -> None:
     with (
         MaskPublisher(TCP) as publisher,
         MaskSubscriber(publisher.endpoint, cameras=["left"]) as left,
         MaskSubscriber(publisher.endpoint) as both,
     ):
-        first_of(publisher, left, make_masks(0, "left"))
-        first_of(publisher, both, make_masks(0, "right"))
+        send_until_received(publisher, left, make_masks(0, "left"))
+        send_until_received(publisher, both, make_masks(0, "right"))
         publisher.send(make_masks(1, "left"))
         publisher.send(make_masks(1, "right"))
         got = [both.take(5000), both.take(5000)]

@@ -1,4 +1,4 @@
-"""Processes that are killed, hang or talk nonsense, and the connections that come back."""
+"""Tests of reconnection after processes are killed, hang or send garbage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DELIVERIES: tuple[Delivery, ...] = ("newest", "every")
 
 @pytest.fixture(params=["tcp", "ipc"])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An endpoint that nobody has."""
+    """Return an endpoint that is not in use."""
     return free_endpoint() if request.param == "tcp" else f"ipc://{tmp_path}/frames"
 
 
@@ -78,7 +78,7 @@ def test_a_killed_subscriber_comes_back(endpoint: str, delivery: Delivery) -> No
     assert reached[0] < 1000 <= reached[1]
 
 
-def test_a_hung_camera_is_noticed_and_heard_again_when_it_goes_on(endpoint: str) -> None:
+def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint: str) -> None:
     with (
         peer("camera", endpoint, "cam0", "newest", 5, 100_000, 16) as camera,
         FrameSubscriber([next_line(camera)]) as subscriber,
@@ -95,7 +95,7 @@ def test_a_hung_camera_is_noticed_and_heard_again_when_it_goes_on(endpoint: str)
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS)
-def test_a_camera_is_found_after_something_else_had_its_port(greeting: bytes, host: str) -> None:
+def test_a_camera_is_received_after_another_program_used_its_port(greeting: bytes, host: str) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     with FrameSubscriber([f"tcp://{host}:{port}"]) as subscriber:
@@ -110,7 +110,7 @@ def test_a_camera_is_found_after_something_else_had_its_port(greeting: bytes, ho
             assert subscriber.connected == (f"tcp://{host}:{port}",)
 
 
-def test_a_camera_is_heard_again_after_a_part_that_was_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_camera_is_received_again_after_a_part_that_was_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.transport.channels.MAX_FRAME_BYTES", 10_000)
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         publisher.linger = 0

@@ -1,4 +1,4 @@
-"""Endpoints that cannot be had, parts that are too large, and what is left after close."""
+"""Tests of endpoints that cannot be bound, of parts that are too large, and of resources after close."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TCP = "tcp://127.0.0.1:*"
 
 
 @pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
-def test_an_address_in_use_is_told(opener: type[FramePublisher], tmp_path: Path) -> None:
+def test_an_address_in_use_is_an_error(opener: type[FramePublisher], tmp_path: Path) -> None:
     for endpoint in (TCP, f"ipc://{tmp_path}/one"):
         with opener(endpoint) as first:
-            with pytest.raises(TransportError, match="another process has it") as caught:
+            with pytest.raises(TransportError, match="another process uses it") as caught:
                 opener(first.endpoint)
             assert first.endpoint in str(caught.value)
         with opener(first.endpoint):
@@ -44,7 +44,7 @@ def test_an_address_in_use_is_told(opener: type[FramePublisher], tmp_path: Path)
         "ipc://a\0b",
     ],
 )
-def test_malformed_endpoints_are_told(endpoint: str) -> None:
+def test_malformed_endpoints_are_errors(endpoint: str) -> None:
     for opener in (
         FramePublisher,
         ControlServer,
@@ -56,7 +56,7 @@ def test_malformed_endpoints_are_told(endpoint: str) -> None:
         FrameSubscriber([])
 
 
-def test_an_address_of_another_machine_is_told() -> None:
+def test_an_address_of_another_machine_is_an_error() -> None:
     for endpoint in ("tcp://192.0.2.1:5550", "ipc:///no/such/folder/frames"):
         with pytest.raises(TransportError, match=r"cannot bind .* expected an address of this machine"):
             FramePublisher(endpoint)
@@ -68,7 +68,7 @@ def test_defaults_are_on_this_machine_only() -> None:
         assert endpoint.startswith("tcp://127.0.0.1:")
 
 
-def test_frames_that_no_subscriber_takes_are_refused() -> None:
+def test_frames_that_are_too_large_for_subscribers_are_refused() -> None:
     huge = np.zeros(sockets.MAX_FRAME_BYTES + 1, np.uint8)
     frame = Frame("cam0", 0, 0, 16384, 16384, "jpeg", huge.data)
     with FramePublisher(TCP) as publisher:
@@ -80,7 +80,7 @@ def test_frames_that_no_subscriber_takes_are_refused() -> None:
             publisher.send(frame)
 
 
-def test_close_wakes_whoever_waits() -> None:
+def test_close_wakes_waiting_threads() -> None:
     subscriber = FrameSubscriber(["tcp://127.0.0.1:9"])
     closer = threading.Timer(0.1, subscriber.close)
     closer.start()
@@ -91,7 +91,7 @@ def test_close_wakes_whoever_waits() -> None:
 
 
 @pytest.mark.parametrize("delivery", ["newest", "every"])
-def test_nothing_is_left_after_close(delivery: Delivery) -> None:
+def test_no_resource_is_left_after_close(delivery: Delivery) -> None:
     def once() -> None:
         with (
             FramePublisher(TCP, delivery) as publisher,

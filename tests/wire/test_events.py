@@ -1,4 +1,4 @@
-"""Events on the wire."""
+"""Tests of event messages."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_another_topic_or_number_of_parts_is_refused() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_comes_is_an_event_or_refused(data: bytes) -> None:
+def test_any_bytes_are_an_event_or_refused(data: bytes) -> None:
     with contextlib.suppress(WireError):
         unpack_event([EVENTS_TOPIC, data])

@@ -1,4 +1,4 @@
-"""Wire version 1 is these bytes: a peer in another language reads and writes the same."""
+"""Tests of the golden files, which pin the bytes of wire version 1 for peers in any language."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_golden_jpeg_decodes():
     assert np.all(np.abs(image.astype(int) - 128) <= 2)
 
 
-def test_a_clock_that_nobody_knows_is_refused():
+def test_an_unknown_clock_is_refused():
     topic, body = golden("masks-device-clock")
     wrong = msgpack.packb(msgpack.unpackb(body) | {"clock": "sundial"})
     with pytest.raises(WireError, match="expected 'clock' to be one of system"):

@@ -1,4 +1,4 @@
-"""Hostile messages: WireError or a message, and no memory for what is declared but not present."""
+"""Tests of hostile messages: they are refused, without memory for data that is declared but not present."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sam3_node.wire import (
     unpack_reply,
     unpack_request,
 )
-from tests.support.hostility import MEGABYTE, little_memory, refused
+from tests.support.hostility import MEGABYTE, limited_memory, refused
 from tests.support.wire_examples import EXAMPLES, golden
 
 
@@ -61,12 +61,12 @@ def test_msgpack_is_refused(data):
         unpack(data, what="test", limits=SMALL)
 
 
-def test_a_message_over_the_limit_is_not_looked_at():
+def test_a_message_over_the_limit_is_not_parsed():
     with refused("at most 100 bytes, found 1000"):
         unpack(bytes(1000), what="test", limits=Limits(total_bytes=100))
 
 
-def test_nesting_within_the_limit_is_taken():
+def test_nesting_within_the_limit_is_accepted():
     assert unpack(nested(16), what="test") is not None
 
 
@@ -78,25 +78,25 @@ def test_any_bytes_unpack_or_are_refused(data):
 
 
 def mutations(parts, count, seed):
-    """Copies of `parts` with bits flipped, bytes cut out, put in or replaced, ends cut off, parts lost."""
+    """Yield copies of `parts` with bits flipped, bytes removed, inserted or replaced, ends cut off, or parts lost."""
     chance = random.Random(seed)
     for _ in range(count):
         mutated = [bytearray(part) for part in parts]
         for _ in range(chance.randint(1, 3)):
             part = chance.choice(mutated)
             place = chance.randrange(len(part) + 1)
-            kind = chance.randrange(6)
-            if kind == 0 and place < len(part):
+            mutation = chance.randrange(6)
+            if mutation == 0 and place < len(part):
                 part[place] ^= 1 << chance.randrange(8)
-            elif kind == 1:
+            elif mutation == 1:
                 del part[place:]
-            elif kind == 2:
+            elif mutation == 2:
                 del part[place : place + chance.randint(1, 9)]
-            elif kind == 3:
+            elif mutation == 3:
                 part[place:place] = chance.randbytes(chance.randint(1, 9))
-            elif kind == 4 and place < len(part):
+            elif mutation == 4 and place < len(part):
                 part[place] = chance.choice(b"\xc0\xc1\xc3\xcb\xcf\xd9\xdb\xdd\xdf\xc6\xc9\x7f\xff")
-            elif kind == 5 and len(mutated) > 1 and chance.random() < 0.1:
+            elif mutation == 5 and len(mutated) > 1 and chance.random() < 0.1:
                 mutated.pop(chance.randrange(len(mutated)))
         yield [bytes(part) for part in mutated]
 
@@ -104,7 +104,7 @@ def mutations(parts, count, seed):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_mutated_messages_unpack_or_are_refused(name):
     refusals = 0
-    with little_memory():
+    with limited_memory():
         for parts in mutations(golden(name), 400, seed=name):
             try:
                 value = EXAMPLES[name].unpack(parts)
@@ -143,7 +143,7 @@ WRONG = [
 
 
 def paths(value, path=()):
-    """The path of every value within a nested message."""
+    """Yield the path of every value in a nested message."""
     children = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
@@ -153,7 +153,7 @@ def paths(value, path=()):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_wrong_types_anywhere_are_refused_or_taken(name):
+def test_wrong_types_anywhere_are_refused_or_accepted(name):
     parts = golden(name)
     body = next(index for index, part in enumerate(parts) if part[0] >= 0x80)
     for path in paths(msgpack.unpackb(parts[body])):
@@ -171,7 +171,7 @@ def test_wrong_types_anywhere_are_refused_or_taken(name):
 
 
 def changed(name, *path, value):
-    """A golden message with one field of its map replaced, or left out where `value` is KeyError."""
+    """Return a golden message with one field of its map replaced, or removed if `value` is KeyError."""
     parts = golden(name)
     body = 0 if len(parts) == 1 else 1
     message = container = msgpack.unpackb(parts[body])

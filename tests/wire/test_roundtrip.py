@@ -1,4 +1,4 @@
-"""Whatever is packed comes back the same: arrays, frames, images, masks messages, requests and replies."""
+"""Tests that packing and unpacking give the same value: frames, images, masks messages, requests and replies."""
 
 from __future__ import annotations
 
@@ -19,28 +19,22 @@ from sam3_node.wire import (
     encode_depth,
     encode_image,
     pack,
-    pack_array,
     pack_frame,
     pack_masks,
     pack_reply,
     pack_request,
     unpack,
-    unpack_array,
     unpack_frame,
     unpack_masks,
     unpack_reply,
     unpack_request,
 )
-from sam3_node.wire.arrays import DTYPES
 from tests.support.wire_examples import plain
 
 naturals = st.integers(0, 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 cameras = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-arrays = st.sampled_from(DTYPES).flatmap(
-    lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4))
-)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | words | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
@@ -110,32 +104,6 @@ def mask_frames(draw):
 @given(values)
 def test_values(value):
     assert unpack(pack(value), what="value") == value
-
-
-@given(arrays)
-def test_arrays(array):
-    back = unpack_array(unpack(pack(pack_array(array)), what="array"))
-    assert plain(back) == plain(array)
-    assert not back.flags.writeable
-
-
-def test_arrays_are_packed_in_c_order_and_little_endian():
-    array = np.arange(6, dtype=">i4").reshape(2, 3)
-    packed = pack_array(np.asfortranarray(array))
-    assert packed == {"dtype": "int32", "shape": [2, 3], "data": np.arange(6, dtype="<i4").tobytes()}
-
-
-def test_unpacked_arrays_are_views():
-    packed = pack_array(np.arange(1000))
-    assert np.shares_memory(unpack_array(packed), np.frombuffer(packed["data"], np.uint8))
-
-
-@pytest.mark.parametrize(
-    "array", [np.array([{}]), np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, complex)]
-)
-def test_other_dtypes_are_not_packed(array):
-    with pytest.raises(WireError, match="expected one of bool"):
-        pack_array(array)
 
 
 @given(frames())

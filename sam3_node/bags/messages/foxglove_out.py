@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import require
 from ...types import NANOSECONDS, Buffer, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
-from ...visualization import colour_of
+from ...visualization import pick_colour
 from ...wire.images import CHANNELS
 
 MAX_EDGES = 1 << 16  # of a mask's outline, in pixels; a noisier one is not drawn
@@ -167,5 +167,5 @@ def _point(x: float, y: float) -> Any:
 
 
 def _colour(instance: Instance, alpha: float = 1.0) -> Any:
-    blue, green, red = (part / 255 for part in colour_of(instance.id))
+    blue, green, red = (part / 255 for part in pick_colour(instance.id))
     return _kind("Color")(r=red, g=green, b=blue, a=alpha)

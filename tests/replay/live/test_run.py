@@ -222,7 +222,7 @@ def test_what_a_node_cannot_do_is_refused(
     job = job_of(bag, tmp_path / "out", settings)
     with pytest.raises(ReplayError, match="as-recorded"):
         run_live(replace(job, mode="as-recorded"), endpoints)
-    with pytest.raises(TransportError, match="nobody is at"):
+    with pytest.raises(TransportError, match="no node is connected at"):
         run_live(job, endpoints)
     rig.node(TRACKER__MAX_CAMERAS="1")
     with pytest.raises(SettingsError, match=r"room for 2 cameras, left, right.*max_cameras"):
