@@ -1,4 +1,7 @@
-"""Fills the generated parts of the pages, which stand between `<!-- generated: NAME -->` and `<!-- /generated: NAME -->`."""
+"""Fills the generated parts of the pages.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- /generated: NAME -->`.
+"""
 
 from __future__ import annotations
 
