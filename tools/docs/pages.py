@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .command_line import command_reference
 from .errors import error_table
-from .layers import layer_diagram
+from .layers import layer_diagram, size_table
 from .operations import operation_table
 from .settings import renamed_table, setting_table
 from .tables import output_table
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "operations": operation_table,
     "outputs": output_table,
     "layers": layer_diagram,
+    "size": size_table,
     "cli": command_reference,
     "hex-frame": frame_hex,
     "hex-bits": bits_hex,
