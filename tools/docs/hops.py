@@ -24,8 +24,8 @@ from sam3_node.settings import Settings, load_settings
 
 _BOX = (100, 100, 200, 200)
 _FRAMES = 3
-_START_MS, _FRAME_MS = 60_000, 5000
-_CAMERA = "camera"
+_TIMEOUT_MS = 60_000
+_NODE = "node"
 _SETTLE_S = 0.6  # a paused node finishes its frame meanwhile
 
 
@@ -34,7 +34,7 @@ class Profile:
 
     def __init__(self) -> None:
         self.is_on = False
-        self.without: tuple[str, ...] = ()
+        self.only: tuple[str, ...] = ()
         self.modules: dict[str, None] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -43,13 +43,13 @@ class Profile:
         is_function = not frame.f_code.co_name.startswith("<")
         if not self.is_on or event != "call" or not is_function:
             return
-        if name.startswith("sam3_node.") and threading.current_thread().name not in self.without:
+        if name.startswith("sam3_node.") and (not self.only or threading.current_thread().name in self.only):
             self.modules.setdefault(name.removeprefix("sam3_node."))
 
     @contextmanager
-    def noting(self, without: tuple[str, ...] = ()) -> Iterator[dict[str, None]]:
-        """Note modules within the block, except those that run in the threads `without`."""
-        self.modules, self.without = {}, without
+    def noting(self, only: tuple[str, ...] = ()) -> Iterator[dict[str, None]]:
+        """Note modules within the block, of all threads or of those named `only`."""
+        self.modules, self.only = {}, only
         self.is_on = True
         try:
             yield self.modules
@@ -68,15 +68,15 @@ def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, lis
             "detector.every": "1",
         }
     )
-    stop = threading.Event()
+    transport, stop = settings.transport, threading.Event()
     threads = [
-        threading.Thread(target=_run_node, args=(settings, stop), name="node"),
-        threading.Thread(target=run_camera, args=(settings, stop), name=_CAMERA),
+        threading.Thread(target=_run_node, args=(settings, stop), name=_NODE),
+        threading.Thread(target=run_camera, args=(settings, stop)),
     ]
     for thread in threads:
         thread.start()
     try:
-        with PerceptionClient(masks=settings.transport.masks, control=settings.transport.control) as client:
+        with PerceptionClient(transport.masks, transport.control, timeout_ms=_TIMEOUT_MS) as client:
             yield from _measure(client, profile)
     finally:
         stop.set()
@@ -90,19 +90,18 @@ def _run_node(settings: Settings, stop: threading.Event) -> None:
 
 
 def _measure(client: PerceptionClient, profile: Profile) -> Iterator[tuple[str, list[str]]]:
-    client.latest(_START_MS)
+    client.latest(_TIMEOUT_MS)
     client.add_object(box=_BOX)
     for _ in range(_FRAMES):
-        client.latest(_FRAME_MS)
+        client.latest(_TIMEOUT_MS)
     with profile.noting() as modules:
         for _ in range(_FRAMES):
-            masks = client.latest(_FRAME_MS)
+            masks = client.latest(_TIMEOUT_MS)
     yield "frame", list(modules)
     assert masks is not None
     client.pause()
     time.sleep(_SETTLE_S)
-    receiver = next(thread.name for thread in threading.enumerate() if thread.name.endswith("/frames"))
-    with profile.noting(without=(_CAMERA, receiver)) as modules:  # frames still arrive meanwhile
+    with profile.noting(only=("MainThread", _NODE)) as modules:  # frames still arrive meanwhile
         client.add_object(box=_BOX, seq=masks.seq)
     yield "prompt", list(modules)
 
