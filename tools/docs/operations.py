@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sam3_node.node.operations import CHANGES, OPERATIONS, QUESTIONS
+from sam3_node.node import operations
+from sam3_node.node.operations import CHANGES, OPERATIONS
 
 from .tables import code, table
 
@@ -34,8 +35,18 @@ def operation_table() -> str:
     return table(["op", "args", "result", "published as an event"], rows)
 
 
+def read_arguments() -> dict[str, tuple[str, ...]]:
+    """Return the argument names of each operation of the node's tables; operations without arguments may be absent."""
+    tables = [
+        value
+        for value in vars(operations).values()
+        if isinstance(value, dict) and set(value) <= set(OPERATIONS)
+    ]
+    return {op: entry[1] for entries in tables for op, entry in entries.items() if isinstance(entry, tuple)}
+
+
 def _arguments(op: str) -> str:
-    names = (CHANGES | QUESTIONS)[op][1] if op in CHANGES or op in QUESTIONS else ()
+    names = read_arguments().get(op, ())
     required = [code(name) for name in names if name not in (*_PROMPT, *_OPTIONAL)]
     prompt = ["prompt"] if set(_PROMPT) <= set(names) else []
     optional = [code(name) + "?" for name in _OPTIONAL if name in names]
