@@ -13,8 +13,11 @@ _COMMON = ("help", "profile")
 
 
 def command_reference() -> str:
-    """Return a section for each command: what it does, its usage and its own options."""
-    return "\n\n".join(_section(words, parser) for words, parser in commands(cli._parser()))
+    """Return a table of the commands, and a section for each: what it does, its usage and its own options."""
+    listed = list(commands(cli._parser()))
+    rows = [[_link(words), _sentence(parser.description or "")] for words, parser in listed]
+    sections = [_section(words, parser) for words, parser in listed]
+    return "\n\n".join([table(["command", "what it does"], rows), *sections])
 
 
 def commands(
@@ -32,7 +35,7 @@ def commands(
 def _section(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
     actions = [action for action in parser._actions if _is_own(action)]
     usage = " ".join([*words, *map(_usage, actions)])
-    parts = [f"### {' '.join(words)}", f"{_sentence(parser.description or '')}", f"```text\n{usage}\n```"]
+    parts = [f"## {' '.join(words)}", f"{_sentence(parser.description or '')}", f"```text\n{usage}\n```"]
     rows = [[code(_name(action)), (action.help or "").replace("%%", "%")] for action in actions]
     if rows:
         parts.append(table(["option", "meaning"], rows))
@@ -45,8 +48,12 @@ def _is_own(action: argparse.Action) -> bool:
     return action.dest not in _COMMON and action.help != argparse.SUPPRESS and not is_setting
 
 
+def _link(words: tuple[str, ...]) -> str:
+    return f"[`{' '.join(words)}`](#{'-'.join(words)})"
+
+
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}.".replace("..", ".") if text else ""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _value(action: argparse.Action) -> str:

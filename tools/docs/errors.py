@@ -56,8 +56,9 @@ def error_table() -> str:
             "Read the node's log: it has the traceback.",
         ]
     )
-    return table(["class", "code in a reply", "meaning", "what to do"], rows)
+    return table(["class", "code in a reply", "when", "what to do"], rows)
 
 
 def _meaning(kind: type[Sam3NodeError]) -> str:
-    return " ".join((inspect.getdoc(kind) or "").split())
+    text = " ".join((inspect.getdoc(kind) or "").split()).removeprefix("Raised when ")
+    return text[:1].upper() + text[1:]

@@ -10,8 +10,8 @@ from .tables import code, table
 
 
 def setting_table() -> str:
-    """Return a table for each section of the settings: name, default and meaning."""
-    parts = []
+    """Return links to the sections of the settings, and a table for each: name, default and meaning."""
+    parts = ["Sections: " + ", ".join(f"[{section}](#{section})" for section in Settings.model_fields) + "."]
     for section, fields in groupby(options(), lambda option: option.name.split(".")[0]):
         rows = [[code(field.name), code(field.default), _describe(field)] for field in fields]
         parts.append(f"## {section}\n\n" + table(["setting", "default", "meaning"], rows))
