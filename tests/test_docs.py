@@ -19,7 +19,7 @@ import pytest
 from sam3_node.cli import main as cli
 from sam3_node.node.operations import OPERATIONS
 from sam3_node.processes import group
-from sam3_node.settings import load_settings
+from sam3_node.settings import Settings, load_settings
 from sam3_node.wire import decode_mask
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
@@ -40,6 +40,7 @@ ALL = [
     if not any(part.startswith(".") or part in ("out", "build") for part in path.relative_to(ROOT).parts)
 ]
 COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
+SETTINGS_SECTIONS = tuple(Settings.model_fields)
 FOLDERS = "calibration|docs|launch|sam3_node|tests|tools"
 EXAMPLES = {
     ("README.md", "calibration/wrist.toml"),
@@ -187,6 +188,22 @@ def test_every_path_exists(path: Path) -> None:
         for name in sorted(named)
         if not any((place / name).exists() for place in places) and (path.name, name) not in EXAMPLES
     ]
+
+
+def test_modules_in_the_design_exist() -> None:
+    """Names such as `perception.pipeline`, and names in a table row that continue the first, such as `.registry`."""
+    text = shown(ROOT / "docs" / "design.md")
+    missing = []
+    for row in text.splitlines():
+        package = ""
+        for name in re.findall(r"`((?:[a-z]\w*)?(?:\.[a-z]\w*)+)`", row):
+            places = [ROOT / "sam3_node" / part.replace(".", "/") for part in (name, f"{package}{name}")]
+            if name.split(".")[0] in SETTINGS_SECTIONS or name.endswith(".json"):
+                continue
+            if not any(place.is_dir() or place.with_suffix(".py").exists() for place in places):
+                missing.append(name)
+            package = name.split(".")[0] or package
+    assert not missing
 
 
 def test_the_readme_is_short() -> None:
