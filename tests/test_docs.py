@@ -43,6 +43,7 @@ COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
 FOLDERS = "calibration|docs|launch|sam3_node|tests|tools"
 EXAMPLES = {
+    ("benchmarks.md", "tools/bench/results/NAME.json"),
     ("README.md", "calibration/wrist.toml"),
     ("CONTRIBUTING.md", "sam3_node/cameras/NAME.py"),
     ("CONTRIBUTING.md", "sam3_node/detection/NAME.py"),
