@@ -1,0 +1,290 @@
+"""Checks the documentation: commands parse, examples run, links resolve, generated parts equal the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+import pytest
+
+from sam3_node.cli import main as cli
+from sam3_node.node.operations import OPERATIONS
+from sam3_node.processes import group
+from sam3_node.settings import Settings, load_settings
+from sam3_node.wire import decode_mask
+from tests.support.node_rig import Rig
+from tests.support.paths import ROOT
+from tests.support.wire_examples import golden
+from tools.docs.command_line import commands
+from tools.docs.errors import ADVICE, error_classes
+from tools.docs.operations import RESULTS
+from tools.docs.pages import PARTS, generated_names, outdated
+
+MAX_README_LINES = 200
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+MANUAL = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+"""The pages that are checked in full; of the others only links and paths are."""
+ALL = [
+    path
+    for path in sorted(ROOT.rglob("*.md"))
+    if not any(part.startswith(".") or part in ("out", "build") for part in path.relative_to(ROOT).parts)
+]
+COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
+SETTINGS_SECTIONS = tuple(Settings.model_fields)
+FOLDERS = "calibration|docs|launch|sam3_node|tests|tools"
+EXAMPLES = {
+    ("benchmarks.md", "tools/bench/results/NAME.json"),
+    ("README.md", "calibration/wrist.toml"),
+    ("CONTRIBUTING.md", "sam3_node/cameras/NAME.py"),
+    ("CONTRIBUTING.md", "sam3_node/detection/NAME.py"),
+    ("CONTRIBUTING.md", "sam3_node/bags/formats/NAME.py"),
+    ("CHANGELOG.md", "tools/bench/step.py"),
+    ("CHANGELOG.md", "tools/bench/cloud_kills.py"),
+}
+"""Paths that a page names though they do not exist: files to write, and files before a move."""
+
+
+class Code(NamedTuple):
+    """One fenced or indented block of a page."""
+
+    page: Path
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {self.text[:40]!r}"
+
+
+def shown(path: Path) -> str:
+    """Return the text of a page without its comments."""
+    return re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def blocks(path: Path) -> Iterator[Code]:
+    """Yield the fenced blocks, and the indented ones as language ''."""
+    text = shown(path)
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+    for block in fenced.finditer(text):
+        yield Code(path, block[1], block[2])
+    for block in re.finditer(r"(?:^ {4}.*\n)+", fenced.sub("", text), flags=re.MULTILINE):
+        yield Code(path, "", re.sub(r"^ {4}", "", block[0], flags=re.MULTILINE))
+
+
+def python_blocks() -> list[Code]:
+    return [block for path in ALL for block in blocks(path) if block.language == "python"]
+
+
+def block_with(page: str, text: str) -> str:
+    (block,) = [block for block in blocks(ROOT / page) if block.language == "python" and text in block.text]
+    return block.text
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Return (page, line) of each command in blocks, and of each that is inline code."""
+    names = re.compile(r"^(?:sam3-node|launch/start|make|python -m|pytest|\.venv/bin/sam3-node)(?: |$)")
+    lines = []
+    for path in MANUAL:
+        for block in blocks(path):
+            if block.language in ("", "sh"):
+                lines += [(path.name, line) for line in block.text.replace("\\\n", " ").splitlines()]
+        prose = re.sub(r"```.*?```", "", shown(path), flags=re.DOTALL)
+        lines += [(path.name, " ".join(code.split())) for code in re.findall(r"`([^`]+)`", prose)]
+    return sorted({(page, line) for page, line in lines if names.match(line)})
+
+
+def slugs(path: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def hex_digits(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def run(code: str, timeout_s: float = 60) -> str:
+    """Run Python code in a process of its own; return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines(), ids=lambda value: value[:60])
+def test_every_command_is_understood(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    check = {
+        "launch/start": check_profile,
+        "make": check_targets,
+        "python": check_module,
+        "pytest": check_tests,
+    }.get(words[0], check_command)
+    check(words[1:])
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command; of one that is only mentioned, check that it exists."""
+    mentioned = [word for word in words if word not in ("--help", "COMMAND", "…")]
+    if any(known[: len(mentioned)] == tuple(mentioned) for known in COMMANDS):
+        return
+    assert cli._parser().parse_args([word for word in words if not word.startswith("FILE")]).run
+
+
+def check_profile(words: list[str]) -> None:
+    if not words:
+        return
+    profile = ROOT / words[0]
+    assert group.list_processes(load_settings(profile), profile)
+
+
+def check_targets(words: list[str]) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {word for word in words if "=" not in word} <= targets
+
+
+def check_module(words: list[str]) -> None:
+    assert words[0] == "-m"
+    found = importlib.util.find_spec(words[1])
+    assert found is not None, words[1]
+    if found.submodule_search_locations is not None:
+        assert importlib.util.find_spec(f"{words[1]}.__main__") is not None
+
+
+def check_tests(words: list[str]) -> None:
+    assert [word for word in words if word.startswith("tests/")]
+    for word in words:
+        assert not word.startswith("tests/") or (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", shown(path)):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        page = (path.parent / name).resolve() if name else path
+        if not page.exists() or (anchor and anchor not in slugs(page)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_path_exists(path: Path) -> None:
+    text = re.sub(r"\]\([^)]*\)|https?://\S+", "", shown(path))
+    named = set(re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*\w", text))
+    places = (ROOT, path.parent, ROOT / "sam3_node")
+    assert not [
+        name
+        for name in sorted(named)
+        if not any((place / name).exists() for place in places) and (path.name, name) not in EXAMPLES
+    ]
+
+
+def test_modules_in_the_design_exist() -> None:
+    """Names such as `perception.pipeline`, and names in a table row that continue the first, such as `.registry`."""
+    text = shown(ROOT / "docs" / "design.md")
+    missing = []
+    for row in text.splitlines():
+        package = ""
+        for name in re.findall(r"`((?:[a-z]\w*)?(?:\.[a-z]\w*)+)`", row):
+            places = [ROOT / "sam3_node" / part.replace(".", "/") for part in (name, f"{package}{name}")]
+            if name.split(".")[0] in SETTINGS_SECTIONS or name.endswith(".json"):
+                continue
+            if not any(place.is_dir() or place.with_suffix(".py").exists() for place in places):
+                missing.append(name)
+            package = name.split(".")[0] or package
+    assert not missing
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
+
+
+def test_the_picture_is_small() -> None:
+    pictures = [path for path in (ROOT / "docs" / "images").iterdir() if path.is_file()]
+    assert pictures
+    assert all(path.stat().st_size < 150_000 for path in pictures)
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    assert not [path.name for path in outdated()], "run python -m tools.docs"
+
+
+def test_every_generator_has_its_place() -> None:
+    names = [name for path in PAGES for name in generated_names(path.read_text(encoding="utf-8"))]
+    assert sorted(names) == sorted(PARTS)
+
+
+def test_every_operation_and_every_error_is_described() -> None:
+    assert sorted(RESULTS) == sorted(OPERATIONS)
+    assert set(ADVICE) == {kind.__name__ for kind in error_classes()}
+
+
+def test_the_hex_is_that_of_the_golden_files() -> None:
+    page = shown(ROOT / "docs" / "wire-v1.md")
+    text = hex_digits(page)
+    bits, rle = (msgpack.unpackb(golden(f"masks-{name}")[1])["instances"] for name in ("bits", "rle"))
+    lines = re.findall(r"^    ([0-9a-f]{2}(?: [0-9a-f]{2})*)    ", page, flags=re.MULTILINE)
+    assert bits[0]["mask"]["data"].hex() in hex_digits("".join(lines))
+    for data in (rle[0]["mask"]["data"], rle[2]["mask"]["data"], golden("request-status")[0]):
+        assert data.hex() in text
+    start = "8aa17601a46b696e64a56672616d65"
+    assert start in text
+    assert golden("frame-jpeg")[1].hex().startswith(start)
+
+
+@pytest.mark.parametrize("block", python_blocks(), ids=str)
+def test_python_examples_compile(block: Code) -> None:
+    assert ast.parse(block.text).body
+
+
+def test_the_reader_without_this_package_decodes_the_golden_masks() -> None:
+    names: dict[str, Any] = {}
+    exec(block_with("docs/wire-v1.md", "def decode_bits"), names)
+    for instance in msgpack.unpackb(golden("masks-bits")[1])["instances"]:
+        assert np.array_equal(names["decode_bits"](instance["mask"]), decode_mask(instance["mask"]).full())
+
+
+def test_the_tracker_example_runs() -> None:
+    assert run(block_with("docs/python-api.md", "load_tracker("), 100).startswith("[1] (1, 64, 64)")
+
+
+def test_the_recording_example_runs() -> None:
+    pytest.importorskip("mcap")
+    bag, clip = run(block_with("docs/python-api.md", "LabelledClip.load(")).splitlines()
+    assert bag == "('tabletop',) 224 640 jpeg None"
+    assert clip.startswith("225 15.0")
+
+
+def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    try:
+        rig.node()
+        rig.camera()
+        with rig.client() as client:
+            assert client.latest(timeout_ms=30_000) is not None
+        policy = block_with("README.md", "PerceptionClient(")
+        for written, used in (
+            ("tcp://127.0.0.1:5551", rig.masks),
+            ("tcp://127.0.0.1:5552", rig.control),
+            ("(200, 275, 350, 435)", "(100, 100, 200, 200)"),  # on the rig's smaller frames
+            ("masks.seq > 10_000", "'inside' in globals()"),
+        ):
+            assert written in policy
+            policy = policy.replace(written, used)
+        run(policy)
+        reader = block_with("docs/wire-v1.md", "def read_masks")
+        run(f"{reader}\nseq, masks = next(read_masks({rig.masks!r}))\nassert masks[1].shape == (240, 320)")
+    finally:
+        rig.close()

@@ -1,0 +1,108 @@
+"""Checks the English of code and documentation: how docstrings open, and a list of phrases that nobody understands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+SOURCES = sorted([*(ROOT / "sam3_node").rglob("*.py"), *(ROOT / "tools").rglob("*.py")])
+MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+
+EXEMPT = {
+    "tools/train_nano/compose.py",
+    "tools/train_nano/data.py",
+    "tools/train_nano/export.py",
+    "tools/train_nano/gates.py",
+    "tools/train_nano/losses.py",
+    "tools/train_nano/network.py",
+    "tools/train_nano/prompts.py",
+    "tools/train_nano/steps.py",
+    "tools/train_nano/train.py",
+    "tools/train_nano/__main__.py",
+}
+"""Files that nobody has rewritten yet. Take a file out once it is clean; add none."""
+
+OPENINGS = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Of)\b")
+"""A docstring opens with a verb (functions) or a noun (types, modules), never with a relative clause."""
+
+PHRASES = {
+    r"from which on": "from",
+    r"\bfor ever\b": "without limit",
+    r"(?<!may)\bbe it\b": "whether … or …",
+    r"\bgone on with\b": "continued",
+    r"\b(is|are|be|was|were) told\b(?! (apart|by))": "name the actor: the message says, the node counts",
+    r"\bwhat sees\b": "Perception",
+    r"\bby heart\b": "a fixed table",
+    r"\bof ours\b": "of this package",
+    r"\b(the|a|its|one|only) door\b": "entry point",
+    r"\bonly room\b": "only package",
+    r"\bthe bill\b": "usage report",
+    r"\b(every|after|at most|stop after|in) so many\b": "the number itself",
+    r"\b(that|what) is there\b": "exists",
+    r"\bwhat there is\b": "what exists",
+    r"\(asked:": "target",
+    r"has touched yet": "before …",
+    r"whose presence says": "completion marker",
+    r"it has come to": "its state",
+    r"engines of a deployment must be of": "must match",
+    r"^\W*(?-i:Which) of them are": "name them",
+    r"^[ #\"]*The same by ": "repeat the subject",
+    r"\bhas gone astray\b": "lost",
+    r"\bsays that all is there\b": "completion marker",
+}
+"""Phrases, each with what to write instead."""
+
+
+def list_openings(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, first words) of each docstring that opens with a relative clause."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            docstring = ast.get_docstring(node) or ""
+            if OPENINGS.match(docstring):
+                yield getattr(node, "lineno", 1), f"opens with {docstring.split(chr(10))[0][:60]!r}"
+
+
+def list_phrases(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, advice) of each phrase of the list."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, instead in PHRASES.items():
+            found = re.search(pattern, line, flags=re.IGNORECASE)
+            if found:
+                yield number, f"{found[0].strip()!r}, better: {instead}"
+
+
+def list_hits(path: Path) -> list[str]:
+    """Return what is wrong in a file, one line for each place."""
+    text = path.read_text(encoding="utf-8")
+    hits = [*list_phrases(text), *(list_openings(text) if path.suffix == ".py" else ())]
+    return [f"{path.relative_to(ROOT)}:{number}: {hit}" for number, hit in sorted(hits)]
+
+
+def test_plain_english() -> None:
+    hits = [
+        hit
+        for path in [*SOURCES, *MANUAL]
+        if path.relative_to(ROOT).as_posix() not in EXEMPT
+        for hit in list_hits(path)
+    ]
+    assert not hits, f"{len(hits)} places:\n" + "\n".join(hits)
+
+
+def test_the_exempt_files_still_need_it() -> None:
+    clean = [name for name in sorted(EXEMPT) if not (ROOT / name).exists() or not list_hits(ROOT / name)]
+    assert not clean, f"take them out of EXEMPT: {clean}"
+
+
+def test_the_list_finds_what_it_should() -> None:
+    assert [line for line, _ in list_openings('"""What it is."""\ndef f():\n    """Whether so."""\n')] == [
+        1,
+        2,
+    ]
+    assert not list(list_openings('def f():\n    """Offer it."""\nclass A:\n    """Whole number."""\n'))
+    assert (
+        len(list(list_phrases("the door\na doorway\nkept for ever\nforever\nmaybe it\nbe it\nis told"))) == 4
+    )

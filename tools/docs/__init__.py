@@ -1,0 +1,1 @@
+"""Generated parts of the documentation: tables and diagrams made from the code."""

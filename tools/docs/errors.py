@@ -1,0 +1,64 @@
+"""Table of the errors, with advice for each."""
+
+from __future__ import annotations
+
+import inspect
+
+from sam3_node import errors
+from sam3_node.errors import Sam3NodeError
+
+from .tables import code, table
+
+ADVICE = {
+    "WireError": "Check the peer against wire version 1. A request with wrong arguments answers `bad_request` instead.",
+    "TransportError": 'Check the endpoint: malformed, taken, or nobody answers in time. After "no answer" the node may '
+    "still carry the request out.",
+    "SettingsError": "Correct the field that the message names; it also says where the field was set.",
+    "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
+    "BagError": "Check the file and `--topics`. A damaged recording is read up to the damage.",
+    "ReplayError": "The recording cannot be replayed as asked (`--allow-gaps` continues without what it lacks), or the "
+    "results folder belongs to another job: choose another `-o`, or start over with `--again`.",
+    "ModelError": "Check `model.name`: the weights are absent, damaged, of another kind, or asked for something they "
+    "cannot do.",
+    "EngineError": "Build the engine again on this machine, or look at the gate's report (`sam3-node engine check`).",
+    "VocabularyError": "Build the vocabulary again with this detector's text encoder (`sam3-node vocabulary build`).",
+    "RequestError": "Correct the prompt, operation, argument or camera that the message names.",
+    "UnknownObjectError": "List the objects (`sam3-node object list`).",
+    "UnknownFrameError": "Raise `tracker.feature_cache`, or prompt on a newer frame.",
+    "UnknownPhraseError": "Use one of the nearest phrases that the message names, or add the phrase to the vocabulary.",
+    "CapacityError": "`tracker.max_objects` are tracked: remove one.",
+    "MissingExtraError": "Install the extra that the message names.",
+    "OutputError": "Check the path, the rights and the free space.",
+    "ProcessError": "Read the last lines of the process, which the message carries.",
+}
+
+
+def error_classes() -> list[type[Sam3NodeError]]:
+    """Return the subclasses of Sam3NodeError in the order of errors.py."""
+    return [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, Sam3NodeError) and kind is not Sam3NodeError
+    ]
+
+
+def error_table() -> str:
+    """Return the table of errors. Raises KeyError for an error without advice."""
+    rows = [
+        [code(kind.__name__), code(kind.code), _meaning(kind), ADVICE[kind.__name__]]
+        for kind in error_classes()
+    ]
+    rows.append(
+        [
+            "(none)",
+            "`internal`",
+            "A fault in the node, which continues.",
+            "Read the node's log: it has the traceback.",
+        ]
+    )
+    return table(["class", "code in a reply", "when", "what to do"], rows)
+
+
+def _meaning(kind: type[Sam3NodeError]) -> str:
+    text = " ".join((inspect.getdoc(kind) or "").split()).removeprefix("Raised when ")
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,53 @@
+"""Table of the control operations: arguments from the node's code, types and results from here."""
+
+from __future__ import annotations
+
+from sam3_node.node import operations
+from sam3_node.node.operations import CHANGES, OPERATIONS
+
+from .tables import code, table
+
+_PROMPT = ("points", "labels", "box", "mask")
+_OPTIONAL = ("label", "seq", "camera", "scores", "most")
+_MASK = "`id`, `camera`, `seq`, `mask`, `score`"
+
+RESULTS = {
+    "add_object": "`id`, `camera`; with `seq` also `seq`, `mask`, `score`",
+    "refine_object": _MASK,
+    "remove_object": "`id`, `camera`",
+    "list_objects": "`objects`: list of `camera id label state score age frames_since_seen`",
+    "segment": "`camera`, `seq`, `mask`, `score`. The prompt is points and/or a box",
+    "reset": "forgets all objects, of that camera or of all",
+    "pause": "`paused`: true",
+    "resume": "`paused`: false",
+    "status": "the node's state: model, memory, and for each camera counts, rates, ages and latencies",
+    "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
+    "settings, digests of the weights, versions, and `events`, the number of events so far",
+    "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
+    "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` a map from some of them to "
+    "0.01..1; `most` a map from some of them to integers from 1",
+}
+
+
+def operation_table() -> str:
+    """Return the table of operations. Raises KeyError for an operation that is not described here."""
+    rows = [[code(op), _arguments(op), RESULTS[op], "yes" if op in CHANGES else ""] for op in OPERATIONS]
+    return table(["op", "args", "result", "published as an event"], rows)
+
+
+def read_arguments() -> dict[str, tuple[str, ...]]:
+    """Return the argument names of each operation of the node's tables; operations without arguments may be absent."""
+    tables = [
+        value
+        for value in vars(operations).values()
+        if isinstance(value, dict) and set(value) <= set(OPERATIONS)
+    ]
+    return {op: entry[1] for entries in tables for op, entry in entries.items() if isinstance(entry, tuple)}
+
+
+def _arguments(op: str) -> str:
+    names = read_arguments().get(op, ())
+    required = [code(name) for name in names if name not in (*_PROMPT, *_OPTIONAL)]
+    prompt = ["prompt"] if set(_PROMPT) <= set(names) else []
+    optional = [code(name) + "?" for name in _OPTIONAL if name in names]
+    return ", ".join([*required, *prompt, *optional])

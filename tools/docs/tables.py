@@ -1,0 +1,35 @@
+"""Markdown tables, and the table of replay outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sam3_node.replay.job import OUTPUTS
+
+_FILES = {
+    "mcap": "`masks.mcap`: masks messages, and annotations for Foxglove",
+    "coco": "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside",
+    "png": "`png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` says which index is which object",
+    "overlay": "`overlay-<camera>.mp4`",
+}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a markdown table; pipes in cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("|" + "|".join(_cell(cell) for cell in line) + "|" for line in lines)
+
+
+def code(text: str) -> str:
+    """Return the text as inline code; empty text stays empty."""
+    return f"`{text}`" if text else ""
+
+
+def output_table() -> str:
+    """Return the table of replay's `--outputs`. Raises KeyError for one that is not described here."""
+    return table(["`--outputs`", "file"], [[code(output), _FILES[output]] for output in OUTPUTS])
+
+
+def _cell(text: str) -> str:
+    escaped = text.replace("|", "\\|")
+    return text if text == "---" else f" {escaped} ".replace("  ", " ")
