@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..bags.native.writer import NODE, Splits
+from ..bags.native.layout import NODE
+from ..bags.native.writer import SplitRecordingWriter
 from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
 from ..settings import Settings
 from ..transport import Arrived, ControlClient, StreamTap
@@ -56,7 +57,7 @@ class Recorder(Closeable):
                 StreamTap(transport.frames, transport.masks, record.cameras, int(record.queue_mb * 1e6))
             )
             path = _path_of(record.out)
-            self._files = Splits(path, record.split_mb * 1e6, record.split_s, self._summary)
+            self._files = SplitRecordingWriter(path, record.split_mb * 1e6, record.split_s, self._summary)
             opened.pop_all()
         self._node_heard = self._absence_told = False
         self._lost_told = 0
@@ -123,7 +124,7 @@ class Recorder(Closeable):
         if description is None:
             return
         self._node_heard = True
-        self._files.tell(NODE, description)
+        self._files.add_metadata(NODE, description)
         events = description.get("events")
         if isinstance(events, int):
             self._tally.add_description(events)

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.sources import open_camera
+from sam3_node.cameras.publish import open_camera
 from sam3_node.cameras.webcam import WebcamSource
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings

@@ -19,8 +19,8 @@ from tests.support.wire_examples import masks
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
+from sam3_node.bags.native.layout import RECORDING
 from sam3_node.bags.native.reader import RecordingReader
-from sam3_node.bags.native.writer import RECORDING
 
 MEBIBYTE = 1 << 20
 KILLS, AT_ONCE = 20, 5

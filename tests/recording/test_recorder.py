@@ -31,8 +31,8 @@ from tests.support.wire_examples import masks
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
+from sam3_node.bags.native.layout import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordingReader
-from sam3_node.bags.native.writer import NODE, RECORDING
 
 
 def settings_for(folder: Path, **record: Any) -> Settings:

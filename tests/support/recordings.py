@@ -8,9 +8,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.bags import FrameWriter, Pose
+from sam3_node.bags import Pose, RecordingWriter
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth
+from sam3_node.wire import encode_depth, pack, pack_frame, unpack
 
 SIZE = (48, 64)
 INTRINSICS = Intrinsics(60.0, 61.0, 31.5, 23.5)
@@ -58,9 +58,38 @@ def pose_of(frame: Frame) -> Pose:
 
 def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
     """These frames, or so many, each with its truth and pose."""
-    with FrameWriter(path) as writer:
+    with RecordingWriter(path, overwrite=True) as writer:
         for frame in [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames:
-            writer.write(frame)
+            writer.write_frame(frame, frame.capture_ns)
             writer.write_truth(truth_of(frame))
             writer.write_pose(pose_of(frame), frame.capture_ns)
     return path
+
+
+def write_earlier_layout(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
+    """Write these frames, or that many, as versions before the common layout did."""
+    frames = [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames
+    return write_messages(path, *((f"frame/{frame.camera}", pack_frame_message(frame)) for frame in frames))
+
+
+def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
+    """Write messages of msgpack, topic and body, without a layout record."""
+    from mcap.writer import CompressionType, Writer
+
+    with path.open("wb") as file:
+        writer = Writer(file, compression=CompressionType.NONE)
+        writer.start(library="sam3-node")
+        channels: dict[str, int] = {}
+        for seq, (topic, body) in enumerate(messages):
+            if topic not in channels:
+                channels[topic] = writer.register_channel(topic, "msgpack", 0)
+            writer.add_message(channels[topic], seq, body, seq, seq)
+        writer.finish()
+    return path
+
+
+def pack_frame_message(frame: Frame) -> bytes:
+    """Return a frame as the earlier layout has it: header and pixels in one map."""
+    _, header, *pixels = pack_frame(frame)
+    body = {"header": unpack(header, what="frame"), **dict(zip(("colour", "depth"), pixels, strict=False))}
+    return bytes(pack(body))

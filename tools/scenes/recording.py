@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.bags import FrameWriter, Pose
+from sam3_node.bags import Pose, RecordingWriter
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import encode_depth
@@ -30,10 +30,10 @@ def write_recording(clip: Clip, path: Path, quality: int = 80, depth_step: int =
     Raises CameraError where a file of the clip cannot be read, OutputError where `path` cannot be written.
     """
     truth = _Truth(clip)
-    with FrameWriter(path) as writer:
+    with RecordingWriter(path, overwrite=True) as writer:
         for index in range(len(clip)):
             frame = _frame(clip, index, quality, depth_step)
-            writer.write(frame)
+            writer.write_frame(frame, frame.capture_ns)
             writer.write_truth(truth.at(index, frame))
             if "camera_poses" in clip.meta:
                 pose = Pose(CAMERA, index, np.array(clip.meta["camera_poses"][index]))

@@ -12,9 +12,8 @@ from ...types import Closeable
 from ..messages import foxglove, ros_images
 from ..messages.ros import deserialise
 from ..messages.ros_images import MessageError
-from ..native.container import MAGIC
 from ..samples import Losses, Sample, Topic
-from .mcap_stream import Channel, McapStream, Row
+from .mcap_stream import MAGIC, Channel, McapStream, Row
 
 _ROS = {"cdr": True, "ros1": False}
 _ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"

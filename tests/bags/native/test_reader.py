@@ -24,9 +24,10 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
-from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded, read_frames
-from sam3_node.bags.native.writer import CHUNK_BYTES, NODE, RECORDING, RecordingWriter, Splits
-from sam3_node.cameras.bag import TABLETOP
+from sam3_node.bags.native.layout import NODE, RECORDING
+from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded
+from sam3_node.bags.native.writer import CHUNK_BYTES, RecordingWriter, SplitRecordingWriter
+from tests.support.mcap_files import rgbd, write_json
 
 RESET = Event(0, "reset", {"camera": "cam0"})
 
@@ -43,6 +44,10 @@ def depth(encoding: Any) -> Depth:
 def frame(seq: int, encoding: Any = "bgr8", **changes: Any) -> Frame:
     colour = bytes(encode_image(image(seq), encoding))
     return dataclasses.replace(Frame("cam0", seq, 1000 + seq, 64, 48, encoding, colour), **changes)
+
+
+def read_frames(path: Path) -> Iterator[Frame]:
+    return RecordingReader([path]).frames()
 
 
 def record(path: Path, frames: list[Frame]) -> Path:
@@ -197,7 +202,8 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_text("hello")
-    for path in (TABLETOP, tmp_path / "empty", tmp_path / "text", tmp_path, tmp_path / "none"):
+    foreign = write_json(tmp_path / "foreign.mcap", rgbd(1))
+    for path in (foreign, tmp_path / "empty", tmp_path / "text", tmp_path, tmp_path / "none"):
         assert not is_recorded(path)
         with pytest.raises(BagError, match=str(path)):
             RecordingReader([path])
@@ -306,14 +312,14 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         RecordingWriter(tmp_path / "file" / "r.mcap")
 
 
-def splits(path: Path, split_bytes: float = 0, split_s: float = 0) -> Splits:
-    return Splits(path, split_bytes, split_s, lambda: {"frames": 7})
+def splits(path: Path, split_bytes: float = 0, split_s: float = 0) -> SplitRecordingWriter:
+    return SplitRecordingWriter(path, split_bytes, split_s, lambda: {"frames": 7})
 
 
 def test_every_split_opens_alone(tmp_path: Path) -> None:
     sent = [frame(seq, intrinsics=Intrinsics(1.0, 1.0, 0.0, 0.0)) for seq in range(7)]
     with splits(tmp_path / "r.mcap", split_bytes=3 * len(sent[0].colour)) as files:
-        files.tell(NODE, {"model": "nano"})
+        files.add_metadata(NODE, {"model": "nano"})
         for item in sent:
             files.current().write_frame(item, 5)
     assert [path.name for path in files.paths] == ["r.mcap", "r_0001.mcap", "r_0002.mcap"]
