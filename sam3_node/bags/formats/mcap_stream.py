@@ -97,7 +97,7 @@ class McapStream:
         summary = self._read_summary()
         if summary is None:
             return None
-        counts = summary.statistics.channel_message_counts
+        counts: dict[int, int] = summary.statistics.channel_message_counts
         return sum(
             counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
         )

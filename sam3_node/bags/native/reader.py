@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,15 +121,20 @@ class RecordingReader:
                     pixels[match[1], match[2]] = row
                 elif match is not None:
                     images = [pixels.pop((match[1], part), None) for part in ("image", "depth")]
-                    frame = self._unpack(path, row, lambda row, images=images: _join_frame(row, images))
+                    frame = self._unpack(path, row, partial(_join_frame, images=images))
                 if frame is not None:
                     yield frame
+
+    def has_actions(self) -> bool:
+        """Return True if the recording holds masks or events of a node."""
+        channels = (channel for path in self.paths for channel in McapStream(path).channels())
+        return any(_is_of_node(channel.topic) for channel in channels)
 
     def actions(self) -> Iterator[Action]:
         """Yield masks and events in the order of their arrival; from the beginning each time."""
         for path in self.paths:
             for row in self._rows(path):
-                if row.channel.topic == EVENTS or row.channel.topic.startswith(MASKS_ROOT):
+                if _is_of_node(row.channel.topic):
                     action = self._unpack(path, row, _unpack_action)
                     if action is not None:
                         yield action
@@ -197,6 +203,10 @@ def _read_layout(path: Path) -> Any:
         if name == LAYOUT:
             return _parse_json(values.get("version", ""))
     return None
+
+
+def _is_of_node(topic: str) -> bool:
+    return topic == EVENTS or topic.startswith(MASKS_ROOT)
 
 
 def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
