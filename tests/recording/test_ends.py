@@ -13,7 +13,7 @@ import pytest
 
 from sam3_node.transport import MaskPublisher
 from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import FRAME_BYTES, Camera, Verb, arguments, has_grown, seqs_of
+from tests.support.recorder_rig import FRAME_BYTES, Camera, Verb, arguments, has_grown, read_seqs
 from tests.support.wire_examples import masks
 
 pytest.importorskip("mcap")
@@ -46,7 +46,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
             verb.process.send_signal(signal.SIGKILL)
             verb.process.wait(timeout=20)
             recorded = RecordingReader([path])
-            seqs = seqs_of(path)
+            seqs = read_seqs(path)
             assert (sent - seqs[-1]) * FRAME_BYTES < 1.5 * MEBIBYTE
             assert seqs == sorted(set(seqs))
             list(recorded.actions())
@@ -60,7 +60,7 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
                 until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", READY_S)
                 verb.process.send_signal(end)
                 assert verb.process.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
-    assert seqs_of(tmp_path / "b.mcap")[0] > seqs_of(tmp_path / "a.mcap")[-1]
+    assert read_seqs(tmp_path / "b.mcap")[0] > read_seqs(tmp_path / "a.mcap")[-1]
     assert RecordingReader([tmp_path / "b.mcap"]).metadata()[RECORDING]
 
 
@@ -75,7 +75,7 @@ def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None
         verb.process.send_signal(end)
         assert verb.process.wait(timeout=20) == 0
     paths = sorted(tmp_path.glob("*.mcap"), key=lambda found: (len(found.name), found.name))
-    seqs = [seq for part in paths for seq in seqs_of(part)]
+    seqs = [seq for part in paths for seq in read_seqs(part)]
     recorded = RecordingReader(paths)
     counts = recorded.metadata()[RECORDING][-1]["cameras"]["cam0"]
     assert counts["frames"] == len(seqs)
@@ -95,7 +95,7 @@ def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
         assert verb.process.stderr is not None
         assert f"cannot write {path}: File too large; the recording ends here" in verb.process.stderr.read()
     recorded = RecordingReader([path])
-    seqs = seqs_of(path)
+    seqs = read_seqs(path)
     assert len(seqs) * FRAME_BYTES > 1_000_000
     assert list(recorded.frames())
     assert recorded.lost is None
@@ -114,7 +114,7 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
         verb.process.send_signal(signal.SIGCONT)
         verb.line_with("; lost: cam0")  # said at once, not only at the end
         assert verb.terminate() == 0
-    seqs = seqs_of(path)
+    seqs = read_seqs(path)
     counts = RecordingReader([path]).metadata()[RECORDING][0]["cameras"]["cam0"]
     assert counts["frames"] == len(seqs)
     assert counts["frames_lost"] == seqs[-1] - seqs[0] + 1 - len(seqs) > 50

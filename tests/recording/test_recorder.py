@@ -25,7 +25,7 @@ from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
 from sam3_node.types import Depth, MaskFrame
 from sam3_node.wire import Event, Reply, pack_event, pack_frame, pack_masks
 from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, seqs_of
+from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, read_seqs
 from tests.support.wire_examples import masks
 
 pytest.importorskip("mcap")
@@ -128,7 +128,7 @@ def test_a_recording_without_a_node_is_one_of_frames(tmp_path: Path, monkeypatch
         until(has_grown(path, 3 * FRAME_BYTES), "frames on the disk", READY_S)
     assert "no node answered at ipc://" in out.getvalue()
     assert NODE not in RecordingReader([path]).metadata()
-    assert len(seqs_of(path)) >= 3
+    assert len(read_seqs(path)) >= 3
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:

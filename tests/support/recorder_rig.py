@@ -91,7 +91,7 @@ class Verb:
         self.process.communicate()
 
 
-def seqs_of(path: Path) -> list[int]:
+def read_seqs(path: Path) -> list[int]:
     """The seqs of the frames in a file, which are those that `frame` makes."""
     found = list(RecordingReader([path]).frames())
     for item in found:

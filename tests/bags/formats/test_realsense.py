@@ -16,7 +16,7 @@ pytest.importorskip("rosbags")
 
 from rosbags.rosbag1 import Writer
 
-from sam3_node.bags.formats.realsense import RealSenseBag, lens_of
+from sam3_node.bags.formats.realsense import RealSenseBag, make_intrinsics
 from sam3_node.bags.messages.ros_images import MessageError
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Intrinsics
@@ -269,7 +269,7 @@ def test_other_recordings_are_refused(tmp_path: Path) -> None:
     database = next(folder.glob("*.db3"))
     for path in (other, database):
         assert not RealSenseBag.recognises(path)
-        with pytest.raises(BagError, match="expected a recording of RealSense's SDK"):
+        with pytest.raises(BagError, match="expected a recording of the RealSense SDK"):
             RealSenseBag(path)
     assert not RealSenseBag.recognises(folder)
     assert not RealSenseBag.recognises(tmp_path / "absent.db3")
@@ -282,7 +282,7 @@ def test_lenses_project_as_the_sdk_does(model: str) -> None:
     lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = 1280, 720, 640.0, 641.0, 643.0, 357.0
     lens.model, lens.coeffs = getattr(rs.distortion, model), [-0.055, 0.066, -0.0003, 0.0008, -0.021]
     name = model.replace("_", " ").title()
-    found = lens_of((1280, 720), (640.0, 641.0, 643.0, 357.0), name, lens.coeffs)
+    found = make_intrinsics((1280, 720), (640.0, 641.0, 643.0, 357.0), name, lens.coeffs)
     assert found is not None
     camera = np.array([[found.fx, 0, found.cx], [0, found.fy, found.cy], [0, 0, 1]])
     rays = np.append(np.random.default_rng(6).uniform(-0.5, 0.5, (50, 2)), np.ones((50, 1)), axis=1)
@@ -301,15 +301,15 @@ def test_lenses_project_as_the_sdk_does(model: str) -> None:
     ],
 )
 def test_lenses_of_every_model(model: str, coeffs: tuple[float, ...], expected: Intrinsics) -> None:
-    assert lens_of((64, 48), (60.0, 61.0, 31.5, 23.5), model, coeffs) == expected
+    assert make_intrinsics((64, 48), (60.0, 61.0, 31.5, 23.5), model, coeffs) == expected
 
 
 def test_lenses_that_are_none() -> None:
-    assert lens_of((64, 48), (0.0, 0.0, 0.0, 0.0), "None", (0.0,) * 5) is None
+    assert make_intrinsics((64, 48), (0.0, 0.0, 0.0, 0.0), "None", (0.0,) * 5) is None
     for matrix, model, coeffs in (
         ((60.0, 61.0, 31.5, 23.5), "Ftheta", COEFFS),
         ((float("nan"), 61.0, 31.5, 23.5), "None", COEFFS),
         ((60.0, 61.0, 31.5, 23.5), "Brown Conrady", (0.1,)),
     ):
         with pytest.raises(MessageError, match="expected a lens of"):
-            lens_of((64, 48), matrix, model, coeffs)
+            make_intrinsics((64, 48), matrix, model, coeffs)
