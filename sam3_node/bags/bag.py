@@ -30,8 +30,8 @@ class Bag(Closeable):
     """An open recording. Iterates the Frames of `cameras` in the order of the recording, colour and depth still
     encoded, from the beginning each time.
 
-    Of a damaged or truncated recording everything that is whole comes. When the iteration has ended, `lost` describes
-    what is missing; it is None if nothing is. Raises BagError if the recording has disappeared, or has an unknown
+    Of a damaged or truncated recording every whole frame comes. When the iteration has ended, `lost` describes the
+    missing part; it is None if nothing is missing. Raises BagError if the recording has disappeared, or has an unknown
     encoding.
     """
 

@@ -48,7 +48,7 @@ class Pairing:
     """Makes Frames from the samples of cameras; `seq` counts from 0 for each camera.
 
     A colour image takes the depth image with the nearest stamp within TOLERANCE_NS, recorded before or after it, and
-    the latest intrinsics. It waits for them in bounded memory, and goes without what does not come in time. Frames come
+    the latest intrinsics. It waits for them in bounded memory, and goes without them if they come too late. Frames come
     in the order in which their colour images were recorded.
     """
 
@@ -68,7 +68,7 @@ class Pairing:
         return self._settled()
 
     def flush(self) -> list[Frame]:
-        """Return the frames that still wait, with what has come for them."""
+        """Return the frames that still wait, with the depth and intrinsics that have come."""
         for waiting in self._queue:
             _settle(waiting)
         return self._settled()

@@ -1,4 +1,4 @@
-"""The interface between readers of recordings and cameras: topics, samples, and the report of what was lost.
+"""The interface between readers of recordings and cameras: topics, samples, and the report of losses.
 
 A reader of any format gives `Topic`s and `Sample`s. `discovery` finds cameras among the topics, and `pairing` makes
 Frames of the samples.

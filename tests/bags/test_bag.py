@@ -1,4 +1,4 @@
-"""open_bag: the format told by content, all cameras in order, damage survived, clear errors; and bag:FILE plays it."""
+"""open_bag recognises formats by content, gives all cameras in order, survives damage; bag:FILE plays the result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read(path: Path, topics: Sequence[str] = ()) -> tuple[list[Frame], str | Non
 
 
 def record(path: Path, frames: Sequence[Frame]) -> Path:
-    """As `sam3-node record` does."""
+    """Write as `sam3-node record` does."""
     with RecordingWriter(path) as writer:
         for frame in frames:
             writer.write_frame(frame, frame.capture_ns)

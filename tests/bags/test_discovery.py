@@ -1,4 +1,4 @@
-"""Cameras from topics, as the common drivers name them: depth and intrinsics that belong, names that do not clash."""
+"""Discovery of cameras from the topics of common drivers: matching depth and intrinsics, unique names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAG = Path("table.mcap")
 
 
 def topics(*names: str) -> list[Topic]:
-    """Of ROS 2, their types as their names suggest."""
+    """Return ROS 2 topics with the types that their names suggest."""
     found = []
     for name in names:
         kind = "CompressedImage" if "compressed" in name else "Image"

@@ -1,4 +1,4 @@
-"""bag:FILE and scene:tabletop: every frame in order at its pace, as it was recorded; damage is survived."""
+"""bag:FILE and scene:tabletop play every frame in order, at its pace, as recorded, up to any damage."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Z16 = encode_depth(np.full((48, 64), 500, np.uint16), "z16", 0.001, aligned=True
 
 
 def seqs(source: Iterable[CapturedImage]) -> list[int]:
-    """Of the frames as they were recorded."""
+    """Return the seqs of the recorded frames."""
     return [captured.image.seq for captured in source if isinstance(captured.image, Frame)]
 
 
 def long_recording(path: Path) -> Path:
-    """Several chunks, the last one cut."""
+    """Write several chunks and cut the last one."""
     large = {"encoding": "bgr8", "width": 200, "height": 100, "colour": bytes(60_000)}
     write_recording(path, [replace(frame_at(seq), **large) for seq in range(40)])
     path.write_bytes(path.read_bytes()[: 3 << 19])

@@ -1,4 +1,4 @@
-"""scene:shapes: the picture and its truth are one pure function of the index."""
+"""scene:shapes: image and truth are a pure function of the index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""video:FILE on real files: each frame once and in order, a clean end, clear errors for what is not video."""
+"""video:FILE on real files: each frame once and in order, a clean end, clear errors for other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAST = CameraSettings(fps=1000)
 
 
 def write_video(path: Path, frames: int = 12, fps: float = 25.0) -> Path:
-    """Frame i is a flat grey of 20 * i."""
+    """Write a video whose frame i is a flat grey of 20 * i."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, (160, 120))
     for i in range(frames):
         writer.write(np.full((120, 160, 3), 20 * i, np.uint8))

@@ -12,7 +12,7 @@ pose/<camera>          optional camera pose, msgpack: {v, camera, seq, camera_to
 
 Messages are logged at their arrival; publish times are those of sending. The values of metadata records are JSON.
 Images are Foxglove's messages, so that its viewers show a recording; headers and masks keep the bytes of the wire, so
-that a replay gets exactly what the node got.
+that a replay gets exactly the node's input.
 """
 
 from __future__ import annotations

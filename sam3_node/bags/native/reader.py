@@ -1,4 +1,4 @@
-"""Reader of recordings in this package's layout: the frames as the cameras sent them, and what the node did."""
+"""Reader of recordings in this package's layout: the frames as the cameras sent them, and the node's actions."""
 
 from __future__ import annotations
 

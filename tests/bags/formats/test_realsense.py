@@ -51,7 +51,7 @@ def pixels(stream: Stream, index: int) -> np.ndarray:
     return rng.integers(0, 256, (*SIZE, stream.bytes_per_pixel), dtype=np.uint8)
 
 
-def profile_of(rs: Any, stream: Stream, uid: int) -> Any:
+def make_profile(rs: Any, stream: Stream, uid: int) -> Any:
     lens = rs.intrinsics()
     lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
     lens.model, lens.coeffs = rs.distortion.brown_conrady, list(COEFFS)
@@ -63,13 +63,13 @@ def profile_of(rs: Any, stream: Stream, uid: int) -> Any:
 
 
 def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
-    """A recording of a camera made of software, by the SDK's own recorder."""
+    """Record a software camera with the SDK's own recorder."""
     rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)  # its library libusb may lack, too
     device = rs.software_device()
     device.register_info(rs.camera_info.name, "software")
     sensors = [device.add_sensor(f"sensor {stream.kind}") for stream in streams]
     profiles = [
-        sensor.add_video_stream(profile_of(rs, stream, uid)).as_video_stream_profile()
+        sensor.add_video_stream(make_profile(rs, stream, uid)).as_video_stream_profile()
         for uid, (sensor, stream) in enumerate(zip(sensors, streams, strict=True))
     ]
     recorder = rs.recorder(str(path), device)
@@ -79,7 +79,7 @@ def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
         sensor.start(queue)
     for index in range(frames):
         for sensor, profile, stream in zip(sensors, profiles, streams, strict=True):
-            sensor.on_video_frame(frame_of(rs, stream, profile, index))
+            sensor.on_video_frame(make_frame(rs, stream, profile, index))
     awaited = time.monotonic() + 20
     for _ in range(frames * len(streams)):
         queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
@@ -89,7 +89,7 @@ def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
     return path
 
 
-def frame_of(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
+def make_frame(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
     frame = rs.software_video_frame()
     frame.pixels, frame.bpp = pixels(stream, index), stream.bytes_per_pixel
     frame.stride = SIZE[1] * stream.bytes_per_pixel
@@ -106,13 +106,13 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, list[ros.Shot]], str | None]:
-    """What each topic says, in its order."""
+    """Return the content of each topic, in its order."""
     with RealSenseBag(path) as bag:
         found: dict[str, list[ros.Shot]] = {topic.name: [] for topic in bag.topics}
         for item in bag.samples(set(found)):
             if isinstance(item.payload, Depth):
                 assert item.payload.scale_m == pytest.approx(UNITS)
-            found[item.topic].append(ros.told(iter([item]))[0])
+            found[item.topic].append(ros.decode_samples(iter([item]))[0])
         return found, bag.lost
 
 
@@ -166,7 +166,7 @@ def test_only_the_chosen_topics_come_and_every_reading_begins_anew(recording: Pa
     with RealSenseBag(recording) as bag:
         next(bag.samples({DEPTH}))
         for _ in range(2):
-            check(ros.told(bag.samples({COLOUR})), [bgr(index) for index in range(FRAMES)])
+            check(ros.decode_samples(bag.samples({COLOUR})), [bgr(index) for index in range(FRAMES)])
 
 
 def test_images_that_png_cannot_hold(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, recording
 
 
 def write_bag(path: Path, frames: int) -> Path:
-    """A `.bag` as the SDK wrote them: an Image has the depth units behind it, and Z16 is called mono16."""
+    """Write a `.bag` as the SDK did: an Image ends with the depth units, and Z16 is called mono16."""
     store, types = ros.STORES[1], ros.STORES[1].types
     header = types["std_msgs/msg/Header"]
     stamp_type, image_type = types["builtin_interfaces/msg/Time"], types["sensor_msgs/msg/Image"]
@@ -221,7 +221,7 @@ def write_bag(path: Path, frames: int) -> Path:
     with Writer(path) as writer:
         for prefix in streams:
             shot = ros.Shot(ros.INFO, 0, 0, LENS)
-            message = ros.message_of(shot, 1)
+            message = ros.make_message(shot, 1)
             message.width, message.height, message.distortion_model = *SIZE[::-1], "Brown Conrady"
             type_name = "sensor_msgs/msg/CameraInfo"
             connection = writer.add_connection(f"{prefix}/info/camera_info", type_name, typestore=store)

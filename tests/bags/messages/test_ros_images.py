@@ -26,7 +26,7 @@ MILLIMETRES = np.random.default_rng(4).integers(0, 5000, SIZE, dtype=np.uint16)
 
 
 def image(pixels: np.ndarray, encoding: str, padding: int = 0, big_endian: bool = False) -> SimpleNamespace:
-    """A sensor_msgs/Image of these pixels, each row followed by `padding` bytes."""
+    """Return a sensor_msgs/Image of these pixels, each row followed by `padding` bytes."""
     if big_endian:
         pixels = pixels.astype(pixels.dtype.newbyteorder(">"))
     rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
@@ -48,13 +48,13 @@ def info(**changes: Any) -> SimpleNamespace:
     return message
 
 
-def colour_of(message: object, topic: str = COLOUR_TOPIC, type_name: str = IMAGE) -> np.ndarray:
+def read_colour(message: object, topic: str = COLOUR_TOPIC, type_name: str = IMAGE) -> np.ndarray:
     payload = read_payload(message, type_name, topic)
     assert isinstance(payload, Colour)
     return decode_image(Frame("c", 0, 0, payload.width, payload.height, payload.encoding, payload.data))
 
 
-def depth_of(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) -> np.ndarray:
+def read_depth(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) -> np.ndarray:
     payload = read_payload(message, type_name, topic)
     assert isinstance(payload, Depth)
     assert payload.scale_m == 0.001
@@ -73,7 +73,7 @@ def depth_of(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) 
     ],
 )
 def test_colour_is_what_was_taken(pixels: np.ndarray, encoding: str, padding: int) -> None:
-    assert np.array_equal(colour_of(image(np.ascontiguousarray(pixels), encoding, padding)), BGR)
+    assert np.array_equal(read_colour(image(np.ascontiguousarray(pixels), encoding, padding)), BGR)
 
 
 @pytest.mark.parametrize("padding", [0, 6])
@@ -81,9 +81,9 @@ def test_grey_of_8_and_16_bits(padding: int) -> None:
     grey = BGR[:, :, 0]
     expected = cv2.cvtColor(grey, cv2.COLOR_GRAY2BGR)
     wide = grey.astype(np.uint16) * 257
-    assert np.array_equal(colour_of(image(grey.copy(), "mono8", padding)), expected)
-    assert np.array_equal(colour_of(image(wide, "mono16", padding)), expected)
-    assert np.array_equal(colour_of(image(wide, "mono16", padding, big_endian=True)), expected)
+    assert np.array_equal(read_colour(image(grey.copy(), "mono8", padding)), expected)
+    assert np.array_equal(read_colour(image(wide, "mono16", padding)), expected)
+    assert np.array_equal(read_colour(image(wide, "mono16", padding, big_endian=True)), expected)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_bayer_patterns_keep_their_colours(pattern: str, places: str, bits: int)
     colour = {"b": 200, "g": 120, "r": 40}
     mosaic = np.tile(np.array([colour[place] for place in places], np.uint8).reshape(2, 2), (6, 8))
     pixels = mosaic if bits == 8 else mosaic.astype(np.uint16) << 8
-    found = colour_of(image(np.ascontiguousarray(pixels), f"bayer_{pattern}{bits}"))
+    found = read_colour(image(np.ascontiguousarray(pixels), f"bayer_{pattern}{bits}"))
     assert np.array_equal(found[4, 4], [200, 120, 40])
 
 
@@ -106,23 +106,23 @@ def test_packed_yuv_keeps_its_colours(encoding: str, order: str) -> None:
     y, u, v = cv2.cvtColor(np.full((1, 1, 3), (200, 120, 40), np.uint8), cv2.COLOR_BGR2YUV)[0, 0]
     first, second = ([u, y], [v, y]) if order == "uyvy" else ([y, u], [y, v])
     pixels = np.tile(np.array([first, second], np.uint8), (SIZE[0], SIZE[1] // 2, 1))
-    found = colour_of(image(pixels, encoding))
+    found = read_colour(image(pixels, encoding))
     assert np.abs(found.astype(int) - (200, 120, 40)).max() <= 30  # video range against full range
 
 
 @pytest.mark.parametrize("big_endian", [False, True])
 @pytest.mark.parametrize("padding", [0, 4])
 def test_depth_in_millimetres_and_metres(big_endian: bool, padding: int) -> None:
-    assert np.array_equal(depth_of(image(MILLIMETRES, "16UC1", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(read_depth(image(MILLIMETRES, "16UC1", padding, big_endian)), MILLIMETRES)
     metres = (MILLIMETRES / 1000).astype(np.float32)
-    assert np.array_equal(depth_of(image(metres, "32FC1", padding, big_endian)), MILLIMETRES)
-    assert np.array_equal(depth_of(image(MILLIMETRES, "mono16", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(read_depth(image(metres, "32FC1", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(read_depth(image(MILLIMETRES, "mono16", padding, big_endian)), MILLIMETRES)
 
 
 def test_metres_that_are_none_are_unknown() -> None:
     metres = np.full(SIZE, 1.5, np.float32)
     metres[0, :5] = [np.nan, np.inf, -np.inf, -1.0, 70.0]
-    found = depth_of(image(metres, "32FC1"))
+    found = read_depth(image(metres, "32FC1"))
     assert np.array_equal(found[0, :6], [0, 0, 0, 0, 0, 1500])
 
 
@@ -152,7 +152,7 @@ def test_compressed_depth_passes_through() -> None:
         payload = read_payload(message, COMPRESSED, topic)
         assert isinstance(payload, Depth)
         assert (payload.encoding, bytes(payload.data)) == ("png16", png)
-        assert np.array_equal(depth_of(message, topic, COMPRESSED), MILLIMETRES)
+        assert np.array_equal(read_depth(message, topic, COMPRESSED), MILLIMETRES)
 
 
 def test_inverse_depth_becomes_millimetres() -> None:
@@ -162,7 +162,7 @@ def test_inverse_depth_becomes_millimetres() -> None:
     values[0, 0] = 0
     data = struct.pack("<iff", 0, a, b) + cv2.imencode(".png", values)[1].tobytes()
     message = SimpleNamespace(format="32FC1; compressedDepth png", data=data)
-    found = depth_of(message, f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)
+    found = read_depth(message, f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)
     expected = np.rint(1000 * a / (values.astype(np.float64) - b))
     expected[0, 0] = 0
     assert np.abs(found - expected).max() <= 1

@@ -1,4 +1,4 @@
-"""A recording held whole: images, truth and names by index, past the end too."""
+"""A labelled clip: images, truth and names by index, also past the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("mcap")
 
 from sam3_node.bags import LabelledClip, RecordingReader, RecordingWriter
 from sam3_node.cameras.bag import TABLETOP
-from tests.support.recordings import SIZE, frame_at, truth_of, write_recording
+from tests.support.recordings import SIZE, frame_at, make_truth, write_recording
 
 
 def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
     with RecordingWriter(path) as writer:
         for seq in range(3):
             writer.write_frame(frame_at(seq), seq)
-        writer.write_truth(truth_of(frame_at(1)))
+        writer.write_truth(make_truth(frame_at(1)))
     with pytest.raises(
         BagError, match=r"expected 2 or more frames of table, each with its truth, found 3 and truth of 1"
     ):

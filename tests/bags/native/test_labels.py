@@ -23,9 +23,9 @@ from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.recordings import (
     frame_at,
+    make_pose,
+    make_truth,
     pack_frame_message,
-    pose_of,
-    truth_of,
     write_messages,
     write_recording,
 )
@@ -71,8 +71,8 @@ def test_the_bundled_clip_keeps_its_content() -> None:
 def test_truth_and_poses_come_back_beside_their_frames(tmp_path: Path) -> None:
     reader = RecordingReader([write_recording(tmp_path / "table.mcap", 4)])
     expected = [frame_at(seq) for seq in range(4)]
-    assert [plain(truth) for truth in reader.truth()] == [plain(truth_of(frame)) for frame in expected]
-    assert [plain(pose) for pose in reader.poses()] == [plain(pose_of(frame)) for frame in expected]
+    assert [plain(truth) for truth in reader.truth()] == [plain(make_truth(frame)) for frame in expected]
+    assert [plain(pose) for pose in reader.poses()] == [plain(make_pose(frame)) for frame in expected]
     assert [frame.seq for frame in reader.frames()] == [0, 1, 2, 3]
     assert not list(reader.masks())
     assert reader.lost is None

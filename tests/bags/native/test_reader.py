@@ -1,4 +1,4 @@
-"""Recordings: what goes in comes out, in Foxglove's messages too; damage costs what is after it and no more."""
+"""Recordings come back as they were written, also as Foxglove's messages; damage costs only what follows it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def record(path: Path, frames: list[Frame]) -> Path:
 
 
 def decoded(path: Path, topic: str) -> list[tuple[Any, Any]]:
-    """Type and content of the messages of a topic, by mcap's own reader."""
+    """Return type and content of the messages of a topic, by mcap's own reader."""
     with path.open("rb") as file:
         reader = make_reader(file, decoder_factories=[DecoderFactory()])
         return [
@@ -199,7 +199,7 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_text("hello")
     foreign = write_json(tmp_path / "foreign.mcap", rgbd(1))
@@ -220,7 +220,7 @@ def test_a_newer_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of 60 frames in several chunks, with masks and events among them."""
+    """Write a recording of 60 frames in several chunks, with masks among them."""
     with RecordingWriter(tmp_path_factory.mktemp("whole") / "r.mcap") as writer:
         for seq in range(60):
             writer.write_frame(frame(seq), seq)
@@ -306,7 +306,7 @@ def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
     assert len(list(read_frames(path))) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write .*r\.mcap"):
         RecordingWriter(tmp_path / "file" / "r.mcap")
@@ -350,7 +350,7 @@ def test_splits_of_an_earlier_recording_are_not_mixed_with_new_ones(tmp_path: Pa
 
 @pytest.fixture
 def small_files(tmp_path: Path) -> Iterator[int]:
-    """No file may grow over 400 kB."""
+    """Limit every file to 400 kB."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
