@@ -1,19 +1,17 @@
-"""Recordings: `open_bag` reads any robot's; this package's own are MCAP files that hold the wire's messages."""
+"""Recordings: `open_bag` reads those of any robot, `RecordingWriter` and `RecordingReader` this package's own."""
 
 from .bag import Bag, open_bag
-from .native.frames import FrameWriter, Pose, read_frames, read_poses, read_truth
 from .native.labelled_clip import LabelledClip
-from .native.masks import MaskBagWriter, read_masks
+from .native.layout import Pose
+from .native.reader import RecordingReader, read_masks
+from .native.writer import RecordingWriter
 
 __all__ = [
     "Bag",
-    "FrameWriter",
     "LabelledClip",
-    "MaskBagWriter",
     "Pose",
+    "RecordingReader",
+    "RecordingWriter",
     "open_bag",
-    "read_frames",
     "read_masks",
-    "read_poses",
-    "read_truth",
 ]

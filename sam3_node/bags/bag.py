@@ -1,10 +1,10 @@
-"""The one door to all recordings: what a file or folder is, is told by its content."""
+"""Entry point for all recordings: `open_bag` recognises a format by the content of a file or folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ..errors import BagError
 from ..types import Closeable, Frame
@@ -15,7 +15,7 @@ from .formats.mcap_stream import McapStream
 from .formats.realsense import RealSenseBag
 from .formats.rosbag import RosBag
 from .formats.video import VideoBag
-from .native import frames
+from .native.layout import FRAME_ROOT
 from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing
 from .samples import Losses, SampleReader, natural_order
@@ -26,34 +26,13 @@ FORMATS = (
 )
 
 
-class _Kind(Protocol):
-    """A class of readers."""
-
-    def __call__(self, path: Path) -> SampleReader: ...
-
-    @staticmethod
-    def recognises(path: Path) -> bool: ...
-
-
-class _Source(Protocol):
-    """Where the frames of a bag come from."""
-
-    cameras: tuple[str, ...]
-
-    @property
-    def lost(self) -> str | None: ...
-
-    def frames(self) -> Iterator[Frame]: ...
-
-    def close(self) -> None: ...
-
-
 class Bag(Closeable):
-    """A recording, opened: iterates the Frames of `cameras` in the order of the recording, colour and depth still
+    """An open recording. Iterates the Frames of `cameras` in the order of the recording, colour and depth still
     encoded, from the beginning each time.
 
-    Of a damaged or truncated recording all that is whole comes; when the iteration has ended `lost` says what did
-    not, and None where all did. Raises BagError where the recording is gone or has an encoding that is not known.
+    Of a damaged or truncated recording every whole frame comes. When the iteration has ended, `lost` describes the
+    missing part; it is None if nothing is missing. Raises BagError if the recording has disappeared, or has an unknown
+    encoding.
     """
 
     def __init__(self, source: _Source) -> None:
@@ -72,45 +51,65 @@ class Bag(Closeable):
         return self._source.lost
 
     def close(self) -> None:
-        """End every iteration at its next frame and let go of the files. Idempotent."""
+        """End every iteration at its next frame and close the files. Idempotent."""
         self._closed = True
         self._source.close()
 
 
 def open_bag(path: Path, topics: Collection[str] = ()) -> Bag:
-    """Open a recording of any format that is known; of its cameras those that `topics` has, all if it is empty.
+    """Open a recording of any of FORMATS, with the cameras that are in `topics`, or with all if it is empty.
 
     `topics` holds names of cameras, or of colour topics; a topic of depth is preferred to others of its camera.
-    Raises BagError for what is absent, empty, of no known format or without such a camera, MissingExtraError
-    where a format's library is absent.
+    Raises BagError for a recording that is absent, empty, of an unknown format or without such a camera, and
+    MissingExtraError if a format's library is absent.
     """
     path = Path(path)
-    return Bag(_own(path, topics) or _foreign(path, topics))
+    return Bag(_open_native(path, topics) or _open_foreign(path, topics))
 
 
-class _Part(NamedTuple):
-    """One file of this package's own recordings: `topics` has the colour topic of each camera.
+class _Source(Protocol):
+    """Source of a bag's frames."""
 
-    `frames` may end in BagError where the file is damaged, or `lost` tells after it.
-    """
+    cameras: tuple[str, ...]
 
-    topics: dict[str, str]
-    frames: Callable[[], Iterator[Frame]]
-    lost: Callable[[], str | None]
+    @property
+    def lost(self) -> str | None: ...
+
+    def frames(self) -> Iterator[Frame]: ...
+
+    def close(self) -> None: ...
 
 
-class _Recorded:
-    """Frames as this package recorded them, of one file after the other."""
+def _open_native(path: Path, topics: Collection[str]) -> _NativeSource | None:
+    """Open a recording of this package, or a folder of its files; None for any other recording."""
+    files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
+    colour_topics = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
+    native = {file: cameras for file, cameras in colour_topics.items() if cameras}
+    return _NativeSource(path, native, topics) if native else None
 
-    def __init__(self, path: Path, parts: Sequence[_Part], wanted: Collection[str]) -> None:
-        self._parts = parts
+
+def _list_colour_topics(path: Path) -> dict[str, str]:
+    """Return the colour topic of each camera in a file of this package; nothing for another MCAP file."""
+    topics = [channel.topic for channel in McapStream(path).channels() if channel.encoding == "msgpack"]
+    if is_recorded(path):
+        end = "/header"
+        names = [topic[1 : -len(end)] for topic in topics if topic.startswith("/") and topic.endswith(end)]
+        return {name: f"/{name}/image" for name in names}
+    return {topic.removeprefix(FRAME_ROOT): topic for topic in topics if topic.startswith(FRAME_ROOT)}
+
+
+class _NativeSource:
+    """Frames that this package recorded, from one file after the other."""
+
+    def __init__(self, path: Path, files: dict[Path, dict[str, str]], chosen: Collection[str]) -> None:
+        self._files = tuple(files)
         self._losses = Losses()
-        topics = {camera: topic for part in parts for camera, topic in part.topics.items()}
-        absent = [name for name in wanted if name not in topics and name not in topics.values()]
+        topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
+        absent = [name for name in chosen if name not in topics and name not in topics.values()]
         if absent:
             raise BagError(f"{path}: expected {', '.join(absent)}, found the cameras {', '.join(topics)}")
         self.cameras = tuple(
-            camera for camera, topic in topics.items() if not wanted or camera in wanted or topic in wanted
+            camera for camera, topic in topics.items() if not chosen or camera in chosen or topic in chosen
         )
 
     @property
@@ -120,28 +119,38 @@ class _Recorded:
     def frames(self) -> Iterator[Frame]:
         self._losses = Losses()
         count = 0
-        for part in self._parts:
+        for path in self._files:
             try:
-                for frame in part.frames():
+                reader = RecordingReader([path])
+                for frame in reader.frames():
                     count += 1
                     if frame.camera in self.cameras:
                         yield frame
-                self._losses.add(part.lost())
+                self._losses.add(reader.lost)
             except BagError as error:
-                if not count and part is self._parts[-1]:
+                if not count and path is self._files[-1]:
                     raise
                 self._losses.add(str(error))
 
     def close(self) -> None:
-        """Files are open only while they are read."""
+        """Do nothing: a file is open only while it is read."""
 
 
-class _Sampled:
+def _open_foreign(path: Path, topics: Collection[str]) -> _SampledSource:
+    reader = _open_reader(path)
+    try:
+        return _SampledSource(reader, choose_cameras(path, settle_kinds(reader), topics))
+    except BaseException:
+        reader.close()
+        raise
+
+
+class _SampledSource:
     """Frames made of the messages of another program's recording."""
 
-    def __init__(self, reader: SampleReader, cameras: tuple[Camera, ...]) -> None:
+    def __init__(self, reader: SampleReader, cameras: Sequence[Camera]) -> None:
         self._reader = reader
-        self._chosen = cameras
+        self._chosen = tuple(cameras)
         self.cameras = tuple(camera.name for camera in cameras)
 
     @property
@@ -159,46 +168,25 @@ class _Sampled:
         self._reader.close()
 
 
-def _own(path: Path, wanted: Collection[str]) -> _Recorded | None:
-    """A recording of this package, or a folder of its splits; None for what is neither."""
-    files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
-    parts = [part for part in map(_part, files) if part is not None]
-    return _Recorded(path, parts, wanted) if parts else None
+class _Format(Protocol):
+    """A class of readers."""
+
+    def __call__(self, path: Path) -> SampleReader: ...
+
+    @staticmethod
+    def recognises(path: Path) -> bool: ...
 
 
-def _part(path: Path) -> _Part | None:
-    if not McapBag.recognises(path):
-        return None
-    topics = [channel.topic for channel in McapStream(path).channels() if channel.encoding == "msgpack"]
-    root, end = frames.FRAME_ROOT, "/header"
-    if is_recorded(path):
-        recorded = RecordingReader([path])
-        names = [topic[1 : -len(end)] for topic in topics if topic.startswith("/") and topic.endswith(end)]
-        cameras = {name: f"/{name}/image" for name in names}
-        return _Part(cameras, recorded.frames, lambda: recorded.lost) if cameras else None
-    cameras = {topic.removeprefix(root): topic for topic in topics if topic.startswith(root)}
-    return _Part(cameras, lambda: frames.read_frames(path), lambda: None) if cameras else None
+def _open_reader(path: Path) -> SampleReader:
+    """Open the reader that recognises the content; BagError if none does."""
+    formats: tuple[_Format, ...] = (McapBag, RealSenseBag, RosBag, VideoBag, ImagesBag)
+    for format_ in formats:
+        if path.exists() and format_.recognises(path):
+            return format_(path)
+    raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}")
 
 
-def _foreign(path: Path, wanted: Collection[str]) -> _Sampled:
-    reader = _reader(path)
-    try:
-        return _Sampled(reader, choose_cameras(path, settle_kinds(reader), wanted))
-    except BaseException:
-        reader.close()
-        raise
-
-
-def _reader(path: Path) -> SampleReader:
-    """By what is in it; BagError for what no reader knows."""
-    kinds: tuple[_Kind, ...] = (McapBag, RealSenseBag, RosBag, VideoBag, ImagesBag)
-    for kind in kinds:
-        if path.exists() and kind.recognises(path):
-            return kind(path)
-    raise BagError(f"expected a recording, {_found(path)}; what is read: {FORMATS}")
-
-
-def _found(path: Path) -> str:
+def _describe_other(path: Path) -> str:
     if path.is_dir():
         return f"found a folder without one at {path}"
     if not path.is_file():

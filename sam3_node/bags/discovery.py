@@ -1,7 +1,7 @@
-"""Which cameras a recording holds: colour topics, each with the depth and the intrinsics that belong to it.
+"""Discovery of the cameras in a recording: colour topics, each with its depth and its intrinsics.
 
-Drivers name their topics by habit: NAMESPACE/STREAM/IMAGE/TRANSPORT, of which all but the first are made of known
-words (`color`, `aligned_depth_to_color`, `image_raw`, `compressed`). What shares a namespace is one device.
+Drivers name their topics NAMESPACE/STREAM/IMAGE/TRANSPORT. All parts but the first consist of common words (`color`,
+`aligned_depth_to_color`, `image_raw`, `compressed`). Topics that share a namespace belong to one device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..types import Depth
 from .samples import Kind, SampleReader, Topic
 
 MAX_NAME = 64
-TOPICS_TOLD = 30
+MAX_LISTED_TOPICS = 30
 
 _TRANSPORTS = {"compressed", "compressedDepth"}
 _IMAGE = re.compile(r"image(_(raw|rect|rectified|mono|colou?r|rgb|bgr|depth|compressed))*", re.IGNORECASE)
@@ -36,9 +36,9 @@ _NO_PICTURE = re.compile(r"confidence|disparity", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """One camera of a recording, by the topics that its frames are made of.
+    """One camera of a recording, described by the topics of its frames.
 
-    `aligned` says that depth is registered to colour, `rectified` that the images have no distortion left.
+    `aligned` is True if depth is registered to colour, `rectified` if the images have no distortion left.
     """
 
     name: str
@@ -50,45 +50,45 @@ class Camera:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All that it is made of."""
+        """Topics that the camera's frames are made of."""
         return tuple(topic for topic in (self.colour, self.depth, self.intrinsics) if topic is not None)
 
 
-def choose_cameras(path: Path, topics: Sequence[Topic], wanted: Collection[str] = ()) -> tuple[Camera, ...]:
-    """The cameras of `topics`; of these only the ones that `wanted` has by name or by colour topic, if any.
+def choose_cameras(path: Path, topics: Sequence[Topic], names: Collection[str] = ()) -> tuple[Camera, ...]:
+    """Return the cameras of `topics`; if `names` is given, only those that it holds by name or by colour topic.
 
-    A wanted topic is preferred, too, where a camera has several (raw and compressed, aligned depth and its own).
-    Raises BagError where there is no camera, or not one that is wanted.
+    A topic in `names` is also preferred if a camera has several (raw and compressed, aligned depth and its own).
+    Raises BagError if there is no camera, or if one of `names` is absent.
     """
-    cameras = find_cameras(topics, wanted)
+    cameras = find_cameras(topics, names)
     if not cameras:
-        found = _listed(f"{topic.name} ({topic.type})" for topic in topics)
+        listed = _format_list(f"{topic.name} ({topic.type})" for topic in topics)
         raise BagError(
             f"{path}: expected a topic with colour images (Image or CompressedImage of sensor_msgs, RawImage or "
-            f"CompressedImage of foxglove), found {found}"
+            f"CompressedImage of foxglove), found {listed}"
         )
-    if not wanted:
+    if not names:
         return cameras
     images = {topic.name for topic in topics if topic.kind != "other"}
-    absent = [name for name in wanted if name not in images and all(name != one.name for one in cameras)]
-    chosen = tuple(camera for camera in cameras if camera.name in wanted or camera.colour in wanted)
+    absent = [name for name in names if name not in images and all(name != camera.name for camera in cameras)]
+    chosen = tuple(camera for camera in cameras if camera.name in names or camera.colour in names)
     if absent or not chosen:
-        found = _listed(f"{camera.name} ({camera.colour})" for camera in cameras)
-        what = ", ".join(absent) if absent else f"a colour image among {', '.join(wanted)}"
-        raise BagError(f"{path}: expected {what}, found the cameras {found}")
+        listed = _format_list(f"{camera.name} ({camera.colour})" for camera in cameras)
+        expected = ", ".join(absent) if absent else f"a colour image among {', '.join(names)}"
+        raise BagError(f"{path}: expected {expected}, found the cameras {listed}")
     return chosen
 
 
 def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tuple[Camera, ...]:
-    """All cameras, in the order of their first topics; `preferred` topics win over others of the same sensor."""
-    colours = _one_of_each(topics, "colour", preferred)
-    depths = [depth for depth in _one_of_each(topics, "depth", preferred) if not depth.is_colour]
+    """Return all cameras in the order of their first topics; `preferred` topics win over others of the same sensor."""
+    colours = _choose_per_sensor(topics, "colour", preferred)
+    depths = [depth for depth in _choose_per_sensor(topics, "depth", preferred) if not depth.is_colour]
     served = _pair(colours, depths, preferred)
     infos = [_Place(topic.name) for topic in topics if topic.kind == "intrinsics"]
     cameras = []
     for name, colour in zip(_names(colours), colours, strict=True):
         depth = served.get(colour.topic)
-        info = _intrinsics_of(colour, depth, infos, colours)
+        info = _find_intrinsics(colour, depth, infos, colours)
         cameras.append(
             Camera(
                 name,
@@ -103,7 +103,7 @@ def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tu
 
 
 def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
-    """A reader's topics, their kinds corrected: where names do not tell colour from depth the first image does."""
+    """Return a reader's topics with corrected kinds: if a name leaves colour or depth open, the first image decides."""
     return tuple(topic._replace(kind=_kind(reader, topic)) for topic in reader.topics)
 
 
@@ -116,13 +116,13 @@ def _kind(reader: SampleReader, topic: Topic) -> Kind:
         return topic.kind
     try:
         first = next(iter(reader.samples({topic.name})), None)
-    except BagError:  # an encoding that is not known: told when the topic is read, if it is
+    except BagError:  # an unknown encoding is an error only if the topic is read
         return topic.kind
     return topic.kind if first is None else "depth" if isinstance(first.payload, Depth) else "colour"
 
 
 class _Place:
-    """A topic's name taken apart: /robot/color/image_raw is image_raw of the stream color in the namespace robot."""
+    """A topic's name in parts: /robot/color/image_raw is image_raw of the stream color in the namespace robot."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -137,7 +137,7 @@ class _Place:
 
     @cached_property
     def folder(self) -> tuple[str, ...]:
-        """Without the image's own name: one sensor's images lie in one folder."""
+        """Name parts without the image's own name: the images of one sensor share them."""
         return self.parts[:-1] if self.parts and _IMAGE.fullmatch(self.parts[-1]) else self.parts
 
     @property
@@ -150,7 +150,7 @@ class _Place:
 
     @property
     def is_colour(self) -> bool:
-        """Whether its stream is named for colour: drivers offer compressedDepth for that, too, and it is void."""
+        """True if the stream is named for colour; drivers offer an empty compressedDepth topic for these, too."""
         streams = "/".join(self.streams)
         return _COLOUR.search(streams) is not None and "depth" not in streams.lower()
 
@@ -163,14 +163,14 @@ class _Place:
         return _ALIGNED.search(self.topic) is not None
 
     def shared_with(self, other: _Place) -> int:
-        """How many parts, from the front, both names have."""
+        """Return the number of leading parts that both names share."""
         return sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.parts, other.parts, strict=False))
         )
 
 
-def _one_of_each(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[_Place]:
-    """Of each sensor's images one topic: a preferred one, or raw colour before rectified, grey and compressed."""
+def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[_Place]:
+    """Choose one topic per sensor: a preferred one, or raw colour before rectified, grey and compressed."""
     best: dict[tuple[str, ...], _Place] = {}
     for place in (_Place(topic.name) for topic in topics if topic.kind == kind):
         rival = best.get(place.folder)
@@ -186,7 +186,7 @@ def _rank(place: _Place, preferred: Collection[str]) -> tuple[bool, bool, int]:
 
 
 def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str]) -> dict[str, _Place]:
-    """Depth by colour topic: of the same device, the nearest by name; each depth serves one camera."""
+    """Map colour topics to depth: of the same device, the nearest by name; each depth serves one camera."""
     pairs = [
         (_distance(colour, depth, preferred), colour, depth)
         for colour in colours
@@ -194,7 +194,7 @@ def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str
         if len(colours) == 1 or colour.namespace == depth.namespace
     ]
     served: dict[str, _Place] = {}
-    devices: set[tuple[str, ...]] = set()  # of which some other camera than an infrared one has depth
+    devices: set[tuple[str, ...]] = set()  # devices with a colour camera that has depth
     for _, colour, depth in sorted(pairs, key=lambda pair: pair[0]):
         taken = colour.topic in served or depth in served.values()
         if not taken and not (colour.is_infrared and colour.namespace in devices):
@@ -215,10 +215,10 @@ def _distance(colour: _Place, depth: _Place, preferred: Collection[str]) -> tupl
     )
 
 
-def _intrinsics_of(
+def _find_intrinsics(
     colour: _Place, depth: _Place | None, infos: list[_Place], colours: list[_Place]
 ) -> _Place | None:
-    """The topic beside the image, else above it where it has the device to itself, else beside its aligned depth."""
+    """Find the topic beside the image, else above it if the device has one camera, else beside its aligned depth."""
     folders = [colour.folder]
     if [other for other in colours if other.namespace == colour.namespace and not other.is_infrared] == [
         colour
@@ -236,7 +236,7 @@ def _intrinsics_of(
 
 
 def _names(colours: list[_Place]) -> list[str]:
-    """The shortest name of each camera, from its device's alone to its whole topic, that no other has."""
+    """Return the shortest unique name of each camera, from its device's name to its whole topic."""
     levels = [[_clean(parts) for parts in _name_parts(colour)] for colour in colours]
     chosen = [0] * len(levels)
     for level in range(max(map(len, levels), default=0) - 1):
@@ -258,7 +258,7 @@ def _clean(parts: tuple[str, ...]) -> str:
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """Names of which no two are the same; later ones get a number."""
+    """Make names unique: a later duplicate gets a number."""
     unique: list[str] = []
     for name in names:
         candidate, number = name, 2
@@ -269,7 +269,7 @@ def _numbered(names: list[str]) -> list[str]:
     return unique
 
 
-def _listed(items: Iterable[str]) -> str:
+def _format_list(items: Iterable[str]) -> str:
     listed = list(items)
-    more = f" and {len(listed) - TOPICS_TOLD} more" if len(listed) > TOPICS_TOLD else ""
-    return ", ".join(listed[:TOPICS_TOLD]) + more if listed else "no topic at all"
+    more = f" and {len(listed) - MAX_LISTED_TOPICS} more" if len(listed) > MAX_LISTED_TOPICS else ""
+    return ", ".join(listed[:MAX_LISTED_TOPICS]) + more if listed else "no topic at all"

@@ -1,4 +1,4 @@
-"""Samples of cameras, in the order of a recording, made into Frames: colour with the depth of its moment."""
+"""Pairing of samples into Frames: each colour image with the depth image of the same moment."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .discovery import Camera
 from .samples import Colour, Sample
 
 TOLERANCE_NS = 20_000_000
-"""How far apart the stamps of a colour image and its depth may be: a little over half a frame at 30 Hz."""
+"""Maximum distance between the stamps of a colour image and its depth: a little over half a frame at 30 Hz."""
 
 PATIENCE_NS = 500_000_000
-"""How much of the recording, by its log times, a colour image waits for what belongs to it."""
+"""Maximum time, by the log times of the recording, that a colour image waits for its depth and intrinsics."""
 
 MAX_WAITING = 16
-"""Colour images per camera that wait at the same time, and depth images that are kept."""
+"""Maximum number of colour images that wait per camera, and of depth images that are kept."""
 
 UNIX_SINCE_NS = 10**17
-"""Stamps before this one (of 1973) are of another clock than Unix time: a video's, a simulation's."""
+"""Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _CameraState:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A colour image that is not yet passed on: its own depth or an earlier image's is still to come."""
+    """A colour image that waits, because its own depth or that of an earlier image is still to come."""
 
     state: _CameraState
     seq: int
@@ -45,11 +45,11 @@ class _Waiting:
 
 
 class Pairing:
-    """Makes Frames of the samples of some cameras; `seq` counts from 0 for each.
+    """Makes Frames from the samples of cameras; `seq` counts from 0 for each camera.
 
-    A colour image takes the depth image whose stamp is nearest and within TOLERANCE_NS, be it recorded before or
-    after, and the latest intrinsics. It waits for them in bounded memory; what never comes it goes without. Frames
-    come in the order in which their colour images were recorded.
+    A colour image takes the depth image with the nearest stamp within TOLERANCE_NS, recorded before or after it, and
+    the latest intrinsics. It waits for them in bounded memory, and goes without them if they come too late. Frames come
+    in the order in which their colour images were recorded.
     """
 
     def __init__(self, cameras: Sequence[Camera]) -> None:
@@ -57,7 +57,7 @@ class Pairing:
         self._queue: deque[_Waiting] = deque()
 
     def add(self, sample: Sample) -> list[Frame]:
-        """Take one sample; the frames that are complete by now."""
+        """Take one sample; return the frames that are complete now."""
         for state in self._states:
             self._take(state, sample)
         for waiting in self._queue:
@@ -68,7 +68,7 @@ class Pairing:
         return self._settled()
 
     def flush(self) -> list[Frame]:
-        """The frames that still wait, with what has come for them."""
+        """Return the frames that still wait, with the depth and intrinsics that have come."""
         for waiting in self._queue:
             _settle(waiting)
         return self._settled()
@@ -97,7 +97,7 @@ class Pairing:
 
 
 def _is_ready(waiting: _Waiting) -> bool:
-    """Whether nothing that is still to come could belong to it rather."""
+    """Return True if no later sample can fit better."""
     state = waiting.state
     if state.camera.intrinsics is not None and state.intrinsics is None:
         return False
@@ -106,7 +106,7 @@ def _is_ready(waiting: _Waiting) -> bool:
 
 
 def _settle(waiting: _Waiting) -> None:
-    """Give it the nearest depth that there is, and wait no more."""
+    """Assign the nearest depth within the tolerance, and end the waiting."""
     if waiting.settled:
         return
     waiting.settled = True

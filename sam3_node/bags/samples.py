@@ -1,8 +1,8 @@
-"""What a reader could not read, as one sentence for its user.
+"""The interface between readers of recordings and cameras: topics, samples, and the report of losses.
 
-File names in the order that people count in.
-
-What recordings of every format are read into before cameras are made of it."""
+A reader of any format gives `Topic`s and `Sample`s. `discovery` finds cameras among the topics, and `pairing` makes
+Frames of the samples.
+"""
 
 from __future__ import annotations
 
@@ -13,41 +13,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from ..types import Buffer, ColourEncoding, Depth, Intrinsics
-
-
-class Losses:
-    """Collects reasons; those about single messages or files are counted, and the first of each place is told."""
-
-    def __init__(self) -> None:
-        self._reasons: list[str] = []
-        self._counts: dict[str, int] = {}
-        self._first: dict[str, str] = {}
-
-    def add(self, reason: str | None) -> None:
-        """Take note of a loss; of the same one only once, and of None not at all."""
-        if reason is not None and reason not in self._reasons:
-            self._reasons.append(reason)
-
-    def skip(self, place: str, reason: object) -> None:
-        """Take note that one thing at `place` (a topic, a folder) was passed over."""
-        self._counts[place] = self._counts.get(place, 0) + 1
-        self._first.setdefault(place, str(reason))
-
-    def text(self) -> str | None:
-        """All of them, None where nothing was lost."""
-        skipped = [
-            f"{count} of {place} passed over, the first because: {self._first[place]}"
-            for place, count in self._counts.items()
-        ]
-        return "; ".join([*self._reasons, *skipped]) or None
-
-
-def natural_order(path: Path) -> tuple[tuple[int, str], ...]:
-    """A key to sort by: `bag_2` comes before `bag_10`."""
-    return tuple(
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)
-    )
-
 
 Kind = Literal["colour", "depth", "intrinsics", "other"]
 
@@ -71,7 +36,7 @@ class Colour:
 
 
 class Sample(NamedTuple):
-    """One message of a camera. Stamps are Unix ns: when it was taken, and when it was recorded."""
+    """One message of a camera. Stamps are Unix ns: `stamp_ns` of its capture, `logged_ns` of its recording."""
 
     topic: str
     stamp_ns: int
@@ -80,9 +45,9 @@ class Sample(NamedTuple):
 
 
 class SampleReader(Protocol):
-    """A recording of some format, opened: it has at least one topic, and its format is known.
+    """An open recording of a known format, with at least one topic.
 
-    Making one raises BagError for what is no such recording, MissingExtraError for a format whose library is absent.
+    The constructor raises BagError for another file or folder, MissingExtraError if the format's library is absent.
     """
 
     path: Path
@@ -90,13 +55,47 @@ class SampleReader(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """After `samples` has ended: what could not be read and why, None where all was."""
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """The messages on these topics in the order of the recording; from the beginning each time.
+        """Yield the messages on these topics in the order of the recording; from the beginning each time.
 
-        Damage ends it, and `lost` tells; nothing is raised for it. Raises BagError for an encoding that is not known.
+        Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding.
         """
 
     def close(self) -> None:
-        """Let go of the file; more than once does no harm."""
+        """Close the file. Idempotent."""
+
+
+class Losses:
+    """Collects the reasons why parts of a recording were lost. Repeated reasons are counted, not listed."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+        self._counts: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def add(self, reason: str | None) -> None:
+        """Note the reason of a loss once; ignore None and repetitions."""
+        if reason is not None and reason not in self._reasons:
+            self._reasons.append(reason)
+
+    def skip(self, place: str, reason: object) -> None:
+        """Count an item at `place` (a topic, a folder) that was passed over; keep the first reason of each place."""
+        self._counts[place] = self._counts.get(place, 0) + 1
+        self._first.setdefault(place, str(reason))
+
+    def text(self) -> str | None:
+        """Return all losses in one sentence; None if nothing was lost."""
+        skipped = [
+            f"{count} of {place} passed over, the first because: {self._first[place]}"
+            for place, count in self._counts.items()
+        ]
+        return "; ".join([*self._reasons, *skipped]) or None
+
+
+def natural_order(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return a sort key that orders the files of a recording by their numbers: `bag_2` comes before `bag_10`."""
+    return tuple(
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)
+    )

@@ -1,4 +1,4 @@
-"""bag:FILE - a recording, played at its own pace; scene:tabletop - the one that is bundled."""
+"""bag:FILE and video:FILE - a recording or a video, played at its own pace; scene:tabletop - the bundled recording."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 
 from ..bags.bag import open_bag
 from ..bags.native.labelled_clip import TABLETOP
-from ..errors import BagError
+from ..errors import BagError, CameraError
 from ..types import Frame
 from .base import CapturedImage
 from .pacing import Pacer, StampPacer
 
-__all__ = ["TABLETOP", "BagSource"]
+__all__ = ["TABLETOP", "BagSource", "open_video"]
 
 _log = logging.getLogger(__name__)
 _CAMERA = "?camera="
 
 
 class BagSource:
-    """The frames of one camera of a recording, in order, captured anew: of FILE?camera=NAME that one, of FILE the
-    first.
+    """The frames of one camera of a recording, in order, captured anew: FILE?camera=NAME chooses the camera, FILE alone
+    the first one.
 
-    Colour and depth stay encoded as they were recorded, intrinsics and device times come along, and `times`
-    carries `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording that loops
-    starts again at its first frame: the image of `seq` is that of seq % its length. One that is damaged is
-    played as far as it is whole. Raises BagError where there is no frame at all.
+    Colour and depth stay encoded as they were recorded. Intrinsics and device times are kept, and `times` gains
+    `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording that loops starts again at
+    its first frame: the image of `seq` is that of seq % its length. A damaged recording is played up to the damage.
+    Raises BagError if there is no frame at all.
     """
 
     def __init__(self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> None:
@@ -57,7 +57,7 @@ class BagSource:
         self._bag.close()
 
     def _play(self) -> Iterator[CapturedImage]:
-        """One pass; a damaged file ends where the damage begins."""
+        """Play the recording once, up to its end or to the damage."""
         for frame in self._bag:
             self._closed |= not self._wait(frame.capture_ns)
             if self._closed:
@@ -74,6 +74,16 @@ class BagSource:
         return CapturedImage(
             frame, time.time_ns(), depth=frame.depth, intrinsics=frame.intrinsics, times=times
         )
+
+
+def open_video(name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
+    """Open a video file as a BagSource; CameraError if it does not exist or has no frame that can be decoded."""
+    if not path.is_file():
+        raise CameraError(f"expected a video file, found no file at {path}")
+    try:
+        return BagSource(name, path, fps, loop, stop)
+    except BagError as error:
+        raise CameraError(f"{path} holds no readable video: damaged, or of an unknown format") from error
 
 
 def _first_camera(path: Path) -> str:

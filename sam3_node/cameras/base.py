@@ -1,4 +1,4 @@
-"""What a camera is."""
+"""The interface of a camera source, and the images that it gives."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ DepthImage = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class CapturedImage:
-    """One image as a camera gave it. `capture_ns` is Unix time, read when the image was taken.
+    """One captured image. `capture_ns` is the Unix time of the capture.
 
-    A recorded `image` may be the Frame that it was, and a recorded `depth` a Depth, both still encoded. Depth as
-    an array is registered to the image and in units of `depth_scale_m` metres, 0 unknown.
-    `times` are the device's own stamps.
+    A recorded `image` may be its Frame and a recorded `depth` its Depth, both still encoded. Depth as an array is
+    registered to the image, in units of `depth_scale_m` metres; 0 is unknown. `times` are the device's own stamps.
     """
 
     image: Image | Frame  # BGR [h, w, 3]
@@ -34,17 +33,17 @@ class CapturedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width in pixels."""
         if isinstance(self.image, Frame):
             return self.image.height, self.image.width
         return self.image.shape[0], self.image.shape[1]
 
     def pixels(self) -> Image:
-        """The image as BGR [h, w, 3]; WireError where it cannot be decoded."""
+        """Return the image as BGR [h, w, 3]; WireError if it cannot be decoded."""
         return decode_image(self.image) if isinstance(self.image, Frame) else self.image
 
     def depth_pixels(self) -> DepthImage | None:
-        """The depth as an array; WireError where it cannot be decoded."""
+        """Return the depth as an array [h, w]; WireError if it cannot be decoded."""
         return decode_depth(self.depth) if isinstance(self.depth, Depth) else self.depth
 
 
@@ -53,9 +52,9 @@ class CameraSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The uri it was opened by."""
+        """The uri that opened it."""
 
     def __iter__(self) -> Iterator[CapturedImage]: ...
 
     def close(self) -> None:
-        """Let go of the device or file; more than once does no harm."""
+        """Release the device or file. Idempotent."""

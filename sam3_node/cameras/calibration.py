@@ -1,4 +1,4 @@
-"""The calibration file of one camera: intrinsics, depth scale and hand-eye. See calibration/example.toml."""
+"""Calibration file of one camera: intrinsics, depth scale and hand-eye. See calibration/example.toml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Distortion(_Finite):
     model: Literal["none", "brown_conrady", "fisheye"] = "none"
     """Lens model."""
     coeffs: tuple[float, ...] = ()
-    """Its coefficients in OpenCV's order: none for none, 5 or 8 for brown_conrady, 4 for fisheye."""
+    """Coefficients in OpenCV's order: none for none, 5 or 8 for brown_conrady, 4 for fisheye."""
 
     @field_validator("coeffs")
     @classmethod
@@ -40,9 +40,9 @@ class Distortion(_Finite):
 
 class PinholeSection(_Finite):
     width_px: int = Field(ge=1, le=16384)
-    """Width of the images that the camera was calibrated with."""
+    """Width of the calibration images."""
     height_px: int = Field(ge=1, le=16384)
-    """Height of those images."""
+    """Height of the calibration images."""
     fx_px: float = Field(gt=0)
     """Focal length along x."""
     fy_px: float = Field(gt=0)
@@ -52,7 +52,7 @@ class PinholeSection(_Finite):
     cy_px: float
     """Principal point from the centre of the topmost pixel."""
     distortion: Distortion = Distortion()
-    """Lens distortion; left out, there is none."""
+    """Lens distortion; by default there is none."""
 
     @field_validator("cx_px", "cy_px")
     @classmethod
@@ -66,11 +66,11 @@ class PinholeSection(_Finite):
 
 class DepthSection(_Finite):
     scale_m: float = Field(gt=0)
-    """Metres of one depth unit: 0.001 where depth is in millimetres."""
+    """Metres per depth unit: 0.001 for depth in millimetres."""
 
 
 class HandEye(_Finite):
-    """Where the camera is mounted: exactly one of the two rotations is given."""
+    """Mounting of the camera. Exactly one of the two rotations must be given."""
 
     kind: Literal["eye_in_hand", "eye_to_hand"]
     """eye_in_hand: on the gripper. eye_to_hand: fixed beside the robot."""
@@ -79,7 +79,7 @@ class HandEye(_Finite):
     rotation_quaternion_xyzw: tuple[float, float, float, float] | None = None
     """Orientation of the camera in that frame, as a unit quaternion."""
     rotation_vector_rad: tuple[float, float, float] | None = None
-    """The same as a rotation vector: axis times angle."""
+    """Orientation as a rotation vector: axis times angle."""
 
     @field_validator("rotation_quaternion_xyzw")
     @classmethod
@@ -104,16 +104,16 @@ class HandEye(_Finite):
 
 
 class Calibration(_Finite):
-    """One camera's calibration, as load_calibration has checked it."""
+    """One camera's calibration, checked by load_calibration."""
 
     intrinsics: PinholeSection
     depth: DepthSection | None = None
     hand_eye: HandEye | None = None
 
     def intrinsics_for(self, size: tuple[int, int]) -> Intrinsics:
-        """Intrinsics for the camera's images of `size` (height, width).
+        """Return the intrinsics for the camera's images of `size` (height, width).
 
-        Raises SettingsError when these cannot be the calibrated images scaled: the aspect ratio differs.
+        Raises SettingsError if the aspect ratio differs, because then the images are not scaled calibration images.
         """
         pinhole = self.intrinsics
         calibrated = (pinhole.height_px, pinhole.width_px)
@@ -129,7 +129,7 @@ class Calibration(_Finite):
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read and check a calibration file; SettingsError names each wrong field, what it needs and has."""
+    """Read and check a calibration file; SettingsError names each wrong field, its expected and its actual value."""
     try:
         return Calibration(**read_toml(path))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""When the next image is due: an absolute grid of times, so that waiting errors never add up."""
+"""Pacing of images on an absolute time grid, so that waiting errors never add up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_GAP_NS = 10 * NANOSECONDS
 
 
 class Pacer:
-    """Ticks `fps` times a second from the first tick on. Missed ticks are left out, not made up for."""
+    """Ticks `fps` times a second, starting with the first wait. Missed ticks are skipped, not caught up."""
 
     def __init__(self, fps: float, stop: threading.Event) -> None:
         self._period_ns = NANOSECONDS / fps
@@ -21,7 +21,7 @@ class Pacer:
         self._tick = 0
 
     def wait(self) -> bool:
-        """Wait for the next tick; False when stopped. Returns at once when that tick is already past."""
+        """Wait for the next tick; return False if stopped. Return at once if that tick is past."""
         now = time.monotonic_ns()
         if self._start_ns is None:
             self._start_ns = now
@@ -33,10 +33,10 @@ class Pacer:
 
 
 class StampPacer:
-    """Lets images pass as far apart as their stamps are. What was late is not made up for.
+    """Spaces images by the differences of their stamps. Delays are not caught up.
 
-    A stamp that is not after the one before (a recording that starts again) follows it as the last one did.
-    Gaps are cut to 10 s.
+    If a stamp is not later than the previous one, because a recording started again, the previous gap is repeated. Gaps
+    are limited to 10 s.
     """
 
     def __init__(self, stop: threading.Event) -> None:
@@ -46,7 +46,7 @@ class StampPacer:
         self._gap_ns = _FALLBACK_GAP_NS
 
     def wait(self, stamp_ns: int) -> bool:
-        """Wait until the image with this stamp is due; False when stopped."""
+        """Wait until the image with this stamp is due; return False if stopped."""
         now = time.monotonic_ns()
         if self._stamp_ns is None:
             self._due_ns = now
@@ -59,15 +59,15 @@ class StampPacer:
 
 
 class RateLimit:
-    """Passes on at most `fps` images a second of a faster camera, evenly; 0 passes all."""
+    """Limits a faster camera to `fps` images a second, evenly spaced; 0 admits all."""
 
     def __init__(self, fps: float) -> None:
         self._period_ns = NANOSECONDS / fps if fps else 0.0
         self._due_ns = 0.0
 
     def admits(self, monotonic_ns: int) -> bool:
-        """Whether the image taken at this time of the monotonic clock is to be passed on."""
-        # a quarter of a period early is on time: else jitter would halve the rate of an equally fast camera
+        """Return True if the image taken at this time of the monotonic clock is to be passed on."""
+        # a quarter of a period early counts as on time, else jitter would halve the rate of an equally fast camera
         if monotonic_ns < self._due_ns - self._period_ns / 4:
             return False
         late = monotonic_ns - self._due_ns > self._period_ns

@@ -1,4 +1,4 @@
-"""The camera process: capture, resize, encode, publish, until the source ends or it is told to stop."""
+"""The camera process: opens a source, then captures, resizes, encodes and publishes until the source ends or a stop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import cv2
 
-from ..errors import WireError
+from ..errors import CameraError, WireError
 from ..geometry import scale_intrinsics
 from ..settings import CameraSettings, Settings
 from ..transport.channels import FramePublisher
@@ -17,16 +18,17 @@ from ..types import Buffer, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
-from .sources import open_camera
+
+SOURCES = "scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX"
 
 _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
-_STOP_LINGER_MS = 300  # told to stop, a peer that hangs is not waited for
+_STOP_LINGER_MS = 300  # a stop does not wait longer for a peer that hangs
 
 
 @dataclass(frozen=True, slots=True)
 class CameraSummary:
-    """What a camera process did: images captured, those that could not be sent, and the time it took."""
+    """Result of a camera process: images captured, images that could not be sent, and its run time."""
 
     captured: int
     unsent: int
@@ -36,8 +38,8 @@ class CameraSummary:
 def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
-    Prints one line when ready and one at the end. `seq` counts captured images from 0. Raises CameraError,
-    SettingsError (calibration) or TransportError when it cannot start.
+    Prints one line when ready and one at the end. `seq` counts captured images from 0. Raises CameraError, BagError,
+    SettingsError (calibration) or TransportError if it cannot start.
     """
     camera, transport = settings.camera, settings.transport
     calibration = load_calibration(camera.calibration) if camera.calibration else None
@@ -55,13 +57,47 @@ def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
     return summary
 
 
+def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None = None) -> CameraSource:
+    """Open one of SOURCES with the rate and looping of `settings`.
+
+    Setting `stop` ends the iteration, also while it waits for the next image. Raises CameraError for an unknown scheme,
+    and for a device or file that cannot be opened or read; for a recording, BagError.
+    """
+    # each scheme imports its own source, so that a webcam needs no library of recordings
+    scheme, separator, address = uri.partition(":")
+    stop = stop or threading.Event()
+    if not separator:
+        scheme = ""
+    if uri == "scene:tabletop":
+        from .bag import TABLETOP, BagSource
+
+        return BagSource(uri, TABLETOP, settings.fps, settings.loop, stop)
+    if scheme == "bag":
+        from .bag import BagSource
+
+        return BagSource(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+    if scheme == "video":
+        from .bag import open_video
+
+        return open_video(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+    if scheme == "scene":
+        from .scene import SceneSource
+
+        return SceneSource(uri, settings.fps, settings.loop, stop)
+    if scheme == "webcam":
+        from .webcam import open_webcam
+
+        return open_webcam(address, settings, stop)
+    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}")
+
+
 def frame_from(
     captured: CapturedImage, seq: int, camera: CameraSettings, calibration: Calibration | None = None
 ) -> Frame:
     """Resize and encode one captured image; intrinsics come from the calibration, else from the device.
 
-    What is recorded in the encoding that is asked for, and at its size, is passed on as it is. Raises
-    SettingsError when the calibration is for images of another aspect ratio, WireError for damaged pixels.
+    A recorded image that has the requested encoding and size is passed on unchanged. Raises SettingsError if the
+    calibration is for images of another aspect ratio, WireError for damaged pixels.
     """
     captured = _resize(_calibrate(captured, calibration), camera)
     height, width = captured.size
@@ -109,7 +145,7 @@ def _publish(
 
 
 def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event) -> bool:
-    """Send with back-pressure where delivery is lossless, yet end when told to."""
+    """Send a frame, waiting for slow receivers if delivery is lossless; return False if `stop` was set meanwhile."""
     while not publisher.send(frame, timeout_ms=_SEND_TIMEOUT_MS):
         if stop.is_set():
             return False
@@ -129,7 +165,7 @@ def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> Capt
 
 
 def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
-    """To the width and height asked for; one alone keeps the aspect ratio."""
+    """Resize to the camera's width and height; if only one is set, the aspect ratio is kept."""
     height, width = captured.size
     new_width = camera.width or round(width * (camera.height or height) / height)
     new_height = camera.height or round(height * new_width / width)
@@ -149,12 +185,12 @@ def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
 
 
 def _resize_depth(captured: CapturedImage, size: tuple[int, int]) -> Depth | None:
-    """To the (width, height) of the image, unless it is not aligned to that."""
+    """Resize the depth to the image's (width, height); a depth that is not aligned to the image keeps its size."""
     depth, pixels = captured.depth, captured.depth_pixels()
     if pixels is None or (isinstance(depth, Depth) and not depth.aligned):
         return _encode_depth(captured)
     scale_m = depth.scale_m if isinstance(depth, Depth) else captured.depth_scale_m
-    # depth is never averaged: between two surfaces there is none
+    # depth is never averaged: the mean of two surfaces lies on neither
     resized = cv2.resize(pixels, size, interpolation=cv2.INTER_NEAREST_EXACT)
     return encode_depth(resized, "z16+zstd", scale_m, aligned=True)
 

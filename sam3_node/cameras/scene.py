@@ -1,7 +1,7 @@
-"""scene:shapes - a drawn table top whose moving objects are known to the pixel.
+"""scene:shapes - a drawn table top with moving objects and exact masks.
 
-`Scene.render` is a pure function of the frame's index, so that any process can compute the truth of the frame
-with that `seq`. The first object passes behind the second, the third leaves the picture and comes back.
+`Scene.render` is a pure function of the frame's index, so that any process can compute the truth of the frame with that
+`seq`. The first object passes behind the second. The third leaves the image and comes back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PERIOD_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A closed curve in units of the picture's height, origin at its centre, and a swing about it."""
+    """A closed curve in units of the image height, origin at the image centre, with an oscillating rotation."""
 
     x: float
     y: float
@@ -47,7 +47,7 @@ class _Path:
     swing_deg: float
 
     def at(self, cycle: float) -> tuple[float, float, float]:
-        """x, y and angle in degrees after `cycle` periods."""
+        """Return x, y and angle in degrees after `cycle` periods."""
         t = 2 * math.pi * self.turns * cycle + self.phase
         x, y = self.x + self.reach_x * math.sin(t), self.y + self.reach_y * math.cos(t)
         return x, y, self.angle_deg + self.swing_deg * math.sin(t + 1.0)
@@ -56,7 +56,7 @@ class _Path:
 class Scene:
     """A seeded scene of 1 to 6 objects; id k of the truth is `names[k - 1]`, id 0 the table.
 
-    Every object is in view at index 0. `frames` 0 has no end; otherwise the source ends after so many.
+    Every object is in view at index 0. The source ends after `frames` frames; with 0 it never ends.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Scene:
         kinds, colours = rng.permutation(KINDS).tolist(), rng.permutation(list(COLOURS)).tolist()
         if kinds[1] == "screwdriver":  # too slim to hide anything
             kinds[1], kinds[0] = kinds[0], kinds[1]
-        looks = zip(kinds[:objects], colours, strict=False)
-        self._sprites = [draw_sprite(kind, colour, rng, height) for kind, colour in looks]
+        appearances = zip(kinds[:objects], colours, strict=False)
+        self._sprites = [draw_sprite(kind, colour, rng, height) for kind, colour in appearances]
         self._paths = _choose_paths(rng, width / height)[:objects]
         self.names = tuple(sprite.name for sprite in self._sprites)
 
     @classmethod
     def from_uri(cls, uri: str) -> Scene:
-        """The scene of scene:shapes?seed=3&objects=4&frames=300&width=640&height=480&fps=30.
+        """Return the scene of scene:shapes?seed=3&objects=4&frames=300&width=640&height=480&fps=30.
 
         Raises CameraError for another drawing, an unknown parameter or one out of range.
         """
@@ -91,7 +91,7 @@ class Scene:
         return cls(**dict(_parameter(key, text) for key, text in parse_qsl(query, keep_blank_values=True)))
 
     def render(self, index: int) -> tuple[Image, Image]:
-        """Frame `index`: the image, BGR uint8 [h, w, 3], and the id at each pixel, uint8 [h, w]."""
+        """Return frame `index`: the image, BGR uint8 [h, w, 3], and the id at each pixel, uint8 [h, w]."""
         image, ids = self._table.copy(), np.zeros((self.height, self.width), np.uint8)
         cycle = index / (self.fps * _PERIOD_S)
         # painter's order: the second object last, so that the first passes behind it
@@ -117,7 +117,7 @@ class Scene:
 
 
 class SceneSource:
-    """A scene as a camera: its frames from index 0 on, at its own rate or at `fps` where that is not 0.
+    """A scene as a camera: its frames starting at index 0, at `fps`, or at the scene's own rate if that is 0.
 
     A scene with an end that loops starts again at index 0: the truth of `seq` is that of seq % frames.
     """
@@ -155,7 +155,7 @@ class _Warped:
 def _warp(
     sprite: Image, centre: tuple[float, float], angle_deg: float, size: tuple[int, ...]
 ) -> _Warped | None:
-    """The sprite turned about its middle and put at `centre`, cut to a picture of `size`; None outside."""
+    """Rotate the sprite about its middle, move it to `centre` and crop it to an image of `size`; None outside."""
     side = sprite.shape[0]
     reach = side / 2
     x0, y0 = (max(0, math.floor(c - reach)) for c in centre)
@@ -169,7 +169,7 @@ def _warp(
 
 
 def _darken(window: Image, alpha: Image) -> None:
-    """Let 1 - alpha / 255 of the window through, in place."""
+    """Multiply the window by 1 - alpha / 255, in place."""
     through = cv2.cvtColor(cv2.bitwise_not(alpha), cv2.COLOR_GRAY2BGR)
     cv2.multiply(window, through, dst=window, scale=1 / 255)
 
@@ -186,7 +186,7 @@ def _parameter(key: str, text: str) -> tuple[str, int]:
 
 
 def _choose_paths(rng: np.random.Generator, aspect: float) -> list[_Path]:
-    """A path for each of the six objects, in heights: the picture spans -aspect/2..aspect/2 by -0.5..0.5."""
+    """Choose a path for each of the six objects, in image heights: the image spans -aspect/2..aspect/2 by -0.5..0.5."""
     half = aspect / 2
     jitter = rng.uniform(-0.02, 0.02, (6, 2))
     angles, swings = rng.uniform(-25, 25, 6), rng.uniform(8, 22, 6)

@@ -1,4 +1,4 @@
-"""The drawings that scene:shapes moves about: shaded shapes and the table that they lie on."""
+"""Drawings for scene:shapes: shaded shapes, and the table that they lie on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .base import Image
 Plane = npt.NDArray[np.float32]
 
 _OVERSAMPLING = 3
-_RADIUS = 0.13  # of an object, in heights of the picture
-_MARGIN = 1.5  # half a sprite's side in radii: room to turn, and for the soft shadow
+_RADIUS = 0.13  # of an object, in image heights
+_MARGIN = 1.5  # half a sprite's side in radii: space for rotation and the soft shadow
 _SHADOW_STRENGTH = 0.5
 
 COLOURS = {  # BGR
@@ -41,7 +41,7 @@ class Sprite:
 
 
 def draw_sprite(kind: str, colour: str, rng: np.random.Generator, height: int) -> Sprite:
-    """A sprite of one of KINDS in one of COLOURS, for a picture of `height` pixels."""
+    """Draw a sprite of one of KINDS in one of COLOURS, for an image of `height` pixels."""
     side = 2 * round(_MARGIN * _RADIUS * height)
     canvas = _Canvas(side * _OVERSAMPLING)
     _DRAWERS[kind](canvas, np.array(COLOURS[colour], np.float32))
@@ -49,7 +49,7 @@ def draw_sprite(kind: str, colour: str, rng: np.random.Generator, height: int) -
 
 
 def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:
-    """A wooden table seen from above, BGR uint8 [height, width, 3]."""
+    """Draw a wooden table seen from above, BGR uint8 [height, width, 3]."""
     y, x = np.mgrid[0:height, 0:width].astype(np.float32) / height
     grain = _noise(rng, width, height, (width / 6, height / 160)) + 0.6 * _noise(
         rng, width, height, (width / 3, height / 30)
@@ -74,7 +74,7 @@ class _Canvas:
         self.y, self.x = (np.mgrid[0:side, 0:side].astype(np.float32) / side - 0.5) * (2 * _MARGIN)
 
     def polygon(self, *corners: tuple[float, float], round_by: float = 0.0) -> Image:
-        """A filled polygon as a mask, its corners rounded."""
+        """Return a filled polygon with rounded corners as a mask."""
         mask = np.zeros((self.side, self.side), np.uint8)
         points = (np.array(corners) / (2 * _MARGIN) + 0.5) * self.side
         cv2.fillPoly(mask, [points.round().astype(np.int32)], 255)
@@ -87,7 +87,7 @@ class _Canvas:
         return np.where(np.hypot(self.x - x, self.y - y) <= radius, 255, 0).astype(np.uint8)
 
     def fill(self, mask: Image, colour: npt.NDArray[np.float32], shade: Plane | float = 1.0) -> None:
-        """Paint over what is there, brightness times `shade`."""
+        """Paint over the earlier drawing, brightness times `shade`."""
         painted = np.broadcast_to(np.asarray(shade, np.float32)[..., None] * colour, self.colour.shape)
         inside = mask > 0
         self.colour[inside] = painted[inside]
@@ -97,14 +97,14 @@ class _Canvas:
         self.alpha[mask > 0] = 0
 
     def bevel(self, width: float, strength: float) -> Plane:
-        """Light from the upper left on a rim of this width: a brightness factor of the shape drawn so far."""
+        """Return brightness factors that light a rim of this width, on the shape so far, from the upper left."""
         sigma = width / (2 * _MARGIN) * self.side
         height = cv2.GaussianBlur(self.alpha.astype(np.float32) / 255, (0, 0), sigma)
         slope = np.gradient(height, axis=0) + np.gradient(height, axis=1)
-        return 1 + strength * sigma * slope
+        return np.asarray(1 + strength * sigma * slope, np.float32)
 
     def finish(self, rng: np.random.Generator, side: int) -> tuple[Image, Image]:
-        """Pixels and shadow at the final size, with a fine texture and a rim light on everything."""
+        """Return pixels and shadow at the final size, with a fine texture and a rim light."""
         mottle = 1 + 0.035 * _noise(rng, self.side, self.side, (self.side / 60, self.side / 60))
         colour = self.colour * (mottle * self.bevel(0.06, 0.55))[:, :, None]
         solid = self.alpha.astype(np.float32) / 255
@@ -117,7 +117,7 @@ class _Canvas:
 
 
 def _draw_ball(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """A ball: lambertian shading and a highlight."""
+    """Draw a ball: Lambertian shading and a highlight."""
     r = 0.92
     z = np.sqrt(np.clip(r * r - canvas.x**2 - canvas.y**2, 0, None)) / r
     lit = np.clip((-0.45 * canvas.x - 0.5 * canvas.y) / r + 0.74 * z, 0, 1)
@@ -127,7 +127,7 @@ def _draw_ball(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
 
 
 def _draw_box(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """A parcel: two faces in sight, a band of tape and a label."""
+    """Draw a parcel: two visible faces, a band of tape and a label."""
     canvas.fill(canvas.polygon((-0.9, -0.62), (0.9, -0.62), (0.9, 0.4), (-0.9, 0.4)), colour)
     canvas.fill(canvas.polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), colour, 0.62)
     tape = np.array((170, 205, 222), np.float32)
@@ -140,7 +140,7 @@ def _draw_box(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
 
 
 def _draw_pyramid(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """A pyramid: three faces that meet above the middle."""
+    """Draw a pyramid: three faces that meet above the middle."""
     corners = [(0.0, -0.92), (0.86, 0.62), (-0.86, 0.62)]
     top = (0.0, 0.12)
     for first, second, shade in ((0, 1, 0.78), (1, 2, 0.6), (2, 0, 1.1)):
@@ -148,7 +148,7 @@ def _draw_pyramid(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
 
 
 def _draw_ring(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """A torus, with sprinkles that show how it turns."""
+    """Draw a torus with sprinkles that make its rotation visible."""
     radius = np.hypot(canvas.x, canvas.y)
     across = np.clip((radius - 0.66) / 0.28, -1, 1)
     outward = (-0.6 * canvas.x - 0.7 * canvas.y) / np.maximum(radius, 1e-3)
@@ -161,7 +161,7 @@ def _draw_ring(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
 
 
 def _draw_mug(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """A mug from the side: handle, a round body and a dark mouth."""
+    """Draw a mug from the side: handle, round body and dark mouth."""
     canvas.fill(canvas.disc(0.46, 0.58, 0.0), colour, 0.8)
     canvas.cut(canvas.disc(0.27, 0.6, 0.0))
     body = canvas.polygon((-0.72, -0.66), (0.5, -0.66), (0.42, 0.74), (-0.64, 0.74), round_by=0.1)
@@ -175,7 +175,7 @@ def _draw_mug(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
 
 
 def _draw_screwdriver(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """A grooved handle and a steel shaft."""
+    """Draw a screwdriver: grooved handle and steel shaft."""
     steel = np.array((196, 192, 188), np.float32)
     shaft = canvas.polygon((0.0, -0.09), (1.1, -0.09), (1.28, -0.14), (1.28, 0.14), (1.1, 0.09), (0.0, 0.09))
     canvas.fill(shaft, steel, 0.75 + 0.6 * np.exp(-(((canvas.y + 0.03) / 0.04) ** 2)))
@@ -197,10 +197,10 @@ KINDS = tuple(_DRAWERS)
 
 
 def _noise(rng: np.random.Generator, width: int, height: int, scale: tuple[float, float]) -> Plane:
-    """Smooth noise, about -1 to 1, with features of `scale` (x, y) pixels."""
+    """Return smooth noise, about -1 to 1, with features of `scale` (x, y) pixels."""
     cells = (max(2, round(height / scale[1]) + 1), max(2, round(width / scale[0]) + 1))
     coarse = rng.uniform(-1, 1, cells).astype(np.float32)
-    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+    return np.asarray(cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC), np.float32)
 
 
 def _to_bytes(values: npt.NDArray[np.float32]) -> Image:

@@ -1,4 +1,4 @@
-"""webcam:INDEX - a camera of the operating system, through OpenCV."""
+"""webcam:INDEX - a camera of the operating system, read through OpenCV."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _JOIN_S = 0.5
 
 
 class WebcamSource:
-    """The newest image of a live device. Unplugged, it is tried again, with growing pauses, until it is back.
+    """Gives the newest image of a live device. An unplugged device is reopened with growing pauses until it is back.
 
-    `open_device` opens the device afresh; CameraError when it does not deliver at the start. Reading happens
-    on a thread of its own, because a driver may hold a read for seconds and stopping must not wait for it.
+    `open_device` opens the device again. Raises CameraError if the device does not deliver at the start. A separate
+    thread reads, because a driver may block a read for seconds and stopping must not wait for it.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class WebcamSource:
             capture_ns = time.time_ns()
             if not self._limit.admits(time.monotonic_ns()):
                 return True
-            found, image = device.retrieve()
+            is_decoded, image = device.retrieve()
         except cv2.error:  # some backends raise on a damaged image
             return False
-        if found:
+        if is_decoded:
             with self._arrived:
                 self._newest = CapturedImage(image, capture_ns)
                 self._arrived.notify()
-        return found
+        return is_decoded
 
 
 def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> WebcamSource:
-    """The device with index `address`, asked for the size and rate of `settings`; CameraError if absent."""
+    """Open the device with index `address` at the size and rate of `settings`; CameraError if it is absent."""
     if not (address.isascii() and address.isdigit() and len(address) < 4):
         raise CameraError(f"expected webcam:INDEX with an index from 0, found 'webcam:{address}'")
     return WebcamSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
@@ -103,21 +103,21 @@ def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -
 def _open_index(index: int, settings: CameraSettings) -> cv2.VideoCapture:
     with _quiet():
         device = cv2.VideoCapture(index)
-    wishes = {
+    properties = {
         cv2.CAP_PROP_FRAME_WIDTH: settings.width,
         cv2.CAP_PROP_FRAME_HEIGHT: settings.height,
         cv2.CAP_PROP_FPS: settings.fps,
         cv2.CAP_PROP_BUFFERSIZE: 1,
     }
-    for wish, value in wishes.items():
+    for property_, value in properties.items():
         if value:
-            device.set(wish, value)
+            device.set(property_, value)
     return device
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without OpenCV's own log lines: what they say is told once, in this package's words."""
+    """Silence OpenCV's log lines, because this package reports the same failures once."""
     level = cv2.utils.logging.getLogLevel()
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:

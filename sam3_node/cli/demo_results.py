@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..bags import LabelledClip, MaskBagWriter
+from ..bags import LabelledClip, RecordingWriter
 from ..errors import OutputError
 from ..types import NANOSECONDS, MaskFrame
 from ..visualization import Image, VideoWriter, contact_sheet, overlay, write_image
+from ..wire import pack_masks
 
 SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 
@@ -119,10 +120,10 @@ def write_results(out: Path, results: DemoResults) -> None:
     )
     pictures: list[Image] = []
     rate = max(1.0, float(results.summary()["frames_per_s"]))
-    with VideoWriter(out / "overlay.mp4", rate) as video, MaskBagWriter(out / "masks.mcap") as bag:
+    with VideoWriter(out / "overlay.mp4", rate) as video, RecordingWriter(out / "masks.mcap", overwrite=True) as bag:
         for number, (masks, picture) in enumerate(_draw(results)):
             video.write(picture)
-            bag.write(masks)
+            bag.write_masks(pack_masks(masks, "rle")[1], masks, masks.age_origin_ns)
             if number in sampled:
                 pictures.append(picture)
     captions = [f"frame {frames[number].seq}: {_list_objects(frames[number])}" for number in sorted(sampled)]

@@ -177,11 +177,11 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
 
 def _images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint8]]:
     """About as many of each source, `count` in all."""
-    from ..engines.frames import frames_of
+    from ..bags.image_sampling import sample_images
 
     for index, source in enumerate(sources):
         share = (index + 1) * count // len(sources) - index * count // len(sources)
-        yield from frames_of(source, share)
+        yield from sample_images(source, share)
 
 
 def _tell(done: int, count: int) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..bags.image_sampling import sample_images
 from ..bags.native.labelled_clip import TABLETOP
 from ..detection.base import Detector
 from ..detection.load import VOCABULARY, load_detector
@@ -35,7 +36,6 @@ from .detector import (
     folder_of,
     stage_of,
 )
-from .frames import frames_of
 from .oom import telling_out_of_memory
 from .report import Report
 from .slot import (
@@ -100,7 +100,7 @@ def judge_detector(
     opened: Opened, detector: YoloWorldDetector, settings: Settings, source: str | Path = TABLETOP
 ) -> Report:
     """Compare an engine with the network in float32 on a clip of a source, and keep the report beside it."""
-    frames = list(frames_of(source, CLIP_FRAMES, CLIP_STEP))
+    frames = list(sample_images(source, CLIP_FRAMES, CLIP_STEP))
     text = detector.prepare(names_for(settings.detector)).vectors.float()
     with telling_out_of_memory(EngineError, "while the detector's engine was compared with torch in float32"):
         reference = load_yolo_world(folder_of(settings.detector), device=text.device, dtype="float32")

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ..bags.image_sampling import sample_images
 from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import EngineSettings, Settings
 from .build import Quantisation
-from .frames import frames_of
 from .inductor import INDUCTOR, InductorRun
 from .key import FP8, arithmetic, identity_of
 from .oom import FAILURES, engine_failure, telling_out_of_memory
@@ -159,7 +159,7 @@ def read_report(built: Built) -> Report | None:
 def judge(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> Report:
     """Compare engines with the model in float32 on a clip of a source, and keep the report beside them."""
     wanted, engine = settings.model, settings.engine
-    frames = list(frames_of(source, CLIP_FRAMES, CLIP_STEP))
+    frames = list(sample_images(source, CLIP_FRAMES, CLIP_STEP))
     with telling_out_of_memory(EngineError, "while engines were compared with torch in float32"):
         reference = load_tracker(
             wanted.name, device=wanted.device, dtype=torch.float32, image_size=wanted.image_size

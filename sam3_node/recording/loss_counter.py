@@ -1,4 +1,4 @@
-"""What has come to a recorder, and what has not: counted from the numbers that messages carry."""
+"""Counting of recorded and lost messages, from the numbers that messages carry."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_CAMERAS = 64
 
 
 @dataclass
-class CameraTally:
-    """Counts of one camera. `skipped`: frames that the node has passed over, as its masks tell."""
+class CameraCounts:
+    """Counts of one camera. `skipped` are the frames that the node passed over, as its masks report."""
 
     frames: int = 0
     frames_lost: int = 0
@@ -24,98 +24,102 @@ class CameraTally:
 
 
 @dataclass
-class _Numbers:
-    """The last seq of a camera's frames, and of those that the node has stepped."""
+class _LastSeqs:
+    """Last seq of a camera's frames, and of the frames that the node stepped."""
 
     frame: int | None = None
     stepped: int | None = None
 
 
 @dataclass
-class Tally:
-    """Counts what is recorded, and by the gaps what is lost.
+class LossCounter:
+    """Counts recorded messages, and lost ones by the gaps in their numbers.
 
-    A frame is lost where seq leaves it out. Masks are where `skipped` does not reach back to the frame stepped before:
-    one at least. Numbers that begin anew are a camera's or a node's that was started again.
+    A frame is lost if seq leaves it out. At least one masks message is lost if `skipped` does not reach back to the
+    frame that was stepped before. Numbers that start again mean that a camera or a node was restarted.
     """
 
-    cameras: dict[str, CameraTally] = field(default_factory=dict)
+    cameras: dict[str, CameraCounts] = field(default_factory=dict)
     events: int = 0
     node_starts: int = 0
-    """How often the node was started again meanwhile."""
+    """Number of restarts of the node during the recording."""
     rejected: int = 0
     last_error: str | None = None
-    _numbers: dict[str, _Numbers] = field(default_factory=dict)
-    _gaps: int = 0
-    _first: int | None = None
-    _last: int | None = None
-    _told: int | None = None
+    _seqs: dict[str, _LastSeqs] = field(default_factory=dict)
+    _event_gaps: int = 0
+    _first_event: int | None = None
+    _last_event: int | None = None
+    _described_events: int | None = None
 
     def admit(self, camera: str) -> None:
-        """Make room for a camera; WireError where there are too many."""
+        """Add a camera if it is new; WireError if there are too many."""
         if camera in self.cameras:
             return
         if len(self.cameras) >= MAX_CAMERAS:
             raise WireError(f"expected at most {MAX_CAMERAS} cameras, found another: {camera}")
-        self.cameras[camera], self._numbers[camera] = CameraTally(), _Numbers()
+        self.cameras[camera], self._seqs[camera] = CameraCounts(), _LastSeqs()
 
     def add_frame(self, frame: Frame) -> None:
-        """A frame of an admitted camera was recorded."""
-        counts, numbers = self.cameras[frame.camera], self._numbers[frame.camera]
+        """Count a recorded frame of an admitted camera."""
+        counts, seqs = self.cameras[frame.camera], self._seqs[frame.camera]
         counts.frames += 1
-        if numbers.frame is not None:
-            counts.frames_lost += max(0, frame.seq - numbers.frame - 1)
-        numbers.frame = frame.seq
+        if seqs.frame is not None:
+            counts.frames_lost += max(0, frame.seq - seqs.frame - 1)
+        seqs.frame = frame.seq
 
     def add_masks(self, masks: MaskFrame) -> None:
-        """Masks of an admitted camera were recorded."""
-        counts, numbers = self.cameras[masks.camera], self._numbers[masks.camera]
+        """Count recorded masks of an admitted camera."""
+        counts, seqs = self.cameras[masks.camera], self._seqs[masks.camera]
         counts.masks += 1
         counts.skipped += masks.skipped
-        if numbers.stepped is not None and masks.seq - masks.skipped - 1 > numbers.stepped:
+        if seqs.stepped is not None and masks.seq - masks.skipped - 1 > seqs.stepped:
             counts.masks_lost += 1
-        numbers.stepped = masks.seq
+        seqs.stepped = masks.seq
 
     def add_event(self, event: Event) -> bool:
-        """An event was recorded; True where it is of a node that was started again."""
+        """Count a recorded event; return True if it comes from a node that was restarted."""
         self.events += 1
-        again = self._last is not None and event.n <= self._last
-        if again:
+        is_restart = self._last_event is not None and event.n <= self._last_event
+        if is_restart:
             self.node_starts += 1
-            self._numbers = {camera: _Numbers(known.frame) for camera, known in self._numbers.items()}
-        elif self._last is not None:
-            self._gaps += event.n - self._last - 1
-        if self._first is None:
-            self._first = event.n
-        self._last = event.n
+            self._seqs = {camera: _LastSeqs(seqs.frame) for camera, seqs in self._seqs.items()}
+        elif self._last_event is not None:
+            self._event_gaps += event.n - self._last_event - 1
+        if self._first_event is None:
+            self._first_event = event.n
+        self._last_event = event.n
         self._follow(event)
-        return again
+        return is_restart
 
     def add_description(self, events: int) -> None:
-        """The node has told how many events there were until then."""
-        if self._told is None:
-            self._told = events
+        """Note the number of events that the node had published when it first described itself."""
+        if self._described_events is None:
+            self._described_events = events
 
     def reject(self, error: Exception) -> None:
-        """A message could not be recorded."""
+        """Count a message that could not be recorded."""
         self.rejected += 1
         self.last_error = (str(error) or repr(error))[:200]
 
     @property
     def events_lost(self) -> int:
-        """Events that are missing: between those recorded, and before them since the node told their number."""
-        missed = self._first - self._told if self._first is not None and self._told is not None else 0
-        return self._gaps + max(0, missed)
+        """Number of missing events: between the recorded ones, and before them since the node's description."""
+        missed = 0
+        if self._first_event is not None and self._described_events is not None:
+            missed = self._first_event - self._described_events
+        return self._event_gaps + max(0, missed)
 
     @property
     def lost(self) -> int:
-        """All that is missing."""
-        return self.events_lost + sum(known.frames_lost + known.masks_lost for known in self.cameras.values())
+        """Number of all missing messages."""
+        return self.events_lost + sum(
+            counts.frames_lost + counts.masks_lost for counts in self.cameras.values()
+        )
 
     def describe(self) -> dict[str, Any]:
-        """The counts, as the metadata of a recording has them."""
+        """Return the counts as they are stored in the metadata of a recording."""
         return {
-            "cameras": {camera: asdict(known) for camera, known in self.cameras.items()},
+            "cameras": {camera: asdict(counts) for camera, counts in self.cameras.items()},
             "events": self.events,
             "events_lost": self.events_lost,
             "node_starts": self.node_starts,
@@ -124,11 +128,11 @@ class Tally:
         }
 
     def _follow(self, event: Event) -> None:
-        """A frame that failed was stepped as well; a camera served anew has no frame before its first."""
-        numbers = self._numbers.get(str(event.args.get("camera")))
-        if numbers is None:
+        """Update the last stepped seq: a failed frame was stepped, too; a camera that is served again starts anew."""
+        seqs = self._seqs.get(str(event.args.get("camera")))
+        if seqs is None:
             return
         if event.op in (SERVED, DROPPED):
-            numbers.stepped = None
+            seqs.stepped = None
         elif event.op == FAILED and isinstance(event.args.get("seq"), int):
-            numbers.stepped = event.args["seq"]
+            seqs.stepped = event.args["seq"]

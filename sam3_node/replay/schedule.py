@@ -1,12 +1,9 @@
-"""How long a recording is, where its index tells.
-
-All frames of a recording, with objects and edits at the frames that they are meant for.
+"""All frames of a recording, with objects and edits at the frames that they are meant for.
 
 What a job does with a recording: its actions in order, and the settings that they are done with."""
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..bags.bag import open_bag
+from ..bags.formats.mcap_stream import count_messages
+from ..bags.native.layout import NODE
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
-from ..bags.native.writer import NODE
 from ..bags.samples import natural_order
-from ..errors import ReplayError, require
+from ..errors import ReplayError
 from ..node.operations import CHANGES
 from ..types import Closeable, Frame, MaskFrame
 from ..wire import Event, encode_mask
@@ -25,29 +23,6 @@ from .actions import Action, Edit, Notes, Step
 from .davis_png import read_mask
 from .event_log import Planned, Stepped, planned, with_frames
 from .job import Job, ObjectOnFrame, settings_for
-
-
-def messages_on(paths: Sequence[Path], topics: Collection[str]) -> int | None:
-    """How many messages MCAP files hold on these topics; None where one of them has no index or is another file."""
-    counts = [_messages_on(path, topics) for path in paths]
-    return None if not counts or None in counts else sum(count or 0 for count in counts)
-
-
-def _messages_on(path: Path, topics: Collection[str]) -> int | None:
-    reader = require("mcap.reader", "bags")
-    damages = (require("mcap.exceptions", "bags").McapError, struct.error, ValueError, LookupError, OSError)
-    try:
-        with path.open("rb") as file:
-            summary = reader.SeekingReader(file).get_summary()
-    except damages:
-        return None
-    if summary is None or summary.statistics is None:
-        return None
-    counts = summary.statistics.channel_message_counts
-    return sum(
-        counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
-    )
-
 
 Place = tuple[str, int]
 """Camera and seq of a frame."""
@@ -148,7 +123,7 @@ class Schedule(Closeable):
         self.notes = Notes(job.allow_gaps)
         self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _recorded(self._files)
-        if job.mode == "as-recorded" and self._recorded is None:
+        if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
             raise ReplayError(
                 f"as-recorded: expected a recording that sam3-node record made, found another at {path}; "
                 "use --every"
@@ -185,7 +160,7 @@ class Schedule(Closeable):
             return self.job.stop - self.job.start
         roots = ("masks/{}",) if self.job.mode == "as-recorded" else ("/{}/header", "frame/{}")
         topics = [root.format(camera) for root in roots for camera in self.cameras]
-        return messages_on(self._files, topics) or None
+        return count_messages(self._files, topics) or None
 
     def frames(self) -> Iterator[Frame]:
         """Those of the job, in the order of the recording."""

@@ -1,4 +1,4 @@
-"""open_bag: the format told by content, all cameras in order, damage survived, clear errors; and bag:FILE plays it."""
+"""open_bag recognises formats by content, gives all cameras in order, survives damage; bag:FILE plays the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from sam3_node.errors import BagError
 from sam3_node.types import Frame
-from sam3_node.wire import decode_depth, decode_image
+from sam3_node.wire import decode_depth, decode_image, pack_masks
 
 pytest.importorskip("mcap_ros2")
 pytest.importorskip("mcap_protobuf")
@@ -22,10 +22,10 @@ pytest.importorskip("rosbags")
 from rosbags.rosbag1 import Writer as Ros1Writer
 from rosbags.rosbag2 import Writer as Ros2FolderWriter
 
-from sam3_node.bags import MaskBagWriter, open_bag
+from sam3_node.bags import open_bag
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
-from sam3_node.cameras.sources import open_camera
+from sam3_node.cameras.publish import open_camera
 from sam3_node.settings import CameraSettings
 from tests.support.mcap_files import (
     PERIOD_NS,
@@ -44,7 +44,7 @@ from tests.support.mcap_files import (
     write_protobuf,
     write_ros2,
 )
-from tests.support.recordings import frame_at, write_recording
+from tests.support.recordings import frame_at, write_earlier_layout, write_recording
 from tests.support.wire_examples import masks, plain
 
 FAST = CameraSettings(fps=1000)
@@ -56,12 +56,17 @@ def read(path: Path, topics: Sequence[str] = ()) -> tuple[list[Frame], str | Non
 
 
 def record(path: Path, frames: Sequence[Frame]) -> Path:
-    """As `sam3-node record` does."""
+    """Write as `sam3-node record` does."""
     with RecordingWriter(path) as writer:
         for frame in frames:
             writer.write_frame(frame, frame.capture_ns)
             writer.flush()
     return path
+
+
+def write_masks(path: Path) -> None:
+    with RecordingWriter(path) as writer:
+        writer.write_masks(pack_masks(masks())[1], masks(), 5)
 
 
 def write_rosbag1(path: Path) -> Path:
@@ -135,13 +140,13 @@ def test_the_bundled_recording_is_a_bag() -> None:
 
 def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
     expected = [frame_at(0), frame_at(0, "left"), frame_at(1), frame_at(1, "left")]
-    write_recording(tmp_path / "compact.mcap", expected)
+    write_earlier_layout(tmp_path / "earlier.mcap", expected)
     record(tmp_path / "recorded.mcap", expected)
-    assert [plain(frame) for frame in read(tmp_path / "compact.mcap")[0]] == [
+    assert [plain(frame) for frame in read(tmp_path / "earlier.mcap")[0]] == [
         plain(frame) for frame in expected
     ]
     for path, topic in (
-        (tmp_path / "compact.mcap", "frame/left"),
+        (tmp_path / "earlier.mcap", "frame/left"),
         (tmp_path / "recorded.mcap", "/left/image"),
     ):
         assert open_bag(path).cameras == ("table", "left")
@@ -156,19 +161,18 @@ def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
             open_bag(path, ["right"])
 
 
-@pytest.mark.parametrize("write", [write_recording, record])
+@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record])
 def test_splits_of_a_recording_are_one_bag(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     for split in (0, 2, 10):
         write(tmp_path / f"run_{split}.mcap", [frame_at(seq) for seq in range(3 * split, 3 * split + 3)])
-    with MaskBagWriter(tmp_path / "masks.mcap") as other:
-        other.write(masks())
+    write_masks(tmp_path / "masks.mcap")
     (tmp_path / "run_11.mcap").write_bytes(b"")
     frames, lost = read(tmp_path)
     assert [frame.seq for frame in frames] == [0, 1, 2, 6, 7, 8, 30, 31, 32]
     assert lost is None
 
 
-@pytest.mark.parametrize("write", [write_recording, record])
+@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record])
 def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     large = cv2.imencode(".png", np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8))[
         1
@@ -192,10 +196,10 @@ def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None: 
     assert "run_1.mcap" not in lost
 
 
-@pytest.mark.parametrize("write", [write_recording, record, *WRITERS.values()])
+@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record, *WRITERS.values()])
 def test_a_recording_cut_anywhere_never_raises_once_it_is_open(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "cut.mcap"
-    own = write in (write_recording, record)
+    own = write in (write_recording, write_earlier_layout, record)
     write(path, [frame_at(seq) for seq in range(6)] if own else rgbd(6))
     data, opened = path.read_bytes(), 0
     for length in np.random.default_rng(2).integers(0, len(data), 25):
@@ -250,7 +254,7 @@ def test_what_is_no_recording_is_refused_with_the_formats(tmp_path: Path) -> Non
         ("folder", "found a folder without one at"),
     ):
         with pytest.raises(
-            BagError, match=rf"expected a recording, {what} .*{name}; what is read: MCAP .*video"
+            BagError, match=rf"expected a recording, {what} .*{name}; known formats: MCAP .*video"
         ):
             open_bag(tmp_path / name)
 
@@ -258,8 +262,7 @@ def test_what_is_no_recording_is_refused_with_the_formats(tmp_path: Path) -> Non
 def test_recordings_without_messages_or_cameras_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BagError, match="no message at all"):
         open_bag(write_ros2(tmp_path / "bare.mcap", []))
-    with MaskBagWriter(tmp_path / "masks.mcap") as writer:
-        writer.write(masks())
+    write_masks(tmp_path / "masks.mcap")
     with pytest.raises(BagError, match=r"expected a topic with colour images .*, found masks/wrist-1 \(\)"):
         open_bag(tmp_path / "masks.mcap")
     with pytest.raises(BagError, match=r"found /camera/color/camera_info \(sensor_msgs/msg/CameraInfo\)"):
@@ -276,7 +279,7 @@ def test_a_closed_bag_ends_its_iteration(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    for write in (write_recording, lambda path: write_json(path, rgbd(2))):
+    for write in (write_recording, write_earlier_layout, lambda path: write_json(path, rgbd(2))):
         bag = open_bag(write(tmp_path / "gone.mcap"))
         (tmp_path / "gone.mcap").unlink()
         with pytest.raises(BagError, match="cannot read"):

@@ -1,4 +1,4 @@
-"""Cameras from topics, as the common drivers name them: depth and intrinsics that belong, names that do not clash."""
+"""Discovery of cameras from the topics of common drivers: matching depth and intrinsics, unique names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.bags.discovery import Camera, choose_cameras, find_cameras, settle_kinds
-from sam3_node.bags.messages.ros_images import kind_of
+from sam3_node.bags.messages.ros_images import find_kind
 from sam3_node.bags.samples import Topic
 from sam3_node.errors import BagError
 
@@ -23,12 +23,12 @@ BAG = Path("table.mcap")
 
 
 def topics(*names: str) -> list[Topic]:
-    """Of ROS 2, their types as their names suggest."""
+    """Return ROS 2 topics with the types that their names suggest."""
     found = []
     for name in names:
         kind = "CompressedImage" if "compressed" in name else "Image"
         type_name = f"sensor_msgs/msg/{'CameraInfo' if name.endswith('camera_info') else kind}"
-        found.append(Topic(name, type_name, kind_of(type_name, name)))
+        found.append(Topic(name, type_name, find_kind(type_name, name)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Colour with the depth of its moment: nearest by stamp, in order, in bounded memory; nothing is waited for in vain."""
+"""Pairing of colour with depth: nearest by stamp, in order, in bounded memory, without endless waiting."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def info(at_ms: int, lens: Intrinsics = LENS) -> Sample:
     return Sample("/table/info", T0 + at_ms * MS, T0 + at_ms * MS, lens)
 
 
-def frames_of(samples: Iterable[Sample], *cameras: Camera) -> list[Frame]:
+def pair_frames(samples: Iterable[Sample], *cameras: Camera) -> list[Frame]:
     pairing = Pairing(cameras or (replace(TABLE, intrinsics=None),))
     return [frame for sample in samples for frame in pairing.add(sample)] + list(pairing.flush())
 
 
 def depth_times(frames: Iterable[Frame]) -> list[int | None]:
-    """The time in ms that each frame's depth was taken at."""
+    """Return the capture time in ms of each frame's depth."""
     return [None if frame.depth is None else int(decode_depth(frame.depth)[0, 0]) for frame in frames]
 
 
 def test_depth_comes_before_or_after_its_colour() -> None:
     samples = [colour(0), depth(0), depth(33), colour(33), colour(66), colour(99), depth(66), depth(99)]
-    frames = frames_of(samples)
+    frames = pair_frames(samples)
     assert depth_times(frames) == [0, 33, 66, 99]
     assert [(frame.seq, frame.capture_ns) for frame in frames] == [
         (index, T0 + 33 * index * MS) for index in range(4)
@@ -57,11 +57,11 @@ def test_depth_comes_before_or_after_its_colour() -> None:
 
 def test_the_nearest_depth_is_taken_and_none_that_is_too_far() -> None:
     tolerance = TOLERANCE_NS // MS
-    assert depth_times(frames_of([colour(100), depth(92), depth(105), depth(120)])) == [105]
-    assert depth_times(frames_of([depth(92), colour(100), depth(111)])) == [92]
-    assert depth_times(frames_of([colour(100), depth(100 + tolerance)])) == [100 + tolerance]
-    assert depth_times(frames_of([colour(100), depth(101 + tolerance)])) == [None]
-    assert depth_times(frames_of([depth(99 - tolerance), colour(100)])) == [None]
+    assert depth_times(pair_frames([colour(100), depth(92), depth(105), depth(120)])) == [105]
+    assert depth_times(pair_frames([depth(92), colour(100), depth(111)])) == [92]
+    assert depth_times(pair_frames([colour(100), depth(100 + tolerance)])) == [100 + tolerance]
+    assert depth_times(pair_frames([colour(100), depth(101 + tolerance)])) == [None]
+    assert depth_times(pair_frames([depth(99 - tolerance), colour(100)])) == [None]
 
 
 def test_depth_at_half_the_rate_belongs_to_every_other_frame() -> None:
@@ -69,7 +69,7 @@ def test_depth_at_half_the_rate_belongs_to_every_other_frame() -> None:
         [*(colour(50 * index) for index in range(8)), *(depth(100 * index) for index in range(4))],
         key=lambda sample: sample.stamp_ns,
     )
-    assert depth_times(frames_of(samples)) == [0, None, 100, None, 200, None, 300, None]
+    assert depth_times(pair_frames(samples)) == [0, None, 100, None, 200, None, 300, None]
 
 
 def test_a_frame_comes_as_soon_as_it_is_complete() -> None:
@@ -110,7 +110,7 @@ def test_stamps_that_jump_back_stop_nothing() -> None:
         depth(90_000),
         *(item for at in range(0, 990, 33) for item in (colour(at), depth(at))),
     ]
-    frames = frames_of(samples)
+    frames = pair_frames(samples)
     assert len(frames) == 31
     assert [frame.seq for frame in frames] == list(range(31))
     assert depth_times(frames)[-1] == 957
@@ -119,26 +119,26 @@ def test_stamps_that_jump_back_stop_nothing() -> None:
 def test_the_first_frame_waits_for_intrinsics_and_the_latest_count() -> None:
     other = replace(LENS, fx=70.0)
     samples = [colour(0), depth(0), info(0), colour(33), depth(33), info(50, other), colour(66), depth(66)]
-    assert [frame.intrinsics for frame in frames_of(samples, TABLE)] == [LENS, LENS, other]
+    assert [frame.intrinsics for frame in pair_frames(samples, TABLE)] == [LENS, LENS, other]
 
 
 def test_intrinsics_that_never_come_hold_nothing_back_for_good() -> None:
-    frames = frames_of([item for at in range(0, 3300, 33) for item in (colour(at), depth(at))], TABLE)
+    frames = pair_frames([item for at in range(0, 3300, 33) for item in (colour(at), depth(at))], TABLE)
     assert len(frames) == 100
     assert all(frame.intrinsics is None and frame.depth is not None for frame in frames[:50])
 
 
 def test_rectified_images_have_intrinsics_without_distortion() -> None:
-    (frame,) = frames_of([info(0), colour(0), depth(0)], replace(TABLE, rectified=True))
+    (frame,) = pair_frames([info(0), colour(0), depth(0)], replace(TABLE, rectified=True))
     assert frame.intrinsics == Intrinsics(60.0, 60.0, 3.5, 2.5)
 
 
 def test_depth_is_aligned_where_its_topic_says_so_and_the_sizes_agree() -> None:
     for size, aligned in (((8, 6), True), ((4, 3), False)):
-        (frame,) = frames_of([colour(0), depth(0, size=size)])
+        (frame,) = pair_frames([colour(0), depth(0, size=size)])
         assert frame.depth is not None
         assert frame.depth.aligned == aligned
-    (frame,) = frames_of([colour(0), depth(0)], replace(TABLE, intrinsics=None, aligned=False))
+    (frame,) = pair_frames([colour(0), depth(0)], replace(TABLE, intrinsics=None, aligned=False))
     assert frame.depth is not None
     assert not frame.depth.aligned
 
@@ -154,7 +154,7 @@ def test_frames_of_several_cameras_come_in_the_order_of_the_recording() -> None:
         depth(33),
         colour(40, BARE),
     ]
-    frames = frames_of(samples, table, BARE)
+    frames = pair_frames(samples, table, BARE)
     assert [(frame.camera, frame.seq) for frame in frames] == [
         ("table", 0),
         ("wrist", 0),
@@ -171,4 +171,4 @@ def test_stamps_that_are_not_of_unix_time_are_of_the_device() -> None:
 
 
 def test_samples_of_no_camera_are_left_out() -> None:
-    assert not frames_of([Sample("/other", T0, T0, LENS), info(0), depth(0)])
+    assert not pair_frames([Sample("/other", T0, T0, LENS), info(0), depth(0)])

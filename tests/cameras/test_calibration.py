@@ -1,4 +1,4 @@
-"""The calibration file: what it gives, and that every wrong field is named."""
+"""The calibration file gives intrinsics and poses, and errors name every wrong field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grid of due times, and thinning a faster camera. Times are given, not measured, where that can be."""
+"""The grid of due times, and the rate limit of a faster camera. Times are given instead of measured if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The camera process, for real: its own process, a socket, and a subscriber in this one."""
+"""The camera as a real process with a socket, and a subscriber in this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = "scene:shapes?seed=5&width=160&height=120"
 
 @contextmanager
 def camera_process(**fields: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A camera process on a free port, and the endpoint of its ready line. Keywords are section__field."""
+    """Start a camera process on a free port; give the endpoint of its ready line. Keywords are section__field."""
     options = {"transport.frames": "tcp://127.0.0.1:0"} | {
         key.replace("__", "."): value for key, value in fields.items()
     }
@@ -90,7 +90,7 @@ def test_lossless_delivery_gives_every_frame_from_zero_then_the_process_ends() -
 
 @pytest.mark.parametrize("options", [{}, {"transport__delivery": "every"}, {"camera__fps": "0.05"}])
 def test_sigterm_ends_the_process_with_a_summary(options: dict[str, str]) -> None:
-    """Waiting for a slow camera, and for a subscriber that never comes, included."""
+    """Stop while it waits for a slow camera, and for a subscriber that never comes."""
     with camera_process(camera__source=SMALL, **options) as (process, _):
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""scene:shapes: the picture and its truth are one pure function of the index."""
+"""scene:shapes: image and truth are a pure function of the index."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import zlib
 import numpy as np
 import pytest
 
+from sam3_node.cameras.publish import open_camera
 from sam3_node.cameras.scene import Scene
-from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 

@@ -1,4 +1,4 @@
-"""video:FILE on real files: each frame once and in order, a clean end, clear errors for what is not video."""
+"""video:FILE on real files: each frame once and in order, a clean end, clear errors for other files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.sources import open_camera
-from sam3_node.cameras.video import VideoSource
+from sam3_node.cameras.publish import open_camera
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from tests.support.paths import SHARED
@@ -21,7 +20,7 @@ FAST = CameraSettings(fps=1000)
 
 
 def write_video(path: Path, frames: int = 12, fps: float = 25.0) -> Path:
-    """Frame i is a flat grey of 20 * i."""
+    """Write a video whose frame i is a flat grey of 20 * i."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, (160, 120))
     for i in range(frames):
         writer.write(np.full((120, 160, 3), 20 * i, np.uint8))
@@ -35,7 +34,7 @@ def video(tmp_path: Path) -> Path:
 
 
 def greys(source: object) -> list[int]:
-    return [round(float(captured.image.mean()) / 20) for captured in source]  # type: ignore[attr-defined]
+    return [round(float(captured.pixels().mean()) / 20) for captured in source]  # type: ignore[attr-defined]
 
 
 def test_every_frame_comes_once_in_order_then_it_ends(video: Path) -> None:
@@ -47,7 +46,7 @@ def test_every_frame_comes_once_in_order_then_it_ends(video: Path) -> None:
 
 def test_images_carry_capture_and_media_time(video: Path) -> None:
     captured = list(open_camera(f"video:{video}", FAST))
-    assert captured[0].image.shape == (120, 160, 3)
+    assert captured[0].pixels().shape == (120, 160, 3)
     stamps = [item.capture_ns for item in captured]
     assert stamps == sorted(stamps)
     assert [item.times["media_ns"] for item in captured[:3]] == [0, 40_000_000, 80_000_000]
@@ -67,7 +66,7 @@ def test_looping_starts_again(video: Path) -> None:
 
 def test_stop_ends_even_a_looping_video(video: Path) -> None:
     stop = threading.Event()
-    source = iter(VideoSource(str(video), 0.01, True, stop))
+    source = iter(open_camera(f"video:{video}", CameraSettings(fps=0.01, loop=True), stop))
     next(source)
     threading.Timer(0.05, stop.set).start()
     assert next(source, None) is None
@@ -109,5 +108,5 @@ def test_unknown_schemes_name_the_known_ones(uri: str) -> None:
 @pytest.mark.skipif(not ROBOT_ARM.is_file(), reason="needs the shared test video")
 def test_a_real_recording() -> None:
     captured = list(itertools.islice(open_camera(f"video:{ROBOT_ARM}", CameraSettings(fps=200)), 20))
-    assert {item.image.shape for item in captured} == {(720, 1280, 3)}
+    assert {item.pixels().shape for item in captured} == {(720, 1280, 3)}
     assert captured[19].times["media_ns"] == 19 * 40_000_000

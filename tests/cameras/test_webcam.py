@@ -1,4 +1,4 @@
-"""webcam:N. A video file stands in for the device: it can be lost (its end) and come back (opened again)."""
+"""webcam:N with a video file as the device: its end is a lost device, reopening it brings the device back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.sources import open_camera
+from sam3_node.cameras.publish import open_camera
 from sam3_node.cameras.webcam import WebcamSource
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
@@ -94,7 +94,7 @@ def test_closing_ends_the_iteration(device: Path) -> None:
 
 
 def test_a_slower_rate_thins_the_images(device: Path) -> None:
-    """The device gives its 40 images at once: at 0.1 a second only the first is passed on."""
+    """Check that a device that gives its 40 images at once passes only the first on at 0.1 a second."""
     source = open_file(device, fps=0.1)
     images = iter(source)
     first = next(images)

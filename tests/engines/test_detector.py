@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sam3_node.bags.image_sampling import Image, sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.detection.load import NANO, load_detector
 from sam3_node.detection.yolo_world import YoloWorldDetector
@@ -25,7 +26,6 @@ from sam3_node.engines.detector import (
 )
 from sam3_node.engines.detector_slot import compare_detector, names_for, serve_detector
 from sam3_node.engines.export import export
-from sam3_node.engines.frames import Image, frames_of
 from sam3_node.engines.report import Report
 from sam3_node.engines.specs import StageSpec
 from sam3_node.engines.tensorrt.run import TensorRTRun
@@ -56,7 +56,7 @@ def nano_detector() -> YoloWorldDetector:
 
 @pytest.fixture(scope="module")
 def frames() -> list[Image]:
-    return list(frames_of(TABLETOP, 3))
+    return list(sample_images(TABLETOP, 3))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.bags.native.frames import read_frames
+from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.detection.base import Detector
 from sam3_node.detection.load import load_detector
@@ -159,7 +159,7 @@ def test_what_is_found_by_name_goes_on_beside_what_is_pointed_at(
     nano: TrackerModel, detector: Detector
 ) -> None:
     """The bundled models on the bundled recording."""
-    frames = list(islice(read_frames(TABLETOP), 10))
+    frames = list(islice(open_bag(TABLETOP), 10))
     names = want(detector, ["red mug", "green bottle", "blue can"], 0.2, most={"green bottle": 1})
     others = want(detector, ["blue can", "yellow box"], 0.2, {"yellow box": 0.1})
     point = FramePrompt(points=[(320, 240)])

@@ -1,4 +1,4 @@
-"""No end of `sam3-node record` costs more than the last moment; what is lost is told."""
+"""However `sam3-node record` ends, only the last moment is lost, and the loss is reported."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 
 from sam3_node.transport import MaskPublisher
 from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import FRAME_BYTES, Camera, Verb, arguments, has_grown, seqs_of
+from tests.support.recorder_rig import FRAME_BYTES, Camera, RecorderProcess, arguments, has_grown, read_seqs
 from tests.support.repeats import repetitions
 from tests.support.wire_examples import masks
 
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
+from sam3_node.bags.native.layout import RECORDING
 from sam3_node.bags.native.reader import RecordingReader
-from sam3_node.bags.native.writer import RECORDING
 
 MEBIBYTE = 1 << 20
 KILLS, AT_ONCE = repetitions(5, 20), 5
@@ -36,7 +36,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
         ExitStack() as opened,
     ):
-        verbs = [opened.enter_context(Verb(arguments(tmp_path, path))) for path in paths]
+        verbs = [opened.enter_context(RecorderProcess(arguments(tmp_path, path))) for path in paths]
         for verb, path in zip(verbs, paths, strict=True):
             verb.line_with("record frames from")
             until(has_grown(path, FRAME_BYTES), "frames on the disk", READY_S)
@@ -47,7 +47,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
             verb.process.send_signal(signal.SIGKILL)
             verb.process.wait(timeout=20)
             recorded = RecordingReader([path])
-            seqs = seqs_of(path)
+            seqs = read_seqs(path)
             assert (sent - seqs[-1]) * FRAME_BYTES < 1.5 * MEBIBYTE
             assert seqs == sorted(set(seqs))
             list(recorded.actions())
@@ -57,11 +57,11 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
 def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
     with Camera(f"ipc://{tmp_path}/frames", rate=50):
         for name, end in (("a.mcap", signal.SIGKILL), ("b.mcap", signal.SIGTERM)):
-            with Verb(arguments(tmp_path, tmp_path / name)) as verb:
+            with RecorderProcess(arguments(tmp_path, tmp_path / name)) as verb:
                 until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", READY_S)
                 verb.process.send_signal(end)
                 assert verb.process.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
-    assert seqs_of(tmp_path / "b.mcap")[0] > seqs_of(tmp_path / "a.mcap")[-1]
+    assert read_seqs(tmp_path / "b.mcap")[0] > read_seqs(tmp_path / "a.mcap")[-1]
     assert RecordingReader([tmp_path / "b.mcap"]).metadata()[RECORDING]
 
 
@@ -70,13 +70,13 @@ def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None
     path = tmp_path / "r.mcap"
     with (
         Camera(f"ipc://{tmp_path}/frames", rate=50),
-        Verb(arguments(tmp_path, path, record__split_mb=0.2)) as verb,
+        RecorderProcess(arguments(tmp_path, path, record__split_mb=0.2)) as verb,
     ):
         until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", READY_S)
         verb.process.send_signal(end)
         assert verb.process.wait(timeout=20) == 0
     paths = sorted(tmp_path.glob("*.mcap"), key=lambda found: (len(found.name), found.name))
-    seqs = [seq for part in paths for seq in seqs_of(part)]
+    seqs = [seq for part in paths for seq in read_seqs(part)]
     recorded = RecordingReader(paths)
     counts = recorded.metadata()[RECORDING][-1]["cameras"]["cam0"]
     assert counts["frames"] == len(seqs)
@@ -89,14 +89,14 @@ def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     path = tmp_path / "r.mcap"
     limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
-    with Camera(f"ipc://{tmp_path}/frames", rate=60) as camera, Verb(limited) as verb:
+    with Camera(f"ipc://{tmp_path}/frames", rate=60) as camera, RecorderProcess(limited) as verb:
         assert verb.process.wait(timeout=READY_S) == 2
         assert camera.sent > 0
         verb.line_with(" MB in ")
         assert verb.process.stderr is not None
         assert f"cannot write {path}: File too large; the recording ends here" in verb.process.stderr.read()
     recorded = RecordingReader([path])
-    seqs = seqs_of(path)
+    seqs = read_seqs(path)
     assert len(seqs) * FRAME_BYTES > 1_000_000
     assert list(recorded.frames())
     assert recorded.lost is None
@@ -106,7 +106,7 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     with (
         Camera(f"ipc://{tmp_path}/frames", rate=100, size=100_000) as camera,
-        Verb(arguments(tmp_path, path)) as verb,
+        RecorderProcess(arguments(tmp_path, path)) as verb,
     ):
         until(has_grown(path, 500_000), "frames on the disk", READY_S)
         verb.process.send_signal(signal.SIGSTOP)
@@ -115,7 +115,7 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
         verb.process.send_signal(signal.SIGCONT)
         verb.line_with("; lost: cam0")  # said at once, not only at the end
         assert verb.terminate() == 0
-    seqs = seqs_of(path)
+    seqs = read_seqs(path)
     counts = RecordingReader([path]).metadata()[RECORDING][0]["cameras"]["cam0"]
     assert counts["frames"] == len(seqs)
     assert counts["frames_lost"] == seqs[-1] - seqs[0] + 1 - len(seqs) > 50

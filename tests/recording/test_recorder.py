@@ -1,4 +1,4 @@
-"""`sam3-node record`, in this process: what it counts, whom it asks, and what it takes in its stride."""
+"""`sam3-node record` in this process: its counts, its requests to the node, and its tolerance of bad messages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
 from sam3_node.types import Depth, MaskFrame
 from sam3_node.wire import Event, Reply, pack_event, pack_frame, pack_masks
 from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, seqs_of
+from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, read_seqs
 from tests.support.wire_examples import masks
 
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
+from sam3_node.bags.native.layout import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordingReader
-from sam3_node.bags.native.writer import NODE, RECORDING
 
 
 def settings_for(folder: Path, **record: Any) -> Settings:
@@ -43,7 +43,7 @@ def settings_for(folder: Path, **record: Any) -> Settings:
 
 @contextmanager
 def recording(settings: Settings) -> Iterator[io.StringIO]:
-    """A recorder in a thread, which ends without an error."""
+    """Run a recorder in a thread, and check that it ends without an error."""
     stop, out, failures = threading.Event(), io.StringIO(), []
 
     def run() -> None:
@@ -64,7 +64,7 @@ def recording(settings: Settings) -> Iterator[io.StringIO]:
 
 
 def send_until(send: Callable[[int], object], done: Callable[[], bool], what: str) -> None:
-    """Send with growing numbers until something is so."""
+    """Send with growing numbers until a condition holds."""
     numbers = iter(range(10**6))
 
     def sent_and_done() -> bool:
@@ -76,7 +76,7 @@ def send_until(send: Callable[[int], object], done: Callable[[], bool], what: st
 
 
 def send_until_recorded(send: Callable[[int], object], path: Path, size: int) -> None:
-    """Send with growing numbers until the file holds so much."""
+    """Send with growing numbers until the file has this size."""
     send_until(send, has_grown(path, size), "messages on the disk")
 
 
@@ -124,11 +124,11 @@ def test_a_recording_without_a_node_is_one_of_frames(tmp_path: Path, monkeypatch
     monkeypatch.setattr("sam3_node.recording.recorder.ABSENT_S", 0.1)
     path = tmp_path / "r.mcap"
     with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path)) as out:
-        until(lambda: "no node answers at ipc://" in out.getvalue(), "a word about it")
+        until(lambda: "no node answers at ipc://" in out.getvalue(), "the report of an absent node")
         until(has_grown(path, 3 * FRAME_BYTES), "frames on the disk", READY_S)
     assert "no node answered at ipc://" in out.getvalue()
     assert NODE not in RecordingReader([path]).metadata()
-    assert len(seqs_of(path)) >= 3
+    assert len(read_seqs(path)) >= 3
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_what_cannot_begin_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 def hostile_messages(count: int) -> Iterator[list[bytes]]:
-    """Bytes on the topics of frames, masks and events: random, mutated, and of too many cameras."""
+    """Yield bytes on the topics of frames, masks and events: random, mutated, and of too many cameras."""
     rng = np.random.default_rng(3)
     frames = [bytes(part) for part in pack_frame(frame(0, 50))]
     bomb = Depth(16000, 16000, "z16+zstd", 0.001, False, b"(\xb5/\xfd\xa0" + bytes(30))

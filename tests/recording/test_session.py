@@ -23,12 +23,12 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
+from sam3_node.bags.native.layout import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
-from sam3_node.bags.native.writer import NODE, RECORDING
 
 
 class Listener:
-    """Keeps the parts of every message of two endpoints, by a thread and sockets of its own."""
+    """Keeps the parts of every message of two endpoints, with its own thread and sockets."""
 
     def __init__(self, *endpoints: str) -> None:
         self.messages: list[list[bytes]] = []
@@ -56,7 +56,7 @@ class Listener:
 
 @dataclasses.dataclass
 class Session:
-    """What was recorded, and what an independent reader got."""
+    """Recorded messages, and those that an independent reader received."""
 
     path: Path
     messages: list[list[bytes]]
@@ -82,7 +82,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def edit(rig: Rig) -> None:
-    """Requests of every kind, with masks between them."""
+    """Send requests of every kind, with masks between them."""
     with rig.client() as client:
         masks_where(client, lambda found: True, "the first masks")
         client.segment(points=[(20.0, 20.0)])  # changes nothing: no event

@@ -9,7 +9,7 @@ import pytest
 from sam3_node.errors import OutputError, ReplayError
 from sam3_node.replay.shards import Cursor, OpenShard, Shards
 from sam3_node.replay.store import FolderStore
-from tests.support.recordings import frame_at, truth_of
+from tests.support.recordings import frame_at, make_truth
 
 
 def fill(store: FolderStore, count: int) -> Shards:
@@ -18,7 +18,7 @@ def fill(store: FolderStore, count: int) -> Shards:
     for number in range(len(parts), count):
         part = OpenShard()
         for seq in (2 * number, 2 * number + 1):
-            part.add(truth_of(frame_at(seq)))
+            part.add(make_truth(frame_at(seq)))
         parts.add(part, Cursor(3 * (number + 1), {"frames": 2 * number}), b"state %d" % number)
     return parts
 
@@ -34,7 +34,7 @@ def test_masks_come_back_in_order(store: FolderStore) -> None:
     assert len(parts) == 3
     masks = list(parts.masks())
     assert [one.seq for one in masks] == list(range(6))
-    assert [one.area for one in masks[4].instances] == [one.area for one in truth_of(frame_at(4)).instances]
+    assert [one.area for one in masks[4].instances] == [one.area for one in make_truth(frame_at(4)).instances]
     assert parts.standing() == Cursor(9, {"frames": 4})
     assert parts.checkpoint() == b"state 2"
 

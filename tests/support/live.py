@@ -10,7 +10,8 @@ from typing import Any, Self
 import cv2
 import numpy as np
 
-from sam3_node.bags.native.writer import NODE, RecordingWriter
+from sam3_node.bags.native.layout import NODE
+from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
 from sam3_node.node.operations import carry_out
 from sam3_node.perception.perception import Perception

@@ -1,4 +1,4 @@
-"""MCAP files as other programs write them, by the formats' own libraries: one RGB-D camera, seen by four of them."""
+"""MCAP files of an RGB-D camera as other programs write them, made by the libraries of the four formats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROS1, ROS2 = get_typestore(Stores.ROS1_NOETIC), get_typestore(Stores.ROS2_HUMBLE
 
 @dataclass(frozen=True)
 class Moment:
-    """One message, before any format: `kind` is raw, compressed or info."""
+    """One message before serialisation: `kind` is raw, compressed or info."""
 
     topic: str
     kind: str
@@ -54,7 +54,7 @@ class Moment:
 
 
 def colour_pixels(index: int) -> np.ndarray:
-    """BGR uint8 [HEIGHT, WIDTH, 3], another for each index."""
+    """Return BGR uint8 [HEIGHT, WIDTH, 3], different for each index."""
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
     return np.stack([rows * 3 + index, columns * 3, np.full_like(rows, 10 * index % 256)], -1).astype(
         np.uint8
@@ -70,7 +70,7 @@ def jpeg(index: int) -> bytes:
 
 
 def rgbd(count: int, compressed: bool = False) -> Iterator[Moment]:
-    """Colour, depth and intrinsics of `count` frames; the depth is of the same moment as its colour."""
+    """Yield colour, depth and intrinsics of `count` frames; depth and colour have the same stamp."""
     for index in range(count):
         stamp = T0 + index * PERIOD_NS
         if compressed:
@@ -82,7 +82,7 @@ def rgbd(count: int, compressed: bool = False) -> Iterator[Moment]:
 
 
 def write_ros2(path: Path, moments: Iterator[Moment] | list[Moment], **options: Any) -> Path:
-    """As rosbag2 and Foxglove's bridge write: CDR, with schemas in ros2msg."""
+    """Write as rosbag2 and Foxglove's bridge do: CDR, with schemas in ros2msg."""
     with path.open("wb") as file, Ros2Writer(file, **options) as writer:
         schemas: dict[str, Any] = {}
         for moment in moments:
@@ -145,7 +145,7 @@ def write_mcap(
     encode: Callable[[Moment], tuple[str, bytes, bytes]],
     **options: Any,
 ) -> Path:
-    """By mcap's own writer; `encode` gives a message's type, that type's schema and the message."""
+    """Write with mcap's own writer; `encode` returns a message's type, the type's schema and the message."""
     schemas: dict[str, int] = {}
     channels: dict[str, int] = {}
     with path.open("wb") as file:
@@ -186,7 +186,7 @@ def ros_message(moment: Moment, store: Any) -> Any:
 
 
 def _fields(value: Any) -> Any:
-    """A message of rosbags as maps and lists."""
+    """Convert a message of rosbags to maps and lists."""
     if isinstance(value, np.ndarray):
         return value.tobytes() if value.dtype == np.uint8 else value.tolist()
     if hasattr(value, "__msgtype__"):

@@ -1,4 +1,4 @@
-"""Recorders as processes, and a camera for them that costs little."""
+"""Recorder processes, and a cheap camera for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAME_BYTES = 20_000
 
 
 def frame(seq: int, size: int = FRAME_BYTES, camera: str = "cam0") -> Frame:
-    """Random bytes that are always the same for a seq."""
+    """Return a frame of random bytes that depend only on `seq`."""
     return Frame(camera, seq, 10**9 + seq, 640, 480, "jpeg", np.random.default_rng(seq).bytes(size))
 
 
@@ -59,8 +59,8 @@ def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
     return [sys.executable, "-m", "sam3_node", "record", str(out), *options]
 
 
-class Verb:
-    """The verb as a process, of which every line is kept."""
+class RecorderProcess:
+    """`sam3-node record` as a process; keeps every output line."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -77,13 +77,13 @@ class Verb:
         return until(lambda: next((x for x in self.lines if text in x), None), text, READY_S)
 
     def terminate(self) -> int:
-        """SIGTERM; the exit code, once every line has come."""
+        """Send SIGTERM; return the exit code once every line has come."""
         self.process.terminate()
         code = self.process.wait(timeout=20)
         self._reader.join(20)
         return code
 
-    def __enter__(self) -> Verb:
+    def __enter__(self) -> RecorderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,13 +91,13 @@ class Verb:
         self.process.communicate()
 
 
-def seqs_of(path: Path) -> list[int]:
-    """The seqs of the frames in a file, which are those that `frame` makes."""
-    found = list(RecordingReader([path]).frames())
-    for item in found:
+def read_seqs(path: Path) -> list[int]:
+    """Check that the frames of a file are those of `frame`; return their seqs."""
+    frames = list(RecordingReader([path]).frames())
+    for item in frames:
         expected = dataclasses.replace(frame(item.seq, len(item.colour)), sent_ns=item.sent_ns)
         assert plain(item) == plain(expected)
-    return [item.seq for item in found]
+    return [item.seq for item in frames]
 
 
 def has_grown(path: Path, size: int) -> Callable[[], bool]:

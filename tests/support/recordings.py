@@ -8,9 +8,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.bags import FrameWriter, Pose
+from sam3_node.bags import Pose, RecordingWriter
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth
+from sam3_node.wire import encode_depth, pack, pack_frame, unpack
 
 SIZE = (48, 64)
 INTRINSICS = Intrinsics(60.0, 61.0, 31.5, 23.5)
@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 def frame_at(seq: int, camera: str = "table", stamp_ns: int | None = None) -> Frame:
-    """A grey JPEG of brightness 10 * seq and depth of 500 + seq, 40 ms after the one before."""
+    """Return a grey JPEG of brightness 10 * seq with depth 500 + seq, 40 ms after the previous frame."""
     jpeg = cv2.imencode(".jpg", np.full((*SIZE, 3), 10 * seq % 256, np.uint8))[1].tobytes()
     return Frame(
         camera,
@@ -35,8 +35,8 @@ def frame_at(seq: int, camera: str = "table", stamp_ns: int | None = None) -> Fr
     )
 
 
-def truth_of(frame: Frame, count: int = 2) -> MaskFrame:
-    """Object k is a square that moves a pixel a frame; the second is out of view at every third frame."""
+def make_truth(frame: Frame, count: int = 2) -> MaskFrame:
+    """Return squares that move a pixel per frame; the second is out of view at every third frame."""
     instances = []
     for k in range(1, count + 1):
         full = np.zeros(SIZE, np.bool_)
@@ -50,17 +50,46 @@ def truth_of(frame: Frame, count: int = 2) -> MaskFrame:
     )
 
 
-def pose_of(frame: Frame) -> Pose:
+def make_pose(frame: Frame) -> Pose:
     matrix = np.eye(4)
     matrix[0, 3] = frame.seq / 10
     return Pose(frame.camera, frame.seq, matrix)
 
 
 def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
-    """These frames, or so many, each with its truth and pose."""
-    with FrameWriter(path) as writer:
+    """Write these frames, or that many, each with its truth and pose."""
+    with RecordingWriter(path, overwrite=True) as writer:
         for frame in [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames:
-            writer.write(frame)
-            writer.write_truth(truth_of(frame))
-            writer.write_pose(pose_of(frame), frame.capture_ns)
+            writer.write_frame(frame, frame.capture_ns)
+            writer.write_truth(make_truth(frame))
+            writer.write_pose(make_pose(frame), frame.capture_ns)
     return path
+
+
+def write_earlier_layout(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
+    """Write these frames, or that many, as versions before the common layout did."""
+    frames = [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames
+    return write_messages(path, *((f"frame/{frame.camera}", pack_frame_message(frame)) for frame in frames))
+
+
+def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
+    """Write messages of msgpack, topic and body, without a layout record."""
+    from mcap.writer import CompressionType, Writer
+
+    with path.open("wb") as file:
+        writer = Writer(file, compression=CompressionType.NONE)
+        writer.start(library="sam3-node")
+        channels: dict[str, int] = {}
+        for seq, (topic, body) in enumerate(messages):
+            if topic not in channels:
+                channels[topic] = writer.register_channel(topic, "msgpack", 0)
+            writer.add_message(channels[topic], seq, body, seq, seq)
+        writer.finish()
+    return path
+
+
+def pack_frame_message(frame: Frame) -> bytes:
+    """Return a frame as the earlier layout has it: header and pixels in one map."""
+    _, header, *pixels = pack_frame(frame)
+    body = {"header": unpack(header, what="frame"), **dict(zip(("colour", "depth"), pixels, strict=False))}
+    return bytes(pack(body))

@@ -33,7 +33,7 @@ STORES = {1: get_typestore(Stores.ROS1_NOETIC), 2: get_typestore(Stores.ROS2_HUM
 
 
 class Shot(NamedTuple):
-    """What one message of a topic says."""
+    """Content of one message of a topic."""
 
     topic: str
     stamp_ns: int
@@ -50,15 +50,15 @@ def millimetres(index: int) -> np.ndarray:
 
 
 def shots(frames: int) -> Iterator[Shot]:
-    """What a recording of so many frames says, in its order."""
+    """Yield the content of a recording of this many frames, in its order."""
     for index in range(frames):
         stamp_ns = START_NS + index * PERIOD_NS
         for topic, payload in ((COLOUR, bgr(index)), (DEPTH, millimetres(index)), (INFO, INTRINSICS)):
             yield Shot(topic, stamp_ns, stamp_ns + DELAY_NS, payload)
 
 
-def told(samples: Iterator[Sample]) -> list[Shot]:
-    """The same of samples that were read, decoded."""
+def decode_samples(samples: Iterator[Sample]) -> list[Shot]:
+    """Decode samples that were read, to compare them with shots."""
     return [Shot(item.topic, item.stamp_ns, item.logged_ns, decoded(item.payload)) for item in samples]
 
 
@@ -68,18 +68,18 @@ def decoded(payload: Colour | Depth | Intrinsics) -> Any:
     return decode_depth(payload) if isinstance(payload, Depth) else payload
 
 
-def same(found: list[Shot], expected: list[Shot]) -> bool:
-    """Equal to the last pixel."""
-    return len(found) == len(expected) and all(
+def same(actual: list[Shot], expected: list[Shot]) -> bool:
+    """Return True if all pixels are equal."""
+    return len(actual) == len(expected) and all(
         one[:3] == other[:3] and np.array_equal(one.payload, other.payload)
         if isinstance(one.payload, np.ndarray)
         else one == other
-        for one, other in zip(found, expected, strict=True)
+        for one, other in zip(actual, expected, strict=True)
     )
 
 
-def message_of(shot: Shot, ros: int) -> Any:
-    """The sensor_msgs message that says so."""
+def make_message(shot: Shot, ros: int) -> Any:
+    """Return the sensor_msgs message with this content."""
     types = STORES[ros].types
     seconds, nanoseconds = divmod(shot.stamp_ns, 1_000_000_000)
     stamp = types["builtin_interfaces/msg/Time"](seconds, nanoseconds)
@@ -97,7 +97,7 @@ def message_of(shot: Shot, ros: int) -> Any:
 
 
 def write_ros1(path: Path, frames: int, compression: str | None = None) -> Path:
-    """A `.bag`; `compression` is BZ2 or LZ4. Chunks hold about three frames."""
+    """Write a `.bag`; `compression` is BZ2 or LZ4. Chunks hold about three frames."""
     writer = Writer1(path)
     writer.chunk_threshold = 12_000
     if compression is not None:
@@ -109,13 +109,13 @@ def write_ros1(path: Path, frames: int, compression: str | None = None) -> Path:
         }
         for shot in shots(frames):
             type_name = f"sensor_msgs/msg/{TYPES[shot.topic]}"
-            data = STORES[1].serialize_ros1(message_of(shot, 1), type_name)
+            data = STORES[1].serialize_ros1(make_message(shot, 1), type_name)
             writer.write(connections[shot.topic], shot.logged_ns, data)
     return path
 
 
 def write_ros2(path: Path, frames: int, storage: str = "SQLITE3", compression: str | None = None) -> Path:
-    """A folder; `storage` is SQLITE3 or MCAP, `compression` FILE, MESSAGE or, of MCAP, STORAGE."""
+    """Write a folder; `storage` is SQLITE3 or MCAP, `compression` FILE, MESSAGE or, for MCAP, STORAGE."""
     writer = Writer2(path, version=9, storage_plugin=StoragePlugin[storage])
     if compression is not None:
         writer.set_compression(CompressionMode[compression], CompressionFormat.ZSTD)
@@ -126,6 +126,6 @@ def write_ros2(path: Path, frames: int, storage: str = "SQLITE3", compression: s
         }
         for shot in shots(frames):
             type_name = f"sensor_msgs/msg/{TYPES[shot.topic]}"
-            data = STORES[2].serialize_cdr(message_of(shot, 2), type_name)
+            data = STORES[2].serialize_cdr(make_message(shot, 2), type_name)
             writer.write(connections[shot.topic], shot.logged_ns, data)
     return path

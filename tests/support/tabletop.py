@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node.bags import FrameWriter, read_frames, read_truth
+from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.types import Instance, MaskFrame
 from tests.support.paths import ROOT
@@ -23,17 +23,17 @@ NANO: dict[str, dict[str, Any]] = {
 
 def cut(path: Path, first: int, stop: int) -> Path:
     """A recording of the frames from `first` to before `stop`."""
-    with FrameWriter(path) as writer:
-        for frame in read_frames(TABLETOP):
+    with RecordingWriter(path) as writer:
+        for frame in RecordingReader([TABLETOP]).frames():
             if first <= frame.seq < stop:
-                writer.write(frame)
+                writer.write_frame(frame, frame.capture_ns)
     return path
 
 
 @cache
 def truth() -> dict[int, MaskFrame]:
     """What is really there, by seq."""
-    return {masks.seq: masks for masks in read_truth(TABLETOP)}
+    return {masks.seq: masks for masks in RecordingReader([TABLETOP]).truth()}
 
 
 def shown(label: str, seq: int) -> ObjectOnFrame:

@@ -15,7 +15,7 @@ from tools.scenes.clips import Clip, write_clip
 
 pytest.importorskip("mcap")
 
-from sam3_node.bags import LabelledClip, read_poses, read_truth
+from sam3_node.bags import LabelledClip, RecordingReader
 from tools.scenes.recording import write_recording
 
 INTRINSICS = {"fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
@@ -51,12 +51,12 @@ def test_everything_that_the_clip_knows_is_recorded(tmp_path: Path) -> None:
     assert sorted(recording.truth(1)) == [1, 3]
     assert sorted(recording.truth(2)) == [1]
     assert np.array_equal(recording.truth(2)[1], full_clip().labels(2) == 1)
-    assert next(iter(list(read_poses(tmp_path / "table.mcap"))[3:])).camera_to_world[1, 1] == -1
+    assert list(RecordingReader([tmp_path / "table.mcap"]).poses())[3].camera_to_world[1, 1] == -1
 
 
 def test_objects_out_of_view_stay_in_the_truth(tmp_path: Path) -> None:
     write_recording(full_clip(), tmp_path / "table.mcap")
-    second = [masks.instances[1] for masks in read_truth(tmp_path / "table.mcap")]
+    second = [masks.instances[1] for masks in RecordingReader([tmp_path / "table.mcap"]).truth()]
     assert [found.state for found in second] == ["tracked"] * 2 + ["occluded"] * 2
     assert [found.frames_since_seen for found in second] == [0, 0, 1, 2]
 

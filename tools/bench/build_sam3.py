@@ -35,10 +35,10 @@ import transformers
 from _common import Saved, processor
 from torch import nn
 
+from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.build_progress import ProgressLine
 from sam3_node.engines.export import export
-from sam3_node.engines.frames import frames_of
 from sam3_node.engines.layer_diff import cosine
 from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantised
 from sam3_node.engines.recipes import Recipe
@@ -87,7 +87,7 @@ def make_weights(work: Work, name: str) -> None:
 
 def calibrate_fp8(work: Work) -> str:
     """Write the scales; what encoder they are of."""
-    images = islice(frames_of(TABLETOP, work.frames + 1), work.frames)
+    images = islice(sample_images(TABLETOP, work.frames + 1), work.frames)
     model = work.model(torch.float32)
     calibrate(model, images, progress=lambda done: tell(f"frame {done} of {work.frames}")).save(work.scales)
     count = sum(weight.numel() for weight in model.encode_stage.parameters()) / 1e6
@@ -97,7 +97,7 @@ def calibrate_fp8(work: Work) -> str:
 @torch.inference_mode()
 def cosines(work: Work) -> dict[str, float]:
     """Of each output of the encoder, rounded to FP8 and in float32, on a frame that it was not calibrated on."""
-    *_, image = frames_of(TABLETOP, work.frames + 1)
+    *_, image = sample_images(TABLETOP, work.frames + 1)
     model = work.model(torch.float32)
     pixels = model.preprocess(image)
     expected = model.encode_stage(pixels)

@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.frames import frames_of
 from sam3_node.engines.graphs import use_graphs
 from sam3_node.engines.report import Report
 from sam3_node.engines.specs import STAGES, StageSpec, stages_of
@@ -250,7 +250,7 @@ def measure(args: argparse.Namespace, say: Saved) -> None:
     dtype = torch.bfloat16 if on_gpu else torch.float32
     say(heading(args))
     weights = Weights(args.model, args.device)
-    images = list(frames_of(args.source, effort.clip, step=4))
+    images = list(sample_images(args.source, effort.clip, step=4))
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(weights, weights.model(torch.float32), images, Path(folder))
         stage_table(bench, args.precisions.split(","), args, say)

@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for `tools`
 
+from sam3_node.bags.image_sampling import Image, sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.frames import Image, frames_of
 from sam3_node.engines.quantize import calibrate, quantised
 from sam3_node.engines.recipes import Recipe, load_recipe
 from sam3_node.errors import Sam3NodeError
@@ -64,7 +64,7 @@ def with_fp8(name: str, images: Iterable[Image], recipe: Recipe) -> tuple[Tracke
 def spread(sources: list[Path], count: int) -> Iterator[Image]:
     """As many frames of each source."""
     for source in sources:
-        yield from frames_of(source, count // len(sources))
+        yield from sample_images(source, count // len(sources))
 
 
 def compare_first_frames(sequence: Sequence, models: tuple[TrackerModel, TrackerModel]) -> list[Agreement]:
@@ -155,7 +155,7 @@ def real_weights(args: argparse.Namespace, recipe: Recipe) -> None:
 def nano(args: argparse.Namespace, recipe: Recipe) -> None:
     sequences = open_sequences(args.scenes)
     sequences = sequences[:: max(1, len(sequences) // args.clips)]  # of every scenario
-    models = with_fp8("nano", frames_of(TABLETOP, args.frames), recipe)
+    models = with_fp8("nano", sample_images(TABLETOP, args.frames), recipe)
     show_j({sequence.name: follow(sequence, models) for sequence in sequences[: args.clips]})
 
 

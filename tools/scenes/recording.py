@@ -1,7 +1,7 @@
-"""A clip folder's clip as a recording: python -m tools.scenes.recording FOLDER CLIP -o OUT.mcap
+"""Converts a clip of a clip folder to a recording: python -m tools.scenes.recording FOLDER CLIP -o OUT.mcap
 
-Colour as JPEG, depth as PNG or zstd, whichever is smaller, and, where the clip has them, intrinsics, camera poses
-and the objects' true masks. Times are the clip's own, from 0, so that the same clip always gives the same file.
+Writes colour as JPEG, depth as PNG, and intrinsics, camera poses and the objects' true masks if the clip has them.
+Times are the clip's own and start at 0, so that the same clip always gives the same file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.bags import FrameWriter, Pose
+from sam3_node.bags import Pose, RecordingWriter
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth
 
 from .clips import Clip, read_clip
 
@@ -25,15 +24,15 @@ FALLBACK_FPS = 15.0
 
 
 def write_recording(clip: Clip, path: Path, quality: int = 80, depth_step: int = 1) -> None:
-    """Write a clip to an MCAP file; of depth every `depth_step`-th pixel both ways, repeated to the full size.
+    """Write a clip to an MCAP file; depth keeps every `depth_step`-th pixel both ways, repeated to the full size.
 
-    Raises CameraError where a file of the clip cannot be read, OutputError where `path` cannot be written.
+    Raises CameraError if a file of the clip cannot be read, OutputError if `path` cannot be written.
     """
     truth = _Truth(clip)
-    with FrameWriter(path) as writer:
+    with RecordingWriter(path, overwrite=True) as writer:
         for index in range(len(clip)):
             frame = _frame(clip, index, quality, depth_step)
-            writer.write(frame)
+            writer.write_frame(frame, frame.capture_ns)
             writer.write_truth(truth.at(index, frame))
             if "camera_poses" in clip.meta:
                 pose = Pose(CAMERA, index, np.array(clip.meta["camera_poses"][index]))
@@ -58,7 +57,7 @@ def _frame(clip: Clip, index: int, quality: int, depth_step: int) -> Frame:
 
 
 def _intrinsics(clip: Clip) -> Intrinsics | None:
-    """A clip's principal point counts from the corner of the top-left pixel, a frame's from its centre."""
+    """Convert the principal point: a clip counts it from the corner of the top-left pixel, a frame from its centre."""
     given = clip.meta.get("intrinsics")
     return Intrinsics(given["fx"], given["fy"], given["cx"] - 0.5, given["cy"] - 0.5) if given else None
 
@@ -69,32 +68,27 @@ def _depth(clip: Clip, index: int, step: int) -> Depth | None:
         return None
     coarse = depth[::step, ::step].repeat(step, axis=0).repeat(step, axis=1)
     coarse = np.ascontiguousarray(coarse[: depth.shape[0], : depth.shape[1]])
-    packed = encode_depth(coarse, "z16+zstd", 0.001, aligned=True)
     png = cv2.imencode(".png", coarse, [cv2.IMWRITE_PNG_COMPRESSION, 9])[1].tobytes()
-    if len(png) >= memoryview(packed.data).nbytes:
-        return packed
-    return Depth(packed.width, packed.height, "png16", packed.scale_m, True, png)
+    return Depth(coarse.shape[1], coarse.shape[0], "png16", 0.001, True, png)
 
 
 class _Truth:
-    """A clip's masks, frame by frame in order: an instance for each object, in view or not."""
+    """Masks of a clip, frame by frame in order, with an instance for each object, in view or not."""
 
     def __init__(self, clip: Clip) -> None:
         self._clip = clip
-        known = clip.meta.get("objects")
-        ids = (
-            []
-            if known
-            else sorted({int(i) for n in range(len(clip)) for i in np.unique(clip.labels(n))} - {0})
-        )
-        self._names = (
-            {item["id"]: item["name"] for item in known} if known else {i: f"object {i}" for i in ids}
-        )
+        objects = clip.meta.get("objects")
+        if objects:
+            self._names = {item["id"]: item["name"] for item in objects}
+        else:
+            ids = {int(i) for index in range(len(clip)) for i in np.unique(clip.labels(index))} - {0}
+            self._names = {i: f"object {i}" for i in sorted(ids)}
         self._unseen = dict.fromkeys(self._names, 0)
 
     def at(self, index: int, frame: Frame) -> MaskFrame:
+        """Return the masks of the next frame."""
         labels = self._clip.labels(index)
-        instances = tuple(self._instance(labels == known, known, index) for known in self._names)
+        instances = tuple(self._instance(labels == object_id, object_id, index) for object_id in self._names)
         return MaskFrame(
             frame.camera,
             frame.seq,
@@ -121,13 +115,18 @@ class _Truth:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.scenes.recording", description="clip to MCAP")
     parser.add_argument("folder", type=Path, help="clip folder")
-    parser.add_argument("clip", help="name of the clip in it")
+    parser.add_argument("clip", help="name of the clip in that folder")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT.mcap")
-    parser.add_argument("--quality", type=int, default=80, help="of the JPEG colour, 1..100")
-    parser.add_argument("--depth-step", type=int, default=1, help="keep every n-th pixel of depth, repeated")
+    parser.add_argument("--quality", type=int, default=80, help="JPEG quality of the colour, 1..100")
+    parser.add_argument(
+        "--depth-step",
+        type=int,
+        default=1,
+        help="keep every n-th depth pixel both ways, repeated to the full size",
+    )
     args = parser.parse_args()
     try:
         clip = read_clip(args.folder, args.clip)

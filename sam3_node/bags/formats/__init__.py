@@ -1,1 +1,1 @@
-"""Readers of recordings that other programs wrote."""
+"""Readers of recordings that other programs wrote, and of MCAP files in general."""

@@ -1,4 +1,4 @@
-"""Folders of images: one sequence, several side by side, or the layout of DAVIS; JPEG and PNG, not decoded here."""
+"""Reader of image folders: one sequence, several side by side, or the layout of DAVIS; JPEG and PNG stay encoded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..messages.ros_images import MILLIMETRE, MessageError
 from ..samples import Colour, Losses, Sample, Topic, natural_order
 
 FPS = 24
-"""Images a second, as DAVIS has them."""
+"""Images per second, as in DAVIS."""
 
 _DAVIS = "JPEGImages"
-_DEEPEST = 3  # folders from JPEGImages to images: JPEGImages/480p/SEQUENCE
+_MAX_DEPTH = 3  # folders from JPEGImages to images: JPEGImages/480p/SEQUENCE
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _MAX_FILE = 1 << 28
 _NO_PICTURES = ("annotations", "masks", "depth")
@@ -28,7 +28,7 @@ _DEPTH = re.compile(r"(?<![a-z])depth(?![a-z])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The images of one camera; `depth` has those that there are by their colour images."""
+    """The images of one camera; `depth` maps colour images to their depth images, as far as these exist."""
 
     name: str
     colour: tuple[Path, ...]
@@ -50,12 +50,12 @@ class _Sequence:
 
 
 class ImagesBag(Closeable):
-    """A folder of images: a SampleReader. Each sequence of it is a camera.
+    """A folder of images: a SampleReader in which each sequence is a camera.
 
-    Depth is PNG of 16-bit grey, in mm, in a folder `depth` beside or in that of the images, or beside the images
-    with `depth` in its name. The images of a sequence come in the natural order of their names, 24 a second from 0;
-    one sequence after the other. Images that are no whole JPEG or PNG, or of another size than the first of their
-    sequence, are passed over, which `lost` tells. Raises BagError for a folder without images.
+    Depth is PNG of 16-bit grey, in mm. It lies in a folder `depth` beside or inside the folder of the images, or beside
+    the images with `depth` in its name. The images of a sequence come in the natural order of their names, 24 a second
+    from 0, one sequence after the other. Images that are no whole JPEG or PNG, or that differ in size from the first of
+    their sequence, are passed over, and `lost` says so. Raises BagError for a folder without images.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,16 +68,16 @@ class ImagesBag(Closeable):
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """Whether this is a folder with images, or with folders of images."""
+        """Return True if this is a folder with images, or with folders of images."""
         return path.is_dir() and bool(_folders(path))
 
     @property
     def lost(self) -> str | None:
-        """After `samples` has ended: what could not be read and why, None where all was."""
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
         return self._losses.text()
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """The images of these topics, sequence after sequence; depth comes before the colour of its time."""
+        """Yield the images of these topics, sequence after sequence; depth comes before the colour of its time."""
         self._losses = Losses()
         for sequence in self._sequences:
             yield from self._images(sequence, topics)
@@ -100,11 +100,11 @@ class ImagesBag(Closeable):
                 yield Sample(topic, stamp_ns, stamp_ns, payload)
 
     def close(self) -> None:
-        """No file stays open."""
+        """Do nothing: no file stays open."""
 
 
 class _Images:
-    """Files of one size, which is the first one's."""
+    """Reads image files that all have the size of the first."""
 
     def __init__(self, make: Callable[[str, bytes], Colour | Depth]) -> None:
         self._make = make
@@ -114,10 +114,10 @@ class _Images:
         if path.stat().st_size > _MAX_FILE:
             raise MessageError(f"{path.name}: expected an image, found {path.stat().st_size} bytes")
         image = self._make(path.name, path.read_bytes())
-        found = (image.width, image.height)
-        if found != (self._size or found):
-            raise MessageError(f"{path.name}: expected {self._size} pixels, found {found}")
-        self._size = found
+        size = (image.width, image.height)
+        if size != (self._size or size):
+            raise MessageError(f"{path.name}: expected {self._size} pixels, found {size}")
+        self._size = size
         return image
 
 
@@ -135,7 +135,7 @@ def _depth(name: str, data: bytes) -> Depth:
 def _size(name: str, data: bytes, encoding: str) -> tuple[int, int]:
     size = compressed_size(data, encoding)
     if size is None or not all(1 <= side <= MAX_SIDE for side in size):
-        raise MessageError(f"{name}: expected a whole {encoding}, found {len(data)} bytes that are none")
+        raise MessageError(f"{name}: expected a whole {encoding}, found {len(data)} other bytes")
     return size
 
 
@@ -147,8 +147,8 @@ def _sequences(path: Path) -> tuple[_Sequence, ...]:
         f"{folder.parent.name}_{name}" if names.count(name) > 1 else name
         for folder, name in zip(folders, names, strict=True)
     ]
-    found = (_sequence(folder, name) for folder, name in zip(folders, names, strict=True))
-    return tuple(sequence for sequence in found if sequence.colour)
+    sequences = (_make_sequence(folder, name) for folder, name in zip(folders, names, strict=True))
+    return tuple(sequence for sequence in sequences if sequence.colour)
 
 
 def _name(folder: Path) -> str:
@@ -157,11 +157,11 @@ def _name(folder: Path) -> str:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The folders of colour images, in their natural order."""
+    """Return the folders of colour images, in their natural order."""
     root = path / _DAVIS if (path / _DAVIS).is_dir() else path
     if _pictures(root):
         return [root]
-    levels = _DEEPEST if _DAVIS in root.parts else 1
+    levels = _MAX_DEPTH if _DAVIS in root.parts else 1
     return list(_below(root, levels))
 
 
@@ -176,7 +176,7 @@ def _below(root: Path, levels: int) -> Iterator[Path]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """The files of a folder that are named as images, in their natural order."""
+    """Return the files of a folder that are named as images, in their natural order."""
     files = (path for path in _entries(folder) if path.suffix.lower() in _SUFFIXES)
     return sorted(files, key=natural_order)
 
@@ -188,18 +188,18 @@ def _entries(folder: Path) -> list[Path]:
         raise BagError(f"cannot read {folder}: {error.strerror}") from error
 
 
-def _sequence(folder: Path, name: str) -> _Sequence:
+def _make_sequence(folder: Path, name: str) -> _Sequence:
     pictures = _pictures(folder)
     colour = tuple(path for path in pictures if not _DEPTH.search(path.stem))
     depth = [path for path in pictures if _DEPTH.search(path.stem)]
     for place in (folder / "depth", folder.parent / "depth" / folder.name, folder.parent / "depth"):
         if not depth and place.is_dir():
             depth = _pictures(place)
-    return _Sequence(name, colour, _matched(colour, depth))
+    return _Sequence(name, colour, _match_depth(colour, depth))
 
 
-def _matched(colour: Sequence[Path], depth: Sequence[Path]) -> dict[Path, Path]:
-    """Depth by colour: of the same name but for the words depth, color and image; else one by one."""
+def _match_depth(colour: Sequence[Path], depth: Sequence[Path]) -> dict[Path, Path]:
+    """Map colour to depth files of the same name, ignoring the words depth, color and image; else in order."""
     named = {_key(path): path for path in depth}
     matches = {path: named[_key(path)] for path in colour if _key(path) in named}
     if not matches and len(colour) == len(depth):

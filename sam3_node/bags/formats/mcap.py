@@ -1,4 +1,4 @@
-"""MCAP files that others wrote: ROS 2 (CDR), ROS 1, and Foxglove's messages as protobuf or JSON."""
+"""Reader of MCAP files of other programs: ROS 2 (CDR), ROS 1, and Foxglove messages as protobuf or JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from ...types import Closeable
 from ..messages import foxglove, ros_images
 from ..messages.ros import deserialise
 from ..messages.ros_images import MessageError
-from ..native.container import MAGIC
 from ..samples import Losses, Sample, Topic
-from .mcap_stream import Channel, McapStream, Row
+from .mcap_stream import MAGIC, Channel, McapStream, Row
 
 _ROS = {"cdr": True, "ros1": False}
 _ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
@@ -23,7 +22,7 @@ Decode = Callable[[bytes], Any]
 
 
 class McapBag(Closeable):
-    """The cameras' messages of one MCAP file; a message that is damaged is passed over, which `lost` tells."""
+    """One MCAP file: a SampleReader. A damaged message is passed over, and `lost` says so."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +35,7 @@ class McapBag(Closeable):
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """Whether it is an MCAP file."""
+        """Return True if this is an MCAP file."""
         try:
             with path.open("rb") as file:
                 return file.read(len(MAGIC)) == MAGIC
@@ -45,11 +44,11 @@ class McapBag(Closeable):
 
     @property
     def lost(self) -> str | None:
-        """After `samples` has ended: what could not be read and why, None where all was."""
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
         return self._losses.text()
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """As SampleReader has it."""
+        """Yield the messages on these topics, as SampleReader.samples does."""
         stream, self._losses = McapStream(self.path), Losses()
         decoders: dict[Channel, Decode] = {}
         for row in stream.rows():
@@ -68,11 +67,11 @@ class McapBag(Closeable):
         self._losses.add(stream.damage)
 
     def close(self) -> None:
-        """Nothing to do: the file is open only while it is read."""
+        """Do nothing: the file is open only while it is read."""
 
 
 def _topic(channel: Channel) -> Topic:
-    return Topic(channel.topic, channel.schema, _module(channel).kind_of(channel.schema, channel.topic))
+    return Topic(channel.topic, channel.schema, _module(channel).find_kind(channel.schema, channel.topic))
 
 
 def _module(channel: Channel) -> Any:
@@ -83,15 +82,15 @@ def _sample(row: Row, decode: Decode) -> Sample | None:
     channel, module = row.channel, _module(row.channel)
     message = decode(row.data)
     try:
-        payload = module.payload_of(message, channel.schema, channel.topic)
-        stamp_ns = module.stamp_of(message) or row.logged_ns
+        payload = module.read_payload(message, channel.schema, channel.topic)
+        stamp_ns = module.read_stamp(message) or row.logged_ns
     except (TypeError, ValueError, AttributeError) as error:  # fields of JSON are of any type
         raise MessageError(f"{channel.topic}: expected a {channel.schema}, found one with {error}") from error
     return None if payload is None else Sample(channel.topic, stamp_ns, row.logged_ns, payload)
 
 
 def _decoder(channel: Channel) -> Decode:
-    """What makes a message of its bytes, or raises MessageError; BagError for an encoding that is not known."""
+    """Return the function that decodes a message or raises MessageError; BagError for an unknown encoding."""
     if _topic(channel).kind == "other":
         raise MessageError(f"expected images or their calibration, found {channel.schema!r}")
     if channel.encoding in _ROS and _module(channel) is ros_images:
@@ -107,7 +106,7 @@ def _decoder(channel: Channel) -> Decode:
 
 
 def _protobuf_decoder(channel: Channel) -> Decode:
-    """By the schema in the file."""
+    """Return a decoder that uses the schema in the file."""
     factory = require("mcap_protobuf.decoder", "bags").DecoderFactory()
     schema = require("mcap.records", "bags").Schema(
         id=1, name=channel.schema, encoding=channel.schema_encoding, data=channel.schema_data
@@ -115,25 +114,23 @@ def _protobuf_decoder(channel: Channel) -> Decode:
     damaged = require("google.protobuf.message", "bags").DecodeError
     try:
         decode = factory.decoder_for(channel.encoding, schema)
-    except Exception as error:  # protobuf raises TypeError, DecodeError and others for what is no schema
+    except Exception as error:  # protobuf raises TypeError, DecodeError and others for a damaged schema
         raise BagError(f"{channel.topic}: the schema of {channel.schema} in the file is damaged") from error
 
-    def decoded(data: bytes) -> Any:
+    def decode_or_raise(data: bytes) -> Any:
         try:
             return decode(data)
         except damaged as error:
-            raise MessageError(
-                f"expected a {channel.schema}, found {len(data)} bytes that are none"
-            ) from error
+            raise MessageError(f"expected a {channel.schema}, found {len(data)} other bytes") from error
 
-    return decoded
+    return decode_or_raise
 
 
 def _from_json(data: bytes, name: str) -> dict[str, Any]:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"expected a {name} as JSON, found {len(data)} bytes that are none") from error
+        raise MessageError(f"expected a {name} as JSON, found {len(data)} other bytes") from error
     if not isinstance(message, dict):
         raise MessageError(f"expected a {name} as a JSON object, found {type(message).__name__}")
     return message

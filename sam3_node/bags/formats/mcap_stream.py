@@ -1,27 +1,42 @@
-"""MCAP files read from the front, chunk by chunk, as far as they are whole; nothing they declare is believed."""
+"""Bounded, damage-tolerant reading of MCAP files, both of this package's recordings and of other programs'.
+
+The mcap library reads a file by the index at its end, which a killed recorder never wrote, or record by record while it
+trusts every declared length. rosbags refuses bags without an index. `McapStream` therefore walks the records itself,
+never reads more bytes than the file holds, and keeps everything before the first damage. The mcap library only parses
+single records, decompresses chunks and reads the index.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import zstandard
 
 from ...errors import BagError, require
 from ...types import NANOSECONDS
-from ..native.container import MAGIC
 
-_MAX_CHUNK = 1 << 30  # bytes, unpacked
+MAGIC = b"\x89MCAP0\r\n"
+
+T = TypeVar("T")
+
+_RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
+_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
+_END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
+_MAX_RECORD = 1 << 32  # bytes
+_MAX_CHUNK = 1 << 30  # bytes, decompressed
 _COMPRESSIONS = ("", "lz4", "zstd")
 
 
 class Channel(NamedTuple):
-    """What the messages of a topic are: `schema` is their type's name, the encodings are MCAP's names for them."""
+    """Describes the messages of a topic: `schema` is their type's name, the encodings are MCAP's names for them."""
 
     topic: str
     encoding: str
@@ -31,130 +46,197 @@ class Channel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One message; `logged_ns` is Unix time."""
+    """One message; `logged_ns` is Unix time, `sequence` is the sender's number modulo 2^32."""
 
     channel: Channel
     logged_ns: int
     data: bytes
+    sequence: int
 
 
 class McapStream:
-    """One MCAP file. Raises BagError for a file that cannot be opened or does not begin as MCAP does.
+    """One MCAP file. Its methods raise BagError if the file cannot be opened or does not begin as MCAP does.
 
-    After `rows` has ended, `damage` says what could not be read, None where all was.
+    After an iteration of `rows` or `metadata`, `damage` says what could not be read; it is None if nothing was lost.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage: str | None = None
-        self._start()
+        self._reached = self._logged_ns = 0
         self._reader = require("mcap.reader", "bags")
         self._records = require("mcap.records", "bags")
         self._stream = require("mcap.stream_reader", "bags")
+        self._data_stream = require("mcap.data_stream", "bags").ReadDataStream
         exceptions = require("mcap.exceptions", "bags")
         self._end_of_file = exceptions.EndOfFile
         self._damages = (
             *(exceptions.McapError, zstandard.ZstdError, struct.error, ValueError, LookupError),
-            *(OSError, OverflowError, RuntimeError, MemoryError),  # RuntimeError is lz4's
+            *(OSError, OverflowError, RuntimeError, MemoryError),  # lz4 raises RuntimeError
         )
 
     def channels(self) -> tuple[Channel, ...]:
-        """Those that have a message: by the file's summary, or where it has none by its whole content."""
+        """Return the channels that have messages: from the file's summary, or by reading the whole file."""
         with _File(self.path):
-            return _channels_of(self.path, self.path.stat().st_mtime_ns)
-
-    def rows(self) -> Iterator[Row]:
-        """The messages in the file's order, up to the first damage."""
-        self._start()
-        with _File(self.path) as content:
-            try:
-                yield from self._rows(content)
-            except self._damages as error:
-                self.damage = self._describe(content, error)
-
-    def _start(self) -> None:
-        self.damage = None
-        self._reached, self._logged_ns, self._is_over = 0, 0, False
+            return _read_channels(self.path, self.path.stat().st_mtime_ns)
 
     def summarised(self) -> tuple[Channel, ...]:
-        """The channels that the file's summary says have a message; none where it has no summary."""
-        try:
-            with _File(self.path) as content:
-                summary = self._reader.SeekingReader(content).get_summary()
-        except self._damages:
-            return ()
-        if summary is None or summary.statistics is None:
+        """Return the channels that have messages by the file's summary; none if it has no summary."""
+        summary = self._read_summary()
+        if summary is None:
             return ()
         counts = summary.statistics.channel_message_counts
         return tuple(
-            _channel(record, summary.schemas)
+            _make_channel(record, summary.schemas)
             for record in summary.channels.values()
             if counts.get(record.id) and (not record.schema_id or record.schema_id in summary.schemas)
         )
 
-    def _rows(self, content: _File) -> Iterator[Row]:
+    def count_messages(self, topics: Collection[str]) -> int | None:
+        """Return the number of messages on `topics` by the file's summary; None if it has no summary."""
+        summary = self._read_summary()
+        if summary is None:
+            return None
+        counts: dict[int, int] = summary.statistics.channel_message_counts
+        return sum(
+            counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
+        )
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the messages in the file's order, up to the first damage."""
+        return self._until_damage(self._read_rows)
+
+    def metadata(self, max_records: int | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield name and values of the metadata records, of the first `max_records` records if that is given.
+
+        Messages are skipped unread.
+        """
+        return self._until_damage(lambda file: self._read_metadata(file, max_records))
+
+    def _read_summary(self) -> Any:
+        """Return the mcap library's summary with statistics; None if there is none or it is damaged."""
+        try:
+            with _File(self.path) as file:
+                summary = self._reader.SeekingReader(file).get_summary()
+        except self._damages:
+            return None
+        return None if summary is None or summary.statistics is None else summary
+
+    def _until_damage(self, read: Callable[[_File], Iterator[T]]) -> Iterator[T]:
+        self.damage, self._reached, self._logged_ns = None, 0, 0
+        with _File(self.path) as file:
+            try:
+                yield from read(file)
+            except self._damages as error:
+                self.damage = self._describe(file.size, error)
+
+    def _read_rows(self, file: _File) -> Iterator[Row]:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
-        reader = self._stream.StreamReader(content, emit_chunks=True)
-        for record in reader.records:
-            for inner in self._unpack(record):
-                if isinstance(inner, self._records.Schema):
-                    schemas[inner.id] = inner
-                elif isinstance(inner, self._records.Channel):
-                    channels[inner.id] = _channel(inner, schemas)
-                elif isinstance(inner, self._records.Message):
-                    self._logged_ns = inner.log_time
-                    yield Row(channels[inner.channel_id], inner.log_time, inner.data)
-            self._is_over |= isinstance(record, self._records.DataEnd)
-            self._reached = content.tell()
+        for opcode, content in self._walk(file, (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)):
+            for record in self._parse(opcode, content):
+                if isinstance(record, self._records.Schema):
+                    schemas[record.id] = record
+                elif isinstance(record, self._records.Channel):
+                    channels[record.id] = _make_channel(record, schemas)
+                else:
+                    self._logged_ns = record.log_time
+                    yield Row(channels[record.channel_id], record.log_time, record.data, record.sequence)
 
-    def _unpack(self, record: Any) -> list[Any]:
-        if not isinstance(record, self._records.Chunk):
-            return [record]
-        if record.compression not in _COMPRESSIONS:
-            raise ValueError(f"a chunk compressed by {record.compression!r}, expected lz4, zstd or nothing")
-        size = record.uncompressed_size
-        if record.compression == "zstd":
-            size = max(size, zstandard.frame_content_size(record.data))
+    def _read_metadata(self, file: _File, max_records: int | None) -> Iterator[tuple[str, dict[str, str]]]:
+        for _, content in self._walk(file, (_METADATA,), max_records):
+            record = self._records.Metadata.read(self._data_stream(io.BytesIO(content)))
+            yield record.name, record.metadata
+
+    def _walk(
+        self, file: _File, opcodes: Collection[int], max_records: int | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield opcode and content of the records of these opcodes, up to the end of the data."""
+        file.seek(len(MAGIC))
+        for _ in count() if max_records is None else range(max_records):
+            self._reached = file.tell()
+            opcode, length = _RECORD.unpack(file.read(_RECORD.size))
+            # the length tells a real end from a damaged opcode
+            if length == _END_LENGTHS.get(opcode):
+                return
+            if opcode not in opcodes:
+                file.skip(length)
+            elif length > _MAX_RECORD:
+                raise ValueError(f"a record of {length} bytes, expected at most {_MAX_RECORD}")
+            else:
+                yield opcode, file.read(length)
+
+    def _parse(self, opcode: int, content: bytes) -> list[Any]:
+        """Return the schemas, channels and messages of one record."""
+        stream = self._data_stream(io.BytesIO(content))
+        if opcode == _MESSAGE:
+            return [self._records.Message.read(stream, len(content))]
+        if opcode == _SCHEMA:
+            return [self._records.Schema.read(stream)]
+        if opcode == _CHANNEL:
+            return [self._records.Channel.read(stream)]
+        chunk = self._records.Chunk.read(stream)
+        if chunk.compression not in _COMPRESSIONS:
+            raise ValueError(f"a chunk compressed by {chunk.compression!r}, expected lz4, zstd or nothing")
+        size = chunk.uncompressed_size
+        if chunk.compression == "zstd":
+            size = max(size, zstandard.frame_content_size(chunk.data))
         if size > _MAX_CHUNK:
             raise ValueError(f"a chunk of {size} bytes, expected at most {_MAX_CHUNK}")
-        return self._stream.breakup_chunk(record, validate_crc=True)
+        return list(self._stream.breakup_chunk(chunk, validate_crc=True))
 
-    def _describe(self, content: _File, error: Exception) -> str | None:
-        size = content.size
-        after = f" after {_utc(self._logged_ns)}" if self._logged_ns else ""
-        if self._is_over:  # only the index behind the messages is broken
-            return None
+    def _describe(self, size: int, error: Exception) -> str:
+        after = f" after {_format_utc(self._logged_ns)}" if self._logged_ns else ""
         if isinstance(error, self._end_of_file) and self._reached == size:
             return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
-        why = str(error) or type(error).__name__
-        cut = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({why})"
-        return f"{self.path} {cut}: what follows byte {self._reached} of {size}{after} cannot be read"
+        reason = str(error) or type(error).__name__
+        state = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({reason})"
+        return f"{self.path} {state}: what follows byte {self._reached} of {size}{after} cannot be read"
+
+
+def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None:
+    """Return the number of messages on `topics` in all files; None if one is no MCAP file or has no summary."""
+    total = 0
+    for path in paths:
+        try:
+            number = McapStream(path).count_messages(topics)
+        except BagError:
+            return None
+        if number is None:
+            return None
+        total += number
+    return total if paths else None
 
 
 @lru_cache(maxsize=64)
-def _channels_of(path: Path, changed_ns: int) -> tuple[Channel, ...]:
-    """The channels of a file that was last changed at this time: a cut one is read whole for them, and only once."""
+def _read_channels(path: Path, changed_ns: int) -> tuple[Channel, ...]:
+    """Return the channels of a file that was last changed at `changed_ns`.
+
+    A file without a summary is read whole for them; the cache makes that happen only once.
+    """
     stream = McapStream(path)
     return stream.summarised() or tuple(dict.fromkeys(row.channel for row in stream.rows()))
 
 
 class _File:
-    """A file that gives the bytes that are asked for or raises EndOfFile, and never some of them: no length that a
-    broken one declares is allocated. BagError for what cannot be opened or is no MCAP file."""
+    """An MCAP file whose `read` returns all requested bytes or raises EndOfFile.
+
+    No length that a damaged file declares is ever allocated. Raises BagError if the file cannot be opened or does not
+    begin as MCAP does.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._end_of_file = require("mcap.exceptions", "bags").EndOfFile
+        self._end_of_file: type[Exception] = require("mcap.exceptions", "bags").EndOfFile
         try:
             self._file = path.open("rb")
         except OSError as error:
             raise BagError(f"cannot read {path}: {error.strerror}") from error
         self.size = os.fstat(self._file.fileno()).st_size
-        found = self._file.read(len(MAGIC))
-        if found != MAGIC:
+        begin = self._file.read(len(MAGIC))
+        if begin != MAGIC:
             self._file.close()
-            what = "one that begins otherwise" if found else "an empty one"
-            raise BagError(f"expected an MCAP file at {path}, found {what}")
+            description = "one that begins otherwise" if begin else "an empty one"
+            raise BagError(f"expected an MCAP file at {path}, found {description}")
         self.seek, self.tell = self._file.seek, self._file.tell
         self.seek(0)
 
@@ -165,20 +247,27 @@ class _File:
         self._file.close()
 
     def read(self, length: int) -> bytes:
+        """Read `length` bytes; EndOfFile if the file does not have them."""
         data = self._file.read(length) if 0 <= length <= self.size - self.tell() else None
         if data is None or len(data) < length:
             raise self._end_of_file
         return data
 
+    def skip(self, length: int) -> None:
+        """Pass over `length` bytes; EndOfFile if the file does not have them."""
+        if length > self.size - self.tell():
+            raise self._end_of_file
+        self.seek(length, os.SEEK_CUR)
 
-def _channel(record: Any, schemas: dict[int, Any]) -> Channel:
+
+def _make_channel(record: Any, schemas: dict[int, Any]) -> Channel:
     if not record.schema_id:
         return Channel(record.topic, record.message_encoding, "", "", b"")
     schema = schemas[record.schema_id]
     return Channel(record.topic, record.message_encoding, schema.name, schema.encoding, schema.data)
 
 
-def _utc(time_ns: int) -> str:
+def _format_utc(time_ns: int) -> str:
     try:
         return datetime.fromtimestamp(time_ns / NANOSECONDS, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

@@ -1,9 +1,8 @@
-"""Lenses as RealSense's SDK describes them, as this package's intrinsics.
+"""Reader of recordings of the RealSense SDK, without that SDK: `.db3` (since 2.58) and `.bag` (before).
 
-Recordings of RealSense's SDK, read without it: `.db3` (since 2.58) and `.bag` (before).
-
-The SDK names topics by its sensors: /device_0/sensor_1/Color_0/image/data. They are given here as its ROS driver
-names them: /device_0/color/image_raw and camera_info, /device_0/depth/..., /device_0/infra1/..."""
+The SDK names topics by its sensors: /device_0/sensor_1/Color_0/image/data. The reader renames them as the SDK's ROS
+driver does: /device_0/color/image_raw and camera_info, /device_0/depth/..., /device_0/infra1/...
+"""
 
 from __future__ import annotations
 
@@ -21,22 +20,22 @@ import zstandard
 from ...errors import BagError, require
 from ...types import Closeable, Depth, Intrinsics
 from ..messages.ros import RawMessage, Storage, deserialise
-from ..messages.ros_images import MILLIMETRE, MessageError, payload_of, stamp_of
+from ..messages.ros_images import MILLIMETRE, MessageError, read_payload, read_stamp
 from ..samples import Colour, Losses, Sample, Topic
 from . import rosbag1, rosbag2_sqlite
 from .rosbag1 import Rosbag1
 from .rosbag2_sqlite import Rosbag2Sqlite
 
-# what the SDK calls inverse it projects by as it does by the modified: forward, as OpenCV
-_KNOWN = ("None", "Brown Conrady", "Modified Brown Conrady", "Inverse Brown Conrady", "Kannala Brandt4")
+# the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
+_LENS_MODELS = ("None", "Brown Conrady", "Modified Brown Conrady", "Inverse Brown Conrady", "Kannala Brandt4")
 
 
-def lens_of(
+def make_intrinsics(
     size: tuple[int, int], matrix: Sequence[float], model: str, coeffs: Sequence[float]
 ) -> Intrinsics | None:
-    """Intrinsics of images of `size` (width, height); `matrix` is fx, fy, cx, cy. None where all of these are 0.
+    """Return the intrinsics of images of `size` (width, height) from the SDK's figures; `matrix` is fx, fy, cx, cy.
 
-    MessageError for figures that are no lens, and for a model that is not known.
+    Return None if all of `matrix` is 0. Raises MessageError for figures that are no lens, and for an unknown model.
     """
     fx, fy, cx, cy = matrix
     if not any(matrix):
@@ -45,8 +44,8 @@ def lens_of(
         raise MessageError(
             f"expected a lens of {size[0]} x {size[1]} pixels, found {list(matrix)}, {list(coeffs)}"
         )
-    if model not in _KNOWN:
-        raise MessageError(f"expected a lens of {', '.join(_KNOWN)}, found {model!r}")
+    if model not in _LENS_MODELS:
+        raise MessageError(f"expected a lens of {', '.join(_LENS_MODELS)}, found {model!r}")
     if model == "None" or not any(coeffs):
         return Intrinsics(fx, fy, cx, cy)
     if model == "Kannala Brandt4":
@@ -69,7 +68,7 @@ _MILLISECOND = 1e6
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One stream of a sensor: the topics of the file that it is in, and the names that it is given by."""
+    """One stream of a sensor: its topics in the file, and the name that the reader gives it."""
 
     image: str
     metadata: str
@@ -91,11 +90,11 @@ class _Stream:
 
 
 class RealSenseBag(Closeable):
-    """A recording of RealSense's SDK: a SampleReader.
+    """A recording of the RealSense SDK: a SampleReader.
 
     Stamps are the SDK's frame timestamps, on the clock that the recording names: Unix time for its system and global
-    clocks. Log times count from the start of the recording. Raises BagError for what is no such recording, and
-    MissingExtraError without the extra `bags`.
+    clocks. Log times count from the start of the recording. Raises BagError for another file, and MissingExtraError
+    without the extra `bags`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,18 +102,20 @@ class RealSenseBag(Closeable):
         self.path = path
         self._storage = _storage(path)
         self._losses = Losses()
-        self._known: set[str] = set()  # topics that gave something
+        self._good_topics: set[str] = set()
         self._streams = _streams(self._storage)
         if not self._streams:
             self.close()
-            raise BagError(f"expected a recording of RealSense's SDK at {path}, found one without its images")
+            raise BagError(
+                f"expected a recording of the RealSense SDK at {path}, found one without its images"
+            )
         self.topics = tuple(
             topic for stream in self._streams for topic in _topics(stream, self._storage.types)
         )
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """Whether this is a `.bag` or `.db3` whose images are on topics of RealSense's SDK."""
+        """Return True if this is a `.bag` or `.db3` with images on topics of the RealSense SDK."""
         if not path.is_file() or not (rosbag1.is_rosbag1(path) or rosbag2_sqlite.is_sqlite(path)):
             return False
         try:
@@ -125,39 +126,39 @@ class RealSenseBag(Closeable):
 
     @property
     def lost(self) -> str | None:
-        """After `samples` has ended: what could not be read and why, None where all was."""
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
         losses = Losses()
         losses.add(self._storage.lost)
         losses.add(self._losses.text())
         return losses.text()
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """The messages on these topics in the order of the recording. Raises BagError for an unknown encoding."""
-        self._losses, self._known = Losses(), set()
+        """Yield the messages on these topics in the order of the recording; BagError for an unknown encoding."""
+        self._losses, self._good_topics = Losses(), set()
         reading = _Reading(self._storage, self._streams, topics)
         for raw in self._storage.messages(reading.needed):
-            yield from self._told(reading.take(raw), raw.topic)
+            yield from self._guard(reading.take(raw), raw.topic)
         for topic in tuple(reading.waiting):
-            yield from self._told(reading.without_metadata(topic), topic)
+            yield from self._guard(reading.without_metadata(topic), topic)
 
-    def _told(self, samples: Iterator[Sample], place: str) -> Iterator[Sample]:
+    def _guard(self, samples: Iterator[Sample], topic: str) -> Iterator[Sample]:
         try:
             for sample in samples:
-                self._known.add(place)
+                self._good_topics.add(topic)
                 yield sample
         except BagError as error:
-            # an encoding that comes amid known ones is damage
-            if not isinstance(error, MessageError) and place not in self._known:
+            # an unknown encoding after messages that were read is damage
+            if not isinstance(error, MessageError) and topic not in self._good_topics:
                 raise
-            self._losses.skip(place, error)
+            self._losses.skip(topic, error)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._storage.close()
 
 
 class _Reading:
-    """One pass over a recording: an image waits for its metadata, which has its stamp and its depth units."""
+    """One pass over a recording. An image waits for its metadata, which holds its stamp and its depth units."""
 
     def __init__(self, storage: Storage, streams: tuple[_Stream, ...], topics: Collection[str]) -> None:
         self._types, self._is_cdr = storage.types, storage.is_cdr
@@ -171,7 +172,7 @@ class _Reading:
         self.needed = {*self._images, *self._metadata, *self._infos, *self._units}
 
     def take(self, raw: RawMessage) -> Iterator[Sample]:
-        """What is complete with this message."""
+        """Take a message; yield the samples that it completes."""
         if raw.topic in self._units:
             self._units[raw.topic] = _number(self._text(raw)) or MILLIMETRE
         elif raw.topic in self._infos:
@@ -192,7 +193,7 @@ class _Reading:
             yield self._image(image, stream, _fields(self._text(raw)))
 
     def without_metadata(self, topic: str) -> Iterator[Sample]:
-        """The image that waits on this topic, whose metadata did not come."""
+        """Yield the waiting image of this topic, whose metadata did not come."""
         yield self._image(self.waiting.pop(topic), self._images[topic], {})
 
     def _image(self, raw: RawMessage, stream: _Stream, metadata: dict[str, str]) -> Sample:
@@ -200,7 +201,7 @@ class _Reading:
         message, units = _with_units(raw, type_name, self._is_cdr)
         units = units or _number(metadata.get("depth_units", ""))
         payload = _payload(message, type_name, stream)
-        stamp = round(_number(metadata.get("timestamp", "")) * _MILLISECOND) or stamp_of(message)
+        stamp = round(_number(metadata.get("timestamp", "")) * _MILLISECOND) or read_stamp(message)
         if isinstance(payload, Depth):
             if units > 0:
                 self._units[stream.units] = units
@@ -209,7 +210,7 @@ class _Reading:
 
     def _intrinsics(self, raw: RawMessage, stream: _Stream) -> Iterator[Sample]:
         message = deserialise(raw.data, self._types[raw.topic], self._is_cdr)
-        lens = _lens_of_text(message.data) if hasattr(message, "data") else _lens_of_info(message)
+        lens = _parse_lens(message.data) if hasattr(message, "data") else _read_lens(message)
         if lens is not None:
             yield Sample(stream.info_name, raw.logged_ns, raw.logged_ns, lens)
 
@@ -223,7 +224,7 @@ def _storage(path: Path) -> Rosbag1 | Rosbag2Sqlite:
 
 
 def _streams(storage: Storage) -> tuple[_Stream, ...]:
-    found = []
+    streams = []
     for match in filter(None, map(_IMAGE.fullmatch, storage.types)):
         if not storage.types[match[0]].endswith(_IMAGE_TYPES):
             continue
@@ -233,8 +234,8 @@ def _streams(storage: Storage) -> tuple[_Stream, ...]:
         calibration = next((name for name in places if storage.types.get(name, "").endswith(_INFO_TYPES)), "")
         name = _NAMES.get(kind, kind.lower()) + (index if index != "0" else "")
         units = f"{device}{sensor}/option/Depth_Units/value"
-        found.append(_Stream(match[0], f"{prefix}/image/metadata", calibration, units, f"{device}/{name}"))
-    return tuple(found)
+        streams.append(_Stream(match[0], f"{prefix}/image/metadata", calibration, units, f"{device}/{name}"))
+    return tuple(streams)
 
 
 def _topics(stream: _Stream, types: dict[str, str]) -> Iterator[Topic]:
@@ -244,38 +245,38 @@ def _topics(stream: _Stream, types: dict[str, str]) -> Iterator[Topic]:
 
 
 def _with_units(raw: RawMessage, type_name: str, is_cdr: bool) -> tuple[Any, float]:
-    """An image's message and its depth units in metres, 0 where it does not tell."""
+    """Return an image's message and its depth units in metres; 0 if the message has none."""
     try:
         return deserialise(raw.data, type_name, is_cdr), 0.0
     except MessageError:
         if is_cdr or len(raw.data) < _UNITS.size:
             raise
-    # the SDK's Image has one field more than ROS's
+    # the SDK's Image ends with a field that ROS's Image lacks
     message = deserialise(raw.data[: -_UNITS.size], type_name, is_cdr)
     return message, round(float(_UNITS.unpack(raw.data[-_UNITS.size :])[0]), 9)
 
 
 def _payload(message: Any, type_name: str, stream: _Stream) -> Colour | Depth | Intrinsics:
-    """Images in the SDK's own encodings, too, and packed as its `.db3` has those that PNG cannot hold."""
+    """Read an image, also in the SDK's own encodings and in the zstd packing of its `.db3` for what PNG cannot hold."""
     if type_name.endswith("CompressedImage"):
         packed = _PACKED.fullmatch(message.format)
         if packed is None:
-            return _known(payload_of(message, type_name, stream.image_name))
-        message = _unpacked(message.data, packed, stream)
+            return _require_payload(read_payload(message, type_name, stream.image_name))
+        message = _unpack(message.data, packed, stream)
     if message.encoding == "MJPEG":
         jpeg = SimpleNamespace(format="jpeg", data=message.data)
-        return _known(payload_of(jpeg, "sensor_msgs/CompressedImage", stream.image_name))
+        return _require_payload(read_payload(jpeg, "sensor_msgs/CompressedImage", stream.image_name))
     if not stream.is_depth:
         message.encoding = _ENCODINGS.get(message.encoding, message.encoding)
-    return _known(payload_of(message, "sensor_msgs/Image", stream.image_name))
+    return _require_payload(read_payload(message, "sensor_msgs/Image", stream.image_name))
 
 
-def _known(payload: Colour | Depth | Intrinsics | None) -> Colour | Depth | Intrinsics:
+def _require_payload(payload: Colour | Depth | Intrinsics | None) -> Colour | Depth | Intrinsics:
     assert payload is not None  # images always hold something
     return payload
 
 
-def _unpacked(data: Any, packed: re.Match[str], stream: _Stream) -> SimpleNamespace:
+def _unpack(data: Any, packed: re.Match[str], stream: _Stream) -> SimpleNamespace:
     width, height, step = map(int, packed.groups()[1:])
     try:
         if step * height > _MAX_IMAGE:
@@ -288,17 +289,17 @@ def _unpacked(data: Any, packed: re.Match[str], stream: _Stream) -> SimpleNamesp
     )
 
 
-def _lens_of_text(text: str) -> Intrinsics | None:
+def _parse_lens(text: str) -> Intrinsics | None:
     fields = _fields(text)
     size = (round(_number(fields.get("width", ""))), round(_number(fields.get("height", ""))))
     matrix = [_number(fields.get(key, "")) for key in ("fx", "fy", "ppx", "ppy")]
     coeffs = [_number(value) for value in fields.get("coeffs", "").split(",")]
-    return lens_of(size, matrix, fields.get("model", ""), coeffs)
+    return make_intrinsics(size, matrix, fields.get("model", ""), coeffs)
 
 
-def _lens_of_info(message: Any) -> Intrinsics | None:
+def _read_lens(message: Any) -> Intrinsics | None:
     matrix = [float(message.K[place]) for place in (0, 4, 2, 5)]
-    return lens_of(
+    return make_intrinsics(
         (message.width, message.height), matrix, message.distortion_model, list(map(float, message.D))
     )
 
@@ -308,7 +309,7 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def _number(text: str) -> float:
-    """0 for what is no number."""
+    """Return a finite number; 0 for other text."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,8 @@
-"""Recordings of ROS: `.bag` of ROS 1, folders of ROS 2 with `.db3` or `.mcap` in them, and a lone `.db3`."""
+"""Reader of ROS recordings: ROS 1 `.bag`, ROS 2 folders with `.db3` or `.mcap` files, and single `.db3` files.
+
+This package reads the files itself, because rosbags refuses bags without an index or metadata: bags whose recorder was
+killed, or whose end is missing. rosbags only deserialises single messages.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import zstandard
 
 from ...errors import BagError, require
 from ...types import Closeable
-from ..messages.ros import Storage, sample_of, topics_of
+from ..messages.ros import Storage, list_topics, read_sample
 from ..messages.ros_images import MessageError
 from ..samples import Losses, Sample, SampleReader, Topic, natural_order
 from . import rosbag1, rosbag2_sqlite
@@ -29,8 +33,8 @@ _SUFFIXES = (".db3", ".mcap")
 class RosBag(Closeable):
     """A recording of ROS 1 or 2: a SampleReader.
 
-    A recording that was never closed, or is cut off, gives every whole message before the damage. Raises BagError
-    for what is no such recording, or holds no topic; MissingExtraError without the extra `bags`.
+    A recording that was never closed, or is cut off, gives every whole message before the damage. Raises BagError for
+    another file or folder, or one without topics, and MissingExtraError without the extra `bags`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,26 +51,26 @@ class RosBag(Closeable):
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """Whether this is a ROS 1 bag, a `.db3`, or a folder with files of a ROS 2 bag."""
+        """Return True if this is a ROS 1 bag, a `.db3`, or a folder with files of a ROS 2 bag."""
         if path.is_dir():
             return (path / METADATA).is_file() or bool(_parts(path))
         return rosbag1.is_rosbag1(path) or rosbag2_sqlite.is_sqlite(path)
 
     @property
     def lost(self) -> str | None:
-        """After `samples` has ended: what could not be read and why, None where all was."""
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
         losses = Losses()
         for reason in (self._losses.text(), *(file.lost for file in self._files)):
             losses.add(reason)
         return losses.text()
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """The messages on these topics in the order of the recording. Raises BagError for an unknown encoding."""
+        """Yield the messages on these topics in the order of the recording; BagError for an unknown encoding."""
         for file in self._files:
             yield from file.samples(topics)
 
     def close(self) -> None:
-        """Let go of the files. Idempotent."""
+        """Close the files. Idempotent."""
         for file in self._files:
             file.close()
         if self._unpacked is not None:
@@ -78,7 +82,7 @@ class RosBag(Closeable):
         parts = _parts(self.path)
         if not parts:
             raise BagError(f"expected a ROS 2 bag in {self.path}, found no file of {' or '.join(_SUFFIXES)}")
-        self._tell_absent(self.path / METADATA)
+        self._note_missing_files(self.path / METADATA)
         files: list[SampleReader] = []
         for part in parts:
             try:
@@ -89,8 +93,8 @@ class RosBag(Closeable):
             raise BagError(f"expected a ROS 2 bag in {self.path}, found {self._losses.text()}")
         return files
 
-    def _tell_absent(self, metadata: Path) -> None:
-        """Tell of the files that the metadata lists and the folder lacks."""
+    def _note_missing_files(self, metadata: Path) -> None:
+        """Note the files that the metadata lists and the folder lacks."""
         if not metadata.is_file():
             self._losses.add(f"{self.path.name} has no {METADATA}: it was never closed, its end may be lost")
             return
@@ -104,7 +108,7 @@ class RosBag(Closeable):
                 self._losses.add(f"{self.path.name} lacks {name}")
 
     def _unpack(self, part: Path) -> Path:
-        """The file itself, or what is in it where ROS 2 has compressed it as a whole."""
+        """Return the file itself, or a decompressed copy if ROS 2 has compressed the file as a whole."""
         if part.suffix not in _PACKED:
             return part
         assert self._unpacked is not None
@@ -122,7 +126,7 @@ class _RosFile(Closeable):
     def __init__(self, path: Path, storage: Storage) -> None:
         require("rosbags.typesys", "bags")
         self.path = path
-        self.topics: tuple[Topic, ...] = topics_of(storage.types)
+        self.topics: tuple[Topic, ...] = list_topics(storage.types)
         self._storage = storage
         self._losses = Losses()
 
@@ -134,18 +138,18 @@ class _RosFile(Closeable):
         return losses.text()
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        self._losses, known = Losses(), set[str]()
+        self._losses, good_topics = Losses(), set[str]()
         chosen = {topic.name for topic in self.topics if topic.name in topics and topic.kind != "other"}
         for raw in self._storage.messages(chosen):
             try:
-                sample = sample_of(raw, self._storage.types[raw.topic], self._storage.is_cdr)
+                sample = read_sample(raw, self._storage.types[raw.topic], self._storage.is_cdr)
             except BagError as error:
-                # an encoding that comes amid known ones is damage
-                if not isinstance(error, MessageError) and raw.topic not in known:
+                # an unknown encoding after messages that were read is damage
+                if not isinstance(error, MessageError) and raw.topic not in good_topics:
                     raise
                 self._losses.skip(raw.topic, error)
                 continue
-            known.add(raw.topic)
+            good_topics.add(raw.topic)
             if sample is not None:
                 yield sample
 
@@ -162,7 +166,7 @@ def _open_file(path: Path) -> SampleReader:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The files of a ROS 2 bag in the order in which they were written."""
+    """Return the files of a ROS 2 bag in the order of writing."""
     try:
         return sorted((path for path in folder.iterdir() if _ending(path) in _SUFFIXES), key=natural_order)
     except OSError as error:

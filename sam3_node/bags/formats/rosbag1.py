@@ -1,4 +1,7 @@
-"""ROS 1 bags, format 2.0, read record after record: neither an index nor a proper end is needed."""
+"""Reader of ROS 1 bags, format 2.0, record after record; it needs neither an index nor a proper end.
+
+rosbags refuses bags without an index, so it cannot read a bag whose recorder was killed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _MAX_CHUNK = 1 << 30
 
 
 class _DamageError(Exception):
-    """Records end here: what was found instead of the next."""
+    """The records end here; the text says what was found instead of the next one."""
 
 
 class _Record(NamedTuple):
@@ -33,7 +36,7 @@ class _Record(NamedTuple):
 
 
 class Rosbag1(Closeable):
-    """A `.bag`, also one that was never closed, or cut off; what is whole in its last chunk counts, too.
+    """A `.bag`, also one that was never closed or is cut off; the whole messages of a cut chunk are kept.
 
     Raises BagError for a file that cannot be opened, is no ROS 1 bag of format 2.0, or has no topic.
     """
@@ -59,13 +62,13 @@ class Rosbag1(Closeable):
 
     @property
     def lost(self) -> str | None:
-        """After `messages` has ended: what could not be read, None where all was."""
+        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
         if self._is_indexed or self._losses.text() is not None:
             return self._losses.text()
         return f"{self.path.name} has no index: it was never closed, or its end is cut off"
 
     def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
-        """The whole messages on these topics in the file's order."""
+        """Yield the whole messages on these topics in the file's order."""
         for record in self._records():
             if record.op != _MESSAGE:
                 continue
@@ -74,17 +77,17 @@ class Rosbag1(Closeable):
                 yield RawMessage(topic, _nanoseconds(record.fields.get(b"time", b"")), record.data)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def _records(self) -> Iterator[_Record]:
-        """The messages, those of chunks among them; connections that come are kept. Sets what was lost."""
+        """Yield the messages, also those in chunks; remember connections; note what was lost."""
         self._losses, position = Losses(), len(MAGIC)
         try:
             while position < self._size:
                 record, end = self._read(position)
                 try:
-                    yield from self._flattened(record)
+                    yield from self._flatten(record)
                 except _DamageError as error:
                     self._losses.skip(f"the chunks of {self.path.name}", f"at byte {position} {error}")
                 position = end
@@ -94,7 +97,7 @@ class Rosbag1(Closeable):
             )
 
     def _read(self, position: int) -> tuple[_Record, int]:
-        """The record at `position`, without data that is not needed, and where it ends."""
+        """Return the record at `position`, without data that is not needed, and the position of its end."""
         self._file.seek(position)
         fields = _fields(self._take(self._length(_MAX_HEADER)))
         op, length = _op(fields), self._length(_MAX_CHUNK)
@@ -117,14 +120,14 @@ class Rosbag1(Closeable):
             raise _DamageError("the file is cut off")
         return self._file.read(size)
 
-    def _flattened(self, record: _Record) -> Iterator[_Record]:
+    def _flatten(self, record: _Record) -> Iterator[_Record]:
         if record.op == _CONNECTION:
             self._connect(record)
         elif record.op == _MESSAGE:
             yield record
         elif record.op == _CHUNK:
-            for inner in _inside(_decompressed(record)):
-                yield from self._flattened(inner)
+            for inner in _inside(_decompress(record)):
+                yield from self._flatten(inner)
 
     def _connect(self, record: _Record) -> None:
         number, topic = _number(record.fields.get(b"conn", b"")), record.fields.get(b"topic", b"")
@@ -132,7 +135,7 @@ class Rosbag1(Closeable):
         self._connections[number] = (_text(topic), _text(type_name))
 
     def _read_index(self) -> bool:
-        """Take the connections that the end of the file lists; False where it lists none."""
+        """Read the connections that the end of the file lists; return False if it lists none."""
         try:
             header, _ = self._read(len(MAGIC))
             position = int.from_bytes(header.fields.get(b"index_pos", b""), "little")
@@ -148,7 +151,7 @@ class Rosbag1(Closeable):
 
 
 def is_rosbag1(path: Path) -> bool:
-    """Whether a file begins as such a bag does; BagError where it cannot be read."""
+    """Return True if a file begins as a ROS 1 bag does; BagError if it cannot be read."""
     return first_bytes(path, len(MAGIC)) == MAGIC
 
 
@@ -159,7 +162,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _inside(content: Buffer) -> Iterator[_Record]:
-    """The records of a chunk; what is cut off at its end raises _DamageError after those before it."""
+    """Yield the records of a chunk; raise _DamageError at a record that is cut off."""
     view, position = memoryview(content), 0
     while position < len(view):
         header, position = _part(view, position)
@@ -192,14 +195,14 @@ def _op(fields: dict[bytes, bytes]) -> int:
     return op[0]
 
 
-def _decompressed(chunk: _Record) -> Buffer:
-    """A chunk's content as far as its bytes go."""
+def _decompress(chunk: _Record) -> Buffer:
+    """Decompress a chunk's content as far as its bytes reach."""
     compression = _text(chunk.fields.get(b"compression", b""))
     if compression == "none":
         return chunk.data
     size = _number(chunk.fields.get(b"size", b""))
     if not 0 <= size <= _MAX_CHUNK:
-        raise _DamageError("the chunk does not tell its size")
+        raise _DamageError("the chunk has no valid size")
     take: Callable[[Buffer, int], bytes]
     if compression == "bz2":
         take = bz2.BZ2Decompressor().decompress

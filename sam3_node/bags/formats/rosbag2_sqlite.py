@@ -1,4 +1,7 @@
-"""The SQLite files of ROS 2 bags (`.db3`), also those that were never closed, or cut off."""
+"""Reader of the SQLite files of ROS 2 bags (`.db3`), also of files that were never closed or are cut off.
+
+rosbags needs a whole database and metadata.yaml. This reader takes the rows that are there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _TOPICS = "SELECT id, name, type, serialization_format FROM topics ORDER BY id"
 
 
 class Rosbag2Sqlite(Closeable):
-    """A `.db3`. Raises BagError for a file that is none, or that has no topic in CDR."""
+    """A `.db3`. Raises BagError for another file, or one without a topic in CDR."""
 
     is_cdr = True
 
@@ -42,11 +45,11 @@ class Rosbag2Sqlite(Closeable):
 
     @property
     def lost(self) -> str | None:
-        """After `messages` has ended: what could not be read, None where all was."""
+        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
         return self._lost
 
     def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
-        """The whole messages on these topics in the order in which they were recorded."""
+        """Yield the whole messages on these topics in the order of recording."""
         self._lost = None
         count = 0
         numbers = [number for number, name in self._names.items() if name in topics]
@@ -74,19 +77,19 @@ class Rosbag2Sqlite(Closeable):
         )
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._database.close()
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file begins as one of SQLite does; BagError where it cannot be read."""
+    """Return True if a file begins as an SQLite database does; BagError if it cannot be read."""
     return first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def _open(path: Path) -> sqlite3.Connection:
     if not is_sqlite(path):
         raise BagError(f"expected a ROS 2 bag in SQLite, found another file at {path}")
-    # immutable for what lies on a read-only disk beside the journal of a recorder that was killed
+    # immutable opens files on a read-only disk that lie beside the journal of a killed recorder
     for options in ("mode=ro", "immutable=1"):
         database = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, check_same_thread=False)
         database.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -102,7 +105,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _all_but_last(rows: Iterator[tuple[int, int, object]]) -> Iterator[tuple[int, int, object]]:
-    """Of a file that ends within a page: SQLite takes what is missing there for zeros, in the last row it reads."""
+    """Yield all rows but the last: SQLite fills the missing part of a cut page with zeros, in the last row it reads."""
     held = next(rows, None)
     for row in rows:
         assert held is not None

@@ -1,4 +1,4 @@
-"""Video files: mp4, mov, avi, mkv, webm and whatever else OpenCV's ffmpeg decodes."""
+"""Reader of video files: mp4, mov, avi, mkv, webm and other formats that OpenCV's ffmpeg decodes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Image = npt.NDArray[np.uint8]
 class VideoBag(Closeable):
     """A video as one colour topic, its frames decoded to bgr8: a SampleReader.
 
-    Stamps count from the video's start; a frame whose time the file does not tell follows the one before by the
-    period of the video's rate. Raises BagError for a file without a frame that can be decoded.
+    Stamps count from the video's start. A frame without a time in the file follows the previous frame by the period of
+    the video's rate. Raises BagError for a file without a frame that can be decoded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,16 +51,16 @@ class VideoBag(Closeable):
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """Whether a file begins as a container of videos does."""
+        """Return True if a file begins as a video container does."""
         return path.is_file() and _BEGIN.match(first_bytes(path, _HEAD)) is not None
 
     @property
     def lost(self) -> str | None:
-        """After `samples` has ended: what could not be read and why, None where all was."""
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
         return self._lost
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """The frames in the order of the video, if its topic is among `topics`."""
+        """Yield the frames in the order of the video, if its topic is in `topics`."""
         self._lost = None
         if self.topics[0].name not in topics:
             return
@@ -72,7 +72,7 @@ class VideoBag(Closeable):
         self._lost = playback.lost()
 
     def close(self) -> None:
-        """Nothing is held but by an iteration."""
+        """Do nothing: only an iteration holds the file open."""
 
 
 class _Playback:
@@ -92,16 +92,16 @@ class _Playback:
         self._bad = 0
 
     def frames(self) -> Iterator[tuple[int, Image]]:
-        """Stamps in ns, and BGR uint8 [height, width, 3]."""
+        """Yield stamps in ns, and images BGR uint8 [height, width, 3]."""
         import cv2
 
         try:
             while self._capture.grab():
-                told_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
-                stamp_ns = told_ns if told_ns > self._end_ns - self._period_ns else self._end_ns
-                found, image = self._capture.retrieve()
+                file_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
+                stamp_ns = file_ns if file_ns > self._end_ns - self._period_ns else self._end_ns
+                is_decoded, image = self._capture.retrieve()
                 self._end_ns = stamp_ns + self._period_ns
-                if found:
+                if is_decoded:
                     yield stamp_ns, np.asarray(image, np.uint8)
                 else:
                     self._bad += 1
@@ -109,9 +109,9 @@ class _Playback:
             self._capture.release()
 
     def lost(self) -> str | None:
-        """What the video declares and did not give."""
+        """Describe the difference between the declared and the decoded video; None if there is none."""
         losses = Losses()
-        # by time: where the rate varies, the declared count is an estimate
+        # compared by time, because the declared count is an estimate if the rate varies
         if 0 < self._declared * self._period_ns - self._end_ns - self._period_ns / 2 < math.inf:
             seconds, declared = self._end_ns / NANOSECONDS, self._declared * self._period_ns / NANOSECONDS
             losses.add(

@@ -1,6 +1,6 @@
-"""Foxglove's messages of cameras: RawImage, CompressedImage and CameraCalibration, as protobuf or JSON.
+"""Decoding of Foxglove's camera messages: RawImage, CompressedImage and CameraCalibration, as protobuf or JSON.
 
-They are ROS's image messages but for a few names, and are read as such.
+They differ from ROS's image messages in a few names, so they are renamed and read as those.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MODELS = {"kannala_brandt": "equidistant"}
 _SECONDS = (("seconds", "nanos"), ("sec", "nsec"))  # protobuf, JSON
 
 
-def kind_of(type_name: str, topic: str) -> Kind:
-    """What messages of this type hold, foxglove.RawImage for one."""
+def find_kind(type_name: str, topic: str) -> Kind:
+    """Return the kind of content of a message type, for example foxglove.RawImage."""
     ros_type = _ros_type(type_name)
-    return "other" if ros_type is None else ros_images.kind_of(ros_type, topic)
+    return "other" if ros_type is None else ros_images.find_kind(ros_type, topic)
 
 
-def stamp_of(message: Any) -> int:
-    """The timestamp in ns, 0 where there is none."""
+def read_stamp(message: Any) -> int:
+    """Return the timestamp in ns; 0 if there is none."""
     stamp = _attributes(getattr(_attributes(message), "timestamp", None))
     for seconds, rest in _SECONDS:
         if hasattr(stamp, seconds) and hasattr(stamp, rest):
@@ -39,16 +39,15 @@ def stamp_of(message: Any) -> int:
     return 0
 
 
-def payload_of(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
-    """What a message holds, deserialised or a dict of JSON (bytes in base64).
+def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
+    """Return the content of a message, which is deserialised or a dict of JSON (bytes in base64).
 
-    None for the calibration of a camera that has none. Raises MessageError for a message that is damaged, BagError
-    for an encoding that is not known.
+    Return None for an empty calibration. Raises MessageError for a damaged message, BagError for an unknown encoding.
     """
     ros_type = _ros_type(type_name)
     if ros_type is None:
         raise MessageError(f"{topic}: expected {', '.join(_ROS_TYPES)} of foxglove, found {type_name}")
-    return ros_images.payload_of(_as_ros(_attributes(message)), ros_type, topic)
+    return ros_images.read_payload(_as_ros(_attributes(message)), ros_type, topic)
 
 
 def _ros_type(type_name: str) -> str | None:
@@ -61,7 +60,7 @@ def _attributes(message: Any) -> Any:
 
 
 def _as_ros(message: Any) -> SimpleNamespace:
-    """With the names that sensor_msgs has; a field that is absent, as JSON allows, is empty."""
+    """Rename the fields as in sensor_msgs; a field that is absent, as JSON allows, becomes empty."""
     data = getattr(message, "data", b"")
     model = getattr(message, "distortion_model", "")
     return SimpleNamespace(

@@ -1,6 +1,6 @@
-"""Frames and masks as Foxglove's protobuf messages, so that its viewers show a recording.
+"""Encoding of frames and masks as Foxglove's protobuf messages, so that its viewers show a recording.
 
-Timestamps are the frame's time of capture, on its clock: an image, its depth and its annotations have the same one.
+The timestamp is the frame's time of capture, on its clock; image, depth and annotations of a frame have the same one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...types import NANOSECONDS, Buffer, Depth, Frame, Instance, Intrinsics, Ma
 from ...visualization import pick_colour
 from ...wire.images import CHANNELS
 
-MAX_EDGES = 1 << 16  # of a mask's outline, in pixels; a noisier one is not drawn
+MAX_EDGES = 1 << 16  # pixels of a mask's outline; longer, noisy outlines are not drawn
 FONT_SIZE = 14.0
 FILL_ALPHA = 0.35
 
@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
 
 
 def encode_image(frame: Frame) -> Encoded:
-    """foxglove.CompressedImage of jpeg and png, foxglove.RawImage of what is not compressed; the bytes as they are."""
+    """Return a foxglove.CompressedImage for jpeg and png, else a foxglove.RawImage; the pixel bytes stay unchanged."""
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
     if frame.encoding not in CHANNELS:
         return _with_data(_kind("CompressedImage")(**stamped, format=frame.encoding), frame.colour)
@@ -45,7 +45,7 @@ def encode_image(frame: Frame) -> Encoded:
 
 
 def encode_depth(frame: Frame, depth: Depth) -> Encoded:
-    """foxglove.RawImage, 16UC1, of a z16 depth; foxglove.CompressedImage of a png16 one. In units of its scale."""
+    """Return a foxglove.RawImage (16UC1) for z16 depth, a foxglove.CompressedImage for png16; in units of its scale."""
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
     if depth.encoding == "png16":
         return _with_data(_kind("CompressedImage")(**stamped, format="png"), depth.data)
@@ -56,7 +56,7 @@ def encode_depth(frame: Frame, depth: Depth) -> Encoded:
 
 
 def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
-    """foxglove.CameraCalibration of a camera whose images are the frame's size."""
+    """Return the foxglove.CameraCalibration of a camera whose images have the frame's size."""
     model, distortion = _distortion(intrinsics)
     fx, fy, cx, cy = intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy
     calibration = _kind("CameraCalibration")(
@@ -74,7 +74,7 @@ def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
 
 
 def encode_annotations(masks: MaskFrame) -> Encoded:
-    """foxglove.ImageAnnotations: each mask's contours, and above it id, label and score."""
+    """Return foxglove.ImageAnnotations: the contours of each mask, and above it id, label and score."""
     shown = [instance for instance in masks.instances if instance.area]
     annotations = _kind("ImageAnnotations")(
         timestamp=_time(masks.capture_ns),
@@ -89,14 +89,14 @@ def _encode(message: Any) -> Encoded:
 
 
 def _with_data(message: Any, data: Buffer) -> Encoded:
-    """The message with `data`, which is copied just once: fields of protobuf may be joined as bytes."""
+    """Return the message with `data`, which is copied only once: protobuf fields may be joined as bytes."""
     tag = _varint(message.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
     head = message.SerializeToString() + tag + _varint(memoryview(data).nbytes)
     return Encoded(type(message), b"".join((head, data)))
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit of a byte says that more follow."""
+    """Encode seven bits per byte, the lowest first; the highest bit of a byte says that more follow."""
     groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
     return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
@@ -111,7 +111,7 @@ def _time(time_ns: int) -> Any:
 
 
 def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
-    """Foxglove's name of the model and as many coefficients as it takes; all of them where it has no such model."""
+    """Return Foxglove's name of the lens model and its coefficients, padded to the number that the model has."""
     coeffs = list(intrinsics.coeffs)
     if intrinsics.model == "none":
         return "", []
@@ -125,7 +125,7 @@ def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
 
 
 def _outline(instance: Instance) -> list[Any]:
-    """One closed polygon for each contour, through the centres of the outermost pixels."""
+    """Return a closed polygon for each contour, through the centres of the outermost pixels."""
     if _edges(instance.mask) > MAX_EDGES:
         return []
     x0, y0, _, _ = instance.box
@@ -146,7 +146,7 @@ def _outline(instance: Instance) -> list[Any]:
 
 
 def _edges(mask: Mask) -> int:
-    """How often neighbours in a row or column differ: nearly the length of the outline."""
+    """Count the neighbours in rows and columns that differ: nearly the length of the outline."""
     across = np.count_nonzero(mask.crop[:, 1:] != mask.crop[:, :-1])
     return int(across + np.count_nonzero(mask.crop[1:] != mask.crop[:-1]))
 

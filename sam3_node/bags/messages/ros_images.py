@@ -1,4 +1,4 @@
-"""ROS messages of cameras: what a deserialised Image, CompressedImage or CameraInfo holds, of ROS 1 and 2 alike."""
+"""Content of deserialised camera messages of ROS 1 and 2: Image, CompressedImage and CameraInfo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...wire.images import compressed_size, is_depth_png
 from ..samples import Colour, Kind
 
 MILLIMETRE = 0.001
-"""Metres of a depth unit, as ROS has it (REP 118)."""
+"""Metres per depth unit in ROS (REP 118)."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -47,11 +47,11 @@ _DEPTH_HEADER = struct.Struct("<iff")  # image_transport's compressedDepth: form
 
 
 class MessageError(BagError):
-    """One message that is damaged; those around it may be whole."""
+    """One message is damaged; its neighbours may be whole."""
 
 
-def kind_of(type_name: str, topic: str) -> Kind:
-    """What messages of this ROS type hold; images are depth where the last telling word of the topic says so.
+def find_kind(type_name: str, topic: str) -> Kind:
+    """Return the kind of content of a ROS type; an image is depth if the last significant word of the topic says so.
 
     `type_name` is as ROS 1 or 2 spells it: sensor_msgs/Image or sensor_msgs/msg/Image.
     """
@@ -62,8 +62,8 @@ def kind_of(type_name: str, topic: str) -> Kind:
     return kind or "other"  # type: ignore[return-value]
 
 
-def stamp_of(message: Any) -> int:
-    """The header's stamp in ns, 0 where there is none."""
+def read_stamp(message: Any) -> int:
+    """Return the header's stamp in ns; 0 if there is none."""
     stamp = getattr(getattr(message, "header", None), "stamp", None)
     if stamp is None:
         return 0
@@ -71,12 +71,11 @@ def stamp_of(message: Any) -> int:
     return max(0, int(getattr(stamp, seconds, 0)) * NANOSECONDS + int(getattr(stamp, rest, 0)))
 
 
-def payload_of(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
-    """What a deserialised message holds; None for the CameraInfo of a camera that was never calibrated.
+def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
+    """Return the content of a deserialised message; None for the CameraInfo of a camera that was never calibrated.
 
-    Depth is uint16 in millimetres, whichever encoding it had; it counts as aligned to the colour where the topic
-    says `aligned` or `registered`. Raises MessageError for a message that is damaged, BagError for an encoding
-    that is not known.
+    Depth is uint16 in millimetres, whichever encoding it had. It counts as aligned to the colour if the topic contains
+    `aligned` or `registered`. Raises MessageError for a damaged message, BagError for an unknown encoding.
     """
     name = type_name.rpartition("/")[2]
     if name == "CameraInfo":
@@ -134,7 +133,7 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
         raise MessageError(f"{topic}: expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
     if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
-        return _depth_of(_pixels(message, topic, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
+        return _make_depth(_pixels(message, topic, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
     if encoding in _PLAIN:
         plain = _PLAIN[encoding]
         data = _pixels(message, topic, "u1", 1 if plain == "mono8" else 3)
@@ -143,18 +142,18 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
         return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, topic, "u2"))))
     convert = _converter(encoding)
     if convert is None:
-        raise BagError(f"{topic}: expected an encoding of {', '.join(known_encodings())}, found {encoding!r}")
+        raise BagError(f"{topic}: expected an encoding of {', '.join(list_encodings())}, found {encoding!r}")
     return Colour(width, height, "bgr8", _flat(convert(message, topic)))
 
 
-def known_encodings() -> tuple[str, ...]:
-    """The encodings of sensor_msgs/Image that `payload_of` takes."""
+def list_encodings() -> tuple[str, ...]:
+    """Return the encodings of sensor_msgs/Image that `read_payload` takes."""
     bayer = (f"bayer_{pattern}{bits}" for pattern in _BAYER for bits in (8, 16))
     return (*_PLAIN, "mono16", *_FOUR, *_PACKED_YUV, *_DEPTH, *bayer)
 
 
 def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
-    """What makes BGR of an Image of such an encoding, None where nothing does."""
+    """Return the function that converts an Image of this encoding to BGR; None for an unknown encoding."""
     if encoding in _FOUR:
         return lambda message, topic: _cvt(_pixels(message, topic, "u1", 4), _FOUR[encoding], topic)
     if encoding in _PACKED_YUV:
@@ -181,7 +180,7 @@ def _cvt(image: Bytes, code: str, topic: str) -> Bytes:
 
 
 def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArray[Any]:
-    """The [height, width, channels] of an Image without the padding of its rows, in this machine's byte order."""
+    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
     dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
     height, width, data = int(message.height), int(message.width), _bytes(message.data)
     row = width * channels * dtype.itemsize
@@ -200,18 +199,18 @@ def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
     return (image >> 8).astype(np.uint8)
 
 
-def _depth_of(image: npt.NDArray[Any], topic: str) -> Depth:
-    """Depth of uint16 [height, width] in mm, or of float in m."""
+def _make_depth(image: npt.NDArray[Any], topic: str) -> Depth:
+    """Return the depth of an image [height, width] of uint16 in mm, or of float in m."""
     millimetres = image if image.dtype == np.uint16 else _to_millimetres(image)
     return encode_depth(millimetres, "z16", MILLIMETRE, _is_aligned(topic))
 
 
 def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """uint16 mm; what is not finite, not positive or beyond 65.535 m is 0: unknown."""
+    """Return uint16 mm; a value that is not finite, not positive or over 65.535 m becomes 0, which is unknown."""
     millimetres = metres / np.float32(MILLIMETRE)
     with np.errstate(invalid="ignore"):
-        known = (millimetres > 0) & (millimetres < np.iinfo(np.uint16).max + 0.5)
-    return np.rint(np.where(known, millimetres, 0)).astype(np.uint16)
+        is_valid = (millimetres > 0) & (millimetres < np.iinfo(np.uint16).max + 0.5)
+    return np.rint(np.where(is_valid, millimetres, 0)).astype(np.uint16)
 
 
 def _compressed(message: Any, topic: str) -> Colour | Depth:
@@ -233,7 +232,7 @@ def _image_format(data: Buffer) -> str | None:
 def _size(data: Buffer, encoding: str, topic: str) -> tuple[int, int]:
     size = compressed_size(data, encoding)
     if size is None:
-        raise MessageError(f"{topic}: expected a complete {encoding}, found {len(data)} bytes that are not")
+        raise MessageError(f"{topic}: expected a complete {encoding}, found {len(data)} other bytes")
     if not all(1 <= side <= MAX_SIDE for side in size):
         raise MessageError(f"{topic}: expected sides of 1 to {MAX_SIDE} pixels, found {size[0]} x {size[1]}")
     return size
@@ -251,11 +250,11 @@ def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
     depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
     if not format_.startswith("32FC1"):
         return depth
-    return _depth_of(_from_inverse(depth, data, topic), topic)
+    return _make_depth(_from_inverse(depth, data, topic), topic)
 
 
 def _from_inverse(depth: Depth, header: Buffer, topic: str) -> npt.NDArray[np.float32]:
-    """Metres from the quantised inverse depth q of compressed_depth_image_transport: z = a / (q - b)."""
+    """Return metres from the quantised inverse depth q of compressed_depth_image_transport: z = a / (q - b)."""
     _, a, b = _DEPTH_HEADER.unpack_from(header)
     try:
         quantised = decode_depth(depth).astype(np.float32)

@@ -1,1 +1,1 @@
-"""Recording format of this package: reader and writer."""
+"""Recording format of this package: its layout, writer and reader."""

@@ -1,29 +1,51 @@
-"""Reading a recording as `record_writer` lays it out: the frames as the cameras sent them, and what the node did."""
+"""Reader of recordings in this package's layout: the frames as the cameras sent them, and the node's actions."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
-import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, TypeVar
 
 from ...errors import BagError, WireError, require
 from ...types import Buffer, Frame, MaskFrame
-from ...wire import EVENTS_TOPIC, Event, frame_topic, masks_topic, unpack_event, unpack_frame, unpack_masks
+from ...wire import (
+    EVENTS_TOPIC,
+    Event,
+    Fields,
+    Limits,
+    frame_topic,
+    masks_topic,
+    pack,
+    unpack,
+    unpack_event,
+    unpack_frame,
+    unpack_masks,
+)
+from ..formats.mcap_stream import McapStream, Row
 from ..samples import Losses
-from .container import MAGIC
-from .writer import EVENTS, LAYOUT, LAYOUT_VERSION
+from .layout import (
+    EVENTS,
+    FRAME_ROOT,
+    LAYOUT,
+    LAYOUT_VERSION,
+    MASKS_ROOT,
+    POSE_ROOT,
+    TRUTH_ROOT,
+    Pose,
+    unpack_pose,
+)
 
-FIRST_RECORDS = 16  # the layout is told in one of them
+T = TypeVar("T")
 
-_RECORD = struct.Struct("<BQ")
-_CHUNK, _METADATA, _FOOTER = 0x06, 0x0C, 0x02  # MCAP's opcodes
-_OF_FRAMES = re.compile(r"/([A-Za-z0-9_.-]{1,64})/(image|depth|header)")
+MAX_RECORDS_TO_LAYOUT = 16
+"""The layout is among this many first records of a file."""
+
+_FRAME_LIMITS = Limits(total_bytes=1 << 30)
+_FRAME_TOPIC = re.compile(r"/([A-Za-z0-9_.-]{1,64})/(image|depth|header)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +57,34 @@ class RecordedMasks:
 
 
 Action = Event | RecordedMasks
-"""What the node did. Events and masks come in the order in which that was."""
-
-
-class Message(NamedTuple):
-    """One message of a file; `type` is the name of its schema, empty where it has none."""
-
-    topic: str
-    type: str
-    sequence: int
-    logged_ns: int
-    data: bytes
+"""One thing that the node did. Events and masks come in the order in which the node did them."""
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether this is a file of such a recording; False, too, where it cannot be read."""
+    """Return True if this is a file in the layout; False, too, if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            return _layout_of(file) is not None
-    except OSError:
+        return _read_layout(path) is not None
+    except BagError:
         return False
 
 
-def read_frames(path: Path) -> Iterator[Frame]:
-    """The frames of one file; as `RecordingReader.frames`."""
-    return RecordingReader([path]).frames()
+def read_masks(path: Path) -> Iterator[MaskFrame]:
+    """Yield the node's masks of one file; of a damaged one the whole ones, then raise BagError.
+
+    Raises BagError, too, if the file cannot be opened or is no recording.
+    """
+    reader = RecordingReader([path])
+    yield from reader.masks()
+    if reader.lost is not None:
+        raise BagError(reader.lost)
 
 
 class RecordingReader:
     """A recording of one file, or of several that follow one another.
 
-    Of a damaged file, or one whose recorder was killed, all that is before the damage comes, then each iteration ends
-    and `lost` tells. Raises BagError for a file that is no recording, or cannot be opened.
+    Of a damaged file, or one whose recorder was killed, everything before the damage comes. Then each iteration ends,
+    and `lost` tells why. A message that is malformed is passed over, and `lost` names its topic. Raises BagError for a
+    file that is no recording, or cannot be opened.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -74,194 +92,168 @@ class RecordingReader:
             raise BagError("expected the files of a recording, found none")
         self.paths = tuple(paths)
         self._losses = Losses()
+        self._damages: dict[Path, str] = {}
         for path in self.paths:
             _check(path)
 
     @property
     def lost(self) -> str | None:
-        """What could not be read so far and why, None where all was."""
-        return self._losses.text()
+        """Description of everything that could not be read so far; None if nothing was lost."""
+        losses = Losses()
+        for reason in (*self._damages.values(), self._losses.text()):
+            losses.add(reason)
+        return losses.text()
 
     def frames(self) -> Iterator[Frame]:
-        """The frames in the order of their arrival, pixels still encoded; from the beginning each time.
+        """Yield the frames in the order of their arrival, pixels still encoded; from the beginning each time.
 
-        Each is the one that the camera sent, but that a depth of z16+zstd is z16 now, with the same values.
+        Each frame is as the camera sent it, but a depth of z16+zstd is z16 now, with the same values.
         """
         for path in self.paths:
-            pixels: dict[tuple[str, str], Message] = {}
-            for message in self._messages(path):
-                match = _OF_FRAMES.fullmatch(message.topic)
-                if match is None:
-                    continue
-                camera, part = match.groups()
-                if part != "header":
-                    pixels[camera, part] = message
-                elif (frame := self._frame(path, camera, message, pixels)) is not None:
+            pixels: dict[tuple[str, str], Row] = {}
+            for row in self._rows(path):
+                topic = row.channel.topic
+                match = _FRAME_TOPIC.fullmatch(topic)
+                frame: Frame | None = None
+                if topic.startswith(FRAME_ROOT):
+                    frame = self._unpack(path, row, _unpack_frame_message)
+                elif match is not None and match[2] != "header":
+                    pixels[match[1], match[2]] = row
+                elif match is not None:
+                    images = [pixels.pop((match[1], part), None) for part in ("image", "depth")]
+                    frame = self._unpack(path, row, partial(_join_frame, images=images))
+                if frame is not None:
                     yield frame
 
+    def has_actions(self) -> bool:
+        """Return True if the recording holds masks or events of a node."""
+        channels = (channel for path in self.paths for channel in McapStream(path).channels())
+        return any(_is_of_node(channel.topic) for channel in channels)
+
     def actions(self) -> Iterator[Action]:
-        """Masks and events in the order of their arrival; from the beginning each time."""
+        """Yield masks and events in the order of their arrival; from the beginning each time."""
         for path in self.paths:
-            for message in self._messages(path):
-                if message.topic == EVENTS or message.topic.startswith("masks/"):
-                    try:
-                        action = _action(message)
-                    except WireError:
-                        self._pass_over(path, message)
-                    else:
+            for row in self._rows(path):
+                if _is_of_node(row.channel.topic):
+                    action = self._unpack(path, row, _unpack_action)
+                    if action is not None:
                         yield action
 
-    def metadata(self) -> dict[str, list[dict[str, Any]]]:
-        """The metadata records by their names, those of one name in the order of their writing."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        records = require("mcap.records", "bags")
-        for path in self.paths:
-            for _, content in self._records(path, (_METADATA,)):
-                record = _parse(content, records.Metadata)
-                values = {key: _json(text) for key, text in record.metadata.items()}
-                found.setdefault(record.name, []).append(values)
-        return found
+    def masks(self) -> Iterator[MaskFrame]:
+        """Yield the node's masks in the order of their arrival; from the beginning each time."""
+        return (action.masks for action in self.actions() if isinstance(action, RecordedMasks))
 
-    def _frame(
-        self, path: Path, camera: str, header: Message, pixels: dict[tuple[str, str], Message]
-    ) -> Frame | None:
+    def truth(self) -> Iterator[MaskFrame]:
+        """Yield the ground truth, an instance for each object in view or not; nothing if there is none."""
+        return self._unpack_all(TRUTH_ROOT, lambda row: _unpack_masks(row, TRUTH_ROOT))
+
+    def poses(self) -> Iterator[Pose]:
+        """Yield the camera poses; nothing if there are none."""
+        return self._unpack_all(POSE_ROOT, lambda row: unpack_pose(row.data))
+
+    def metadata(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the metadata records by their names, those of one name in the order of writing."""
+        records: dict[str, list[dict[str, Any]]] = {}
+        for path in self.paths:
+            stream = McapStream(path)
+            for name, texts in stream.metadata():
+                values = {key: _parse_json(text) for key, text in texts.items()}
+                records.setdefault(name, []).append(values)
+            if stream.damage is not None:
+                self._damages.setdefault(path, stream.damage)
+        return records
+
+    def _unpack_all(self, root: str, unpack_row: Callable[[Row], T]) -> Iterator[T]:
+        for path in self.paths:
+            for row in self._rows(path):
+                if row.channel.topic.startswith(root):
+                    value = self._unpack(path, row, unpack_row)
+                    if value is not None:
+                        yield value
+
+    def _unpack(self, path: Path, row: Row, unpack_row: Callable[[Row], T]) -> T | None:
         try:
-            return unpack_frame([frame_topic(camera), header.data, *_pixels_of(camera, header, pixels)])
+            return unpack_row(row)
         except WireError:
-            self._pass_over(path, header)
+            self._losses.add(f"{path}, {row.channel.topic}: messages that are malformed were passed over")
             return None
 
-    def _pass_over(self, path: Path, message: Message) -> None:
-        self._losses.add(f"{path}, {message.topic}: messages that are not of the wire were passed over")
-
-    def _messages(self, path: Path) -> Iterator[Message]:
-        channels: dict[int, tuple[str, str]] = {}
-        schemas: dict[int, str] = {}
-        for position, content in self._records(path, (_CHUNK,)):
-            try:
-                found = _messages_of(content, channels, schemas)
-            except Exception as error:  # whatever a damaged chunk does to its decoding
-                self._losses.add(
-                    f"{path} is damaged at byte {position}: {str(error) or type(error).__name__}"
-                )
-                return
-            yield from found
-
-    def _records(self, path: Path, kinds: Collection[int]) -> Iterator[tuple[int, bytes]]:
-        with path.open("rb") as file:
-            file.seek(len(MAGIC))
-            try:
-                yield from _records_of(file, kinds)
-            except EOFError:
-                self._losses.add(
-                    f"{path} has no end: its recorder was killed, or a part is missing; all that is complete was read"
-                )
+    def _rows(self, path: Path) -> Iterator[Row]:
+        stream = McapStream(path)
+        yield from stream.rows()
+        if stream.damage is not None:
+            self._damages[path] = stream.damage
 
 
 def _check(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            layout = _layout_of(file)
-    except OSError as error:
-        raise BagError(f"cannot read {path}: {error.strerror}") from error
-    if layout is None:
-        raise BagError(f"expected a recording of sam3-node record, found another file at {path}")
-    if layout != LAYOUT_VERSION:
+    """Raise BagError if this is no recording that can be read here."""
+    layout = _read_layout(path)
+    if layout not in (None, LAYOUT_VERSION):
         raise BagError(
             f"{path}: expected layout {LAYOUT_VERSION} of recordings, found {layout}; read it with a newer sam3-node"
         )
+    roots = (FRAME_ROOT, MASKS_ROOT)
+    if layout is None and not any(item.topic.startswith(roots) for item in McapStream(path).channels()):
+        raise BagError(f"expected a recording of sam3-node record, found another file at {path}")
 
 
-def _layout_of(file: BinaryIO) -> Any:
-    """The version that a recording tells near its beginning, None where there is none."""
-    if file.read(len(MAGIC)) != MAGIC:
-        return None
-    records = require("mcap.records", "bags")
-    try:
-        for _, content in _records_of(file, (_METADATA,), FIRST_RECORDS):
-            record = _parse(content, records.Metadata)
-            if record.name == LAYOUT:
-                return _json(record.metadata.get("version", ""))
-    except (EOFError, ValueError, struct.error, require("mcap.exceptions", "bags").McapError):
-        pass
+def _read_layout(path: Path) -> Any:
+    """Return the version in the layout record near the beginning of a file; None if there is no such record."""
+    for name, values in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT):
+        if name == LAYOUT:
+            return _parse_json(values.get("version", ""))
     return None
 
 
-def _records_of(
-    file: BinaryIO, kinds: Collection[int], most: int | None = None
-) -> Iterator[tuple[int, bytes]]:
-    """Position and content of the complete records of these kinds, up to the footer or of the first `most`.
-
-    EOFError where the file ends before its footer. No more is read than the file holds, whatever it declares.
-    """
-    size, count = os.fstat(file.fileno()).st_size, 0
-    while most is None or count < most:
-        position = file.tell()
-        head = file.read(_RECORD.size)
-        if len(head) < _RECORD.size:
-            raise EOFError
-        opcode, length = _RECORD.unpack(head)
-        if length > size - file.tell():
-            raise EOFError
-        if opcode == _FOOTER:
-            return
-        count += 1
-        if opcode in kinds:
-            yield position, file.read(length)
-        else:
-            file.seek(length, os.SEEK_CUR)
+def _is_of_node(topic: str) -> bool:
+    return topic == EVENTS or topic.startswith(MASKS_ROOT)
 
 
-def _parse(content: bytes, kind: Any) -> Any:
-    return kind.read(require("mcap.data_stream", "bags").ReadDataStream(io.BytesIO(content)))
+def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
+    """Join a header with its colour and, if there is one, its depth; WireError if they do not decode."""
+    camera = header.channel.topic.split("/")[1]
+    own = [
+        image
+        for image in images
+        if image is not None and (image.sequence, image.logged_ns) == (header.sequence, header.logged_ns)
+    ]
+    return unpack_frame([frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
 
 
-def _messages_of(
-    content: bytes, channels: dict[int, tuple[str, str]], schemas: dict[int, str]
-) -> list[Message]:
-    """The messages of a chunk; channels (topic, type) and types of schemas are kept for those after it."""
-    records, reader = require("mcap.records", "bags"), require("mcap.stream_reader", "bags")
-    found = []
-    for record in reader.breakup_chunk(_parse(content, records.Chunk), validate_crc=True):
-        if isinstance(record, records.Schema):
-            schemas[record.id] = record.name
-        elif isinstance(record, records.Channel):
-            channels[record.id] = record.topic, schemas.get(record.schema_id, "")
-        else:
-            topic, kind = channels[record.channel_id]
-            found.append(Message(topic, kind, record.sequence, record.log_time, record.data))
-    return found
-
-
-def _pixels_of(camera: str, header: Message, pixels: dict[tuple[str, str], Message]) -> list[Buffer]:
-    """Colour, and depth where there is one, of the frame that a header is of; WireError where one does not decode."""
-    found = [pixels.pop((camera, part), None) for part in ("image", "depth")]
-    same = [message for message in found if message is not None and message[2:4] == header[2:4]]
-    return [_data_of(message) for message in same]
-
-
-def _data_of(message: Message) -> bytes:
-    name = message.type.removeprefix("foxglove.")
-    error = require("google.protobuf.message", "bags").DecodeError
+def _decode_foxglove_data(row: Row) -> Buffer:
+    """Return the bytes that a Foxglove image holds."""
+    name = row.channel.schema.removeprefix("foxglove.")
     if name not in ("RawImage", "CompressedImage"):
         raise WireError(
-            f"{message.topic}: expected an image of Foxglove's, found {message.type or 'no schema'}"
+            f"{row.channel.topic}: expected a Foxglove image, found {row.channel.schema or 'no schema'}"
         )
+    decode_error = require("google.protobuf.message", "bags").DecodeError
     try:
         kind = getattr(require(f"foxglove_schemas_protobuf.{name}_pb2", "bags"), name)
-        return bytes(kind.FromString(message.data).data)
-    except error as wrong:
-        raise WireError(f"{message.topic}: expected {message.type}, found other bytes") from wrong
+        return bytes(kind.FromString(row.data).data)
+    except decode_error as error:
+        raise WireError(f"{row.channel.topic}: expected {row.channel.schema}, found other bytes") from error
 
 
-def _action(message: Message) -> Action:
-    if message.topic == EVENTS:
-        return unpack_event([EVENTS_TOPIC, message.data])
-    topic = masks_topic(message.topic.removeprefix("masks/"))
-    return RecordedMasks(unpack_masks([topic, message.data]), message.data)
+def _unpack_frame_message(row: Row) -> Frame:
+    """Unpack a frame of the earlier layout, which has header and pixels in one message."""
+    body = Fields(unpack(row.data, what="frame", limits=_FRAME_LIMITS), "frame")
+    topic = frame_topic(row.channel.topic.removeprefix(FRAME_ROOT))
+    parts = [topic, pack(body.any("header")), body.blob("colour")]
+    return unpack_frame([*parts, body.blob("depth")] if body.has("depth") else parts)
 
 
-def _json(text: str) -> Any:
+def _unpack_action(row: Row) -> Action:
+    if row.channel.topic == EVENTS:
+        return unpack_event([EVENTS_TOPIC, row.data])
+    return RecordedMasks(_unpack_masks(row, MASKS_ROOT), row.data)
+
+
+def _unpack_masks(row: Row, root: str) -> MaskFrame:
+    return unpack_masks([masks_topic(row.channel.topic.removeprefix(root)), row.data])
+
+
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

@@ -26,7 +26,7 @@ def millimetres(index: int) -> np.ndarray:
 
 
 def write(folder: Path, names: list[str], depth: bool = False) -> Path:
-    """The image of each name by its place in the list."""
+    """Write an image for each name; its content depends on the index."""
     folder.mkdir(parents=True, exist_ok=True)
     for index, name in enumerate(names):
         assert cv2.imwrite(str(folder / name), millimetres(index) if depth else picture(index))
@@ -42,7 +42,7 @@ def read(path: Path) -> tuple[dict[str, list[Sample]], str | None]:
 
 
 def check_colour(samples: list[Sample], files: list[Path]) -> None:
-    """The bytes of these files, at their times."""
+    """Return the samples of these files, at their times."""
     assert [item.stamp_ns for item in samples] == [index * 10**9 // FPS for index in range(len(files))]
     for item, file in zip(samples, files, strict=True):
         assert isinstance(item.payload, Colour)

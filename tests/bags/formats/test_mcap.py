@@ -1,4 +1,4 @@
-"""MCAP files of ROS 2, ROS 1 and Foxglove: pixels, stamps and intrinsics as their libraries wrote them; damage."""
+"""MCAP files of ROS 2, ROS 1 and Foxglove: pixels, stamps and intrinsics come back as written; damage."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def one(path: Path) -> Sample:
 
 
 def pixels(colour: object) -> np.ndarray:
-    """Of a raw bgr8 image, or one in grey."""
+    """Return the pixels of a raw bgr8 or grey image."""
     assert isinstance(colour, Colour)
     assert colour.encoding in ("bgr8", "mono8")
     return np.frombuffer(colour.data, np.uint8).reshape(colour.height, colour.width, -1)
@@ -237,7 +237,7 @@ def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, opt
 
 
 def chunk_ends(path: Path) -> list[tuple[int, int]]:
-    """Where each chunk ends, and how many messages there are up to there."""
+    """Yield the end of each chunk, and the number of messages up to it."""
     from mcap.reader import make_reader
 
     ends, count = [], 0

@@ -16,7 +16,7 @@ pytest.importorskip("rosbags")
 
 from rosbags.rosbag1 import Writer
 
-from sam3_node.bags.formats.realsense import RealSenseBag, lens_of
+from sam3_node.bags.formats.realsense import RealSenseBag, make_intrinsics
 from sam3_node.bags.messages.ros_images import MessageError
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Intrinsics
@@ -51,7 +51,7 @@ def pixels(stream: Stream, index: int) -> np.ndarray:
     return rng.integers(0, 256, (*SIZE, stream.bytes_per_pixel), dtype=np.uint8)
 
 
-def profile_of(rs: Any, stream: Stream, uid: int) -> Any:
+def make_profile(rs: Any, stream: Stream, uid: int) -> Any:
     lens = rs.intrinsics()
     lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
     lens.model, lens.coeffs = rs.distortion.brown_conrady, list(COEFFS)
@@ -63,13 +63,13 @@ def profile_of(rs: Any, stream: Stream, uid: int) -> Any:
 
 
 def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
-    """A recording of a camera made of software, by the SDK's own recorder."""
+    """Record a software camera with the SDK's own recorder."""
     rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)  # its library libusb may lack, too
     device = rs.software_device()
     device.register_info(rs.camera_info.name, "software")
     sensors = [device.add_sensor(f"sensor {stream.kind}") for stream in streams]
     profiles = [
-        sensor.add_video_stream(profile_of(rs, stream, uid)).as_video_stream_profile()
+        sensor.add_video_stream(make_profile(rs, stream, uid)).as_video_stream_profile()
         for uid, (sensor, stream) in enumerate(zip(sensors, streams, strict=True))
     ]
     recorder = rs.recorder(str(path), device)
@@ -79,7 +79,7 @@ def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
         sensor.start(queue)
     for index in range(frames):
         for sensor, profile, stream in zip(sensors, profiles, streams, strict=True):
-            sensor.on_video_frame(frame_of(rs, stream, profile, index))
+            sensor.on_video_frame(make_frame(rs, stream, profile, index))
     awaited = time.monotonic() + 20
     for _ in range(frames * len(streams)):
         queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
@@ -89,7 +89,7 @@ def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
     return path
 
 
-def frame_of(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
+def make_frame(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
     frame = rs.software_video_frame()
     frame.pixels, frame.bpp = pixels(stream, index), stream.bytes_per_pixel
     frame.stride = SIZE[1] * stream.bytes_per_pixel
@@ -106,13 +106,13 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, list[ros.Shot]], str | None]:
-    """What each topic says, in its order."""
+    """Return the content of each topic, in its order."""
     with RealSenseBag(path) as bag:
         found: dict[str, list[ros.Shot]] = {topic.name: [] for topic in bag.topics}
         for item in bag.samples(set(found)):
             if isinstance(item.payload, Depth):
                 assert item.payload.scale_m == pytest.approx(UNITS)
-            found[item.topic].append(ros.told(iter([item]))[0])
+            found[item.topic].append(ros.decode_samples(iter([item]))[0])
         return found, bag.lost
 
 
@@ -166,7 +166,7 @@ def test_only_the_chosen_topics_come_and_every_reading_begins_anew(recording: Pa
     with RealSenseBag(recording) as bag:
         next(bag.samples({DEPTH}))
         for _ in range(2):
-            check(ros.told(bag.samples({COLOUR})), [bgr(index) for index in range(FRAMES)])
+            check(ros.decode_samples(bag.samples({COLOUR})), [bgr(index) for index in range(FRAMES)])
 
 
 def test_images_that_png_cannot_hold(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, recording
 
 
 def write_bag(path: Path, frames: int) -> Path:
-    """A `.bag` as the SDK wrote them: an Image has the depth units behind it, and Z16 is called mono16."""
+    """Write a `.bag` as the SDK did: an Image ends with the depth units, and Z16 is called mono16."""
     store, types = ros.STORES[1], ros.STORES[1].types
     header = types["std_msgs/msg/Header"]
     stamp_type, image_type = types["builtin_interfaces/msg/Time"], types["sensor_msgs/msg/Image"]
@@ -221,7 +221,7 @@ def write_bag(path: Path, frames: int) -> Path:
     with Writer(path) as writer:
         for prefix in streams:
             shot = ros.Shot(ros.INFO, 0, 0, LENS)
-            message = ros.message_of(shot, 1)
+            message = ros.make_message(shot, 1)
             message.width, message.height, message.distortion_model = *SIZE[::-1], "Brown Conrady"
             type_name = "sensor_msgs/msg/CameraInfo"
             connection = writer.add_connection(f"{prefix}/info/camera_info", type_name, typestore=store)
@@ -269,7 +269,7 @@ def test_other_recordings_are_refused(tmp_path: Path) -> None:
     database = next(folder.glob("*.db3"))
     for path in (other, database):
         assert not RealSenseBag.recognises(path)
-        with pytest.raises(BagError, match="expected a recording of RealSense's SDK"):
+        with pytest.raises(BagError, match="expected a recording of the RealSense SDK"):
             RealSenseBag(path)
     assert not RealSenseBag.recognises(folder)
     assert not RealSenseBag.recognises(tmp_path / "absent.db3")
@@ -282,7 +282,7 @@ def test_lenses_project_as_the_sdk_does(model: str) -> None:
     lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = 1280, 720, 640.0, 641.0, 643.0, 357.0
     lens.model, lens.coeffs = getattr(rs.distortion, model), [-0.055, 0.066, -0.0003, 0.0008, -0.021]
     name = model.replace("_", " ").title()
-    found = lens_of((1280, 720), (640.0, 641.0, 643.0, 357.0), name, lens.coeffs)
+    found = make_intrinsics((1280, 720), (640.0, 641.0, 643.0, 357.0), name, lens.coeffs)
     assert found is not None
     camera = np.array([[found.fx, 0, found.cx], [0, found.fy, found.cy], [0, 0, 1]])
     rays = np.append(np.random.default_rng(6).uniform(-0.5, 0.5, (50, 2)), np.ones((50, 1)), axis=1)
@@ -301,15 +301,15 @@ def test_lenses_project_as_the_sdk_does(model: str) -> None:
     ],
 )
 def test_lenses_of_every_model(model: str, coeffs: tuple[float, ...], expected: Intrinsics) -> None:
-    assert lens_of((64, 48), (60.0, 61.0, 31.5, 23.5), model, coeffs) == expected
+    assert make_intrinsics((64, 48), (60.0, 61.0, 31.5, 23.5), model, coeffs) == expected
 
 
 def test_lenses_that_are_none() -> None:
-    assert lens_of((64, 48), (0.0, 0.0, 0.0, 0.0), "None", (0.0,) * 5) is None
+    assert make_intrinsics((64, 48), (0.0, 0.0, 0.0, 0.0), "None", (0.0,) * 5) is None
     for matrix, model, coeffs in (
         ((60.0, 61.0, 31.5, 23.5), "Ftheta", COEFFS),
         ((float("nan"), 61.0, 31.5, 23.5), "None", COEFFS),
         ((60.0, 61.0, 31.5, 23.5), "Brown Conrady", (0.1,)),
     ):
         with pytest.raises(MessageError, match="expected a lens of"):
-            lens_of((64, 48), matrix, model, coeffs)
+            make_intrinsics((64, 48), matrix, model, coeffs)

@@ -22,7 +22,7 @@ ALL = frozenset(ros.TYPES)
 
 def read(path: Path, topics: frozenset[str] = ALL) -> tuple[list[ros.Shot], str | None]:
     with RosBag(path) as bag:
-        return ros.told(bag.samples(topics)), bag.lost
+        return ros.decode_samples(bag.samples(topics)), bag.lost
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unindexed(path: Path, target: Path) -> Path:
-    """A bag as a recorder leaves it that is killed: its header points at no index, and there is none."""
+    """Write a bag as a killed recorder leaves it: it has no index, and its header points at none."""
     content = bytearray(path.read_bytes())
     place = content.index(b"index_pos=") + len(b"index_pos=")
     (index,) = struct.unpack_from("<Q", content, place)
@@ -93,7 +93,7 @@ def test_only_the_chosen_topics_come_and_every_reading_begins_anew(bag_file: Pat
             next(bag.samples({ros.COLOUR}))
             for topic in ALL:
                 expected = [shot for shot in ros.shots(FRAMES) if shot.topic == topic]
-                assert ros.same(ros.told(bag.samples({topic})), expected)
+                assert ros.same(ros.decode_samples(bag.samples({topic})), expected)
 
 
 def test_a_lone_database_is_read_too(folder: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_damaged_chunk_costs_only_itself(tmp_path: Path) -> None:
 
 
 def recoded(folder: Path, target: Path, number: int) -> Path:
-    """The database of a folder with another encoding in one of its messages."""
+    """Return the database of a folder with another encoding in one of its messages."""
     target.write_bytes(next(folder.glob("*.db3")).read_bytes())
     database = sqlite3.connect(target)
     (data,) = database.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone()

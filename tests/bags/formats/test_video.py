@@ -19,7 +19,7 @@ CODECS = {"mp4": "mp4v", "mov": "mp4v", "avi": "MJPG", "mkv": "mp4v", "webm": "V
 
 
 def frame(index: int) -> np.ndarray:
-    """Four squares of colour, brighter from frame to frame."""
+    """Draw four coloured squares that become brighter from frame to frame."""
     corners = np.array([[[40, 90, 140], [140, 40, 90]], [[90, 140, 40], [60, 60, 60]]], np.uint8)
     return cv2.resize(corners, SIZE[::-1], interpolation=cv2.INTER_NEAREST) + np.uint8(3 * index)
 

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.bags.messages.ros_images import MessageError, kind_of, payload_of, stamp_of
+from sam3_node.bags.messages.ros_images import MessageError, find_kind, read_payload, read_stamp
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Frame, Intrinsics
@@ -26,7 +26,7 @@ MILLIMETRES = np.random.default_rng(4).integers(0, 5000, SIZE, dtype=np.uint16)
 
 
 def image(pixels: np.ndarray, encoding: str, padding: int = 0, big_endian: bool = False) -> SimpleNamespace:
-    """A sensor_msgs/Image of these pixels, each row followed by `padding` bytes."""
+    """Return a sensor_msgs/Image of these pixels, each row followed by `padding` bytes."""
     if big_endian:
         pixels = pixels.astype(pixels.dtype.newbyteorder(">"))
     rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
@@ -48,14 +48,14 @@ def info(**changes: Any) -> SimpleNamespace:
     return message
 
 
-def colour_of(message: object, topic: str = COLOUR_TOPIC, type_name: str = IMAGE) -> np.ndarray:
-    payload = payload_of(message, type_name, topic)
+def read_colour(message: object, topic: str = COLOUR_TOPIC, type_name: str = IMAGE) -> np.ndarray:
+    payload = read_payload(message, type_name, topic)
     assert isinstance(payload, Colour)
     return decode_image(Frame("c", 0, 0, payload.width, payload.height, payload.encoding, payload.data))
 
 
-def depth_of(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) -> np.ndarray:
-    payload = payload_of(message, type_name, topic)
+def read_depth(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) -> np.ndarray:
+    payload = read_payload(message, type_name, topic)
     assert isinstance(payload, Depth)
     assert payload.scale_m == 0.001
     return decode_depth(payload)
@@ -73,7 +73,7 @@ def depth_of(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) 
     ],
 )
 def test_colour_is_what_was_taken(pixels: np.ndarray, encoding: str, padding: int) -> None:
-    assert np.array_equal(colour_of(image(np.ascontiguousarray(pixels), encoding, padding)), BGR)
+    assert np.array_equal(read_colour(image(np.ascontiguousarray(pixels), encoding, padding)), BGR)
 
 
 @pytest.mark.parametrize("padding", [0, 6])
@@ -81,9 +81,9 @@ def test_grey_of_8_and_16_bits(padding: int) -> None:
     grey = BGR[:, :, 0]
     expected = cv2.cvtColor(grey, cv2.COLOR_GRAY2BGR)
     wide = grey.astype(np.uint16) * 257
-    assert np.array_equal(colour_of(image(grey.copy(), "mono8", padding)), expected)
-    assert np.array_equal(colour_of(image(wide, "mono16", padding)), expected)
-    assert np.array_equal(colour_of(image(wide, "mono16", padding, big_endian=True)), expected)
+    assert np.array_equal(read_colour(image(grey.copy(), "mono8", padding)), expected)
+    assert np.array_equal(read_colour(image(wide, "mono16", padding)), expected)
+    assert np.array_equal(read_colour(image(wide, "mono16", padding, big_endian=True)), expected)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_bayer_patterns_keep_their_colours(pattern: str, places: str, bits: int)
     colour = {"b": 200, "g": 120, "r": 40}
     mosaic = np.tile(np.array([colour[place] for place in places], np.uint8).reshape(2, 2), (6, 8))
     pixels = mosaic if bits == 8 else mosaic.astype(np.uint16) << 8
-    found = colour_of(image(np.ascontiguousarray(pixels), f"bayer_{pattern}{bits}"))
+    found = read_colour(image(np.ascontiguousarray(pixels), f"bayer_{pattern}{bits}"))
     assert np.array_equal(found[4, 4], [200, 120, 40])
 
 
@@ -106,29 +106,29 @@ def test_packed_yuv_keeps_its_colours(encoding: str, order: str) -> None:
     y, u, v = cv2.cvtColor(np.full((1, 1, 3), (200, 120, 40), np.uint8), cv2.COLOR_BGR2YUV)[0, 0]
     first, second = ([u, y], [v, y]) if order == "uyvy" else ([y, u], [y, v])
     pixels = np.tile(np.array([first, second], np.uint8), (SIZE[0], SIZE[1] // 2, 1))
-    found = colour_of(image(pixels, encoding))
+    found = read_colour(image(pixels, encoding))
     assert np.abs(found.astype(int) - (200, 120, 40)).max() <= 30  # video range against full range
 
 
 @pytest.mark.parametrize("big_endian", [False, True])
 @pytest.mark.parametrize("padding", [0, 4])
 def test_depth_in_millimetres_and_metres(big_endian: bool, padding: int) -> None:
-    assert np.array_equal(depth_of(image(MILLIMETRES, "16UC1", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(read_depth(image(MILLIMETRES, "16UC1", padding, big_endian)), MILLIMETRES)
     metres = (MILLIMETRES / 1000).astype(np.float32)
-    assert np.array_equal(depth_of(image(metres, "32FC1", padding, big_endian)), MILLIMETRES)
-    assert np.array_equal(depth_of(image(MILLIMETRES, "mono16", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(read_depth(image(metres, "32FC1", padding, big_endian)), MILLIMETRES)
+    assert np.array_equal(read_depth(image(MILLIMETRES, "mono16", padding, big_endian)), MILLIMETRES)
 
 
 def test_metres_that_are_none_are_unknown() -> None:
     metres = np.full(SIZE, 1.5, np.float32)
     metres[0, :5] = [np.nan, np.inf, -np.inf, -1.0, 70.0]
-    found = depth_of(image(metres, "32FC1"))
+    found = read_depth(image(metres, "32FC1"))
     assert np.array_equal(found[0, :6], [0, 0, 0, 0, 0, 1500])
 
 
 def test_depth_is_aligned_where_its_topic_says_so() -> None:
     for topic, aligned in (("/camera/aligned_depth_to_color/image_raw", True), (DEPTH_TOPIC, False)):
-        payload = payload_of(image(MILLIMETRES, "16UC1"), IMAGE, topic)
+        payload = read_payload(image(MILLIMETRES, "16UC1"), IMAGE, topic)
         assert isinstance(payload, Depth)
         assert payload.aligned == aligned
 
@@ -136,7 +136,7 @@ def test_depth_is_aligned_where_its_topic_says_so() -> None:
 @pytest.mark.parametrize("extension", ["jpeg", "png"])
 def test_compressed_colour_passes_through(extension: str) -> None:
     data = cv2.imencode(f".{extension}", BGR)[1]
-    payload = payload_of(SimpleNamespace(format="whatever", data=data), COMPRESSED, COLOUR_TOPIC)
+    payload = read_payload(SimpleNamespace(format="whatever", data=data), COMPRESSED, COLOUR_TOPIC)
     assert isinstance(payload, Colour)
     assert (payload.encoding, payload.width, payload.height) == (extension, SIZE[1], SIZE[0])
     assert bytes(payload.data) == data.tobytes()
@@ -149,10 +149,10 @@ def test_compressed_depth_passes_through() -> None:
         (b"", "16UC1; png compressed", f"{DEPTH_TOPIC}/compressed"),
     ):
         message = SimpleNamespace(format=format_, data=header + png)
-        payload = payload_of(message, COMPRESSED, topic)
+        payload = read_payload(message, COMPRESSED, topic)
         assert isinstance(payload, Depth)
         assert (payload.encoding, bytes(payload.data)) == ("png16", png)
-        assert np.array_equal(depth_of(message, topic, COMPRESSED), MILLIMETRES)
+        assert np.array_equal(read_depth(message, topic, COMPRESSED), MILLIMETRES)
 
 
 def test_inverse_depth_becomes_millimetres() -> None:
@@ -162,7 +162,7 @@ def test_inverse_depth_becomes_millimetres() -> None:
     values[0, 0] = 0
     data = struct.pack("<iff", 0, a, b) + cv2.imencode(".png", values)[1].tobytes()
     message = SimpleNamespace(format="32FC1; compressedDepth png", data=data)
-    found = depth_of(message, f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)
+    found = read_depth(message, f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)
     expected = np.rint(1000 * a / (values.astype(np.float64) - b))
     expected[0, 0] = 0
     assert np.abs(found - expected).max() <= 1
@@ -179,18 +179,20 @@ def test_inverse_depth_becomes_millimetres() -> None:
     ],
 )
 def test_intrinsics_of_every_distortion(model: str, coeffs: tuple[float, ...], expected: str) -> None:
-    found = payload_of(info(distortion_model=model, d=np.array(coeffs)), INFO, "/camera/color/camera_info")
+    found = read_payload(info(distortion_model=model, d=np.array(coeffs)), INFO, "/camera/color/camera_info")
     assert found == Intrinsics(60.0, 61.0, 7.5, 5.5, expected, () if expected == "none" else coeffs)  # type: ignore[arg-type]
 
 
 def test_intrinsics_by_the_names_of_ros_1() -> None:
     matrix = [60.0, 0.0, 7.5, 0.0, 61.0, 5.5, 0.0, 0.0, 1.0]
     message = SimpleNamespace(K=matrix, D=[], distortion_model="plumb_bob")
-    assert payload_of(message, "sensor_msgs/CameraInfo", "/c/camera_info") == Intrinsics(60.0, 61.0, 7.5, 5.5)
+    assert read_payload(message, "sensor_msgs/CameraInfo", "/c/camera_info") == Intrinsics(
+        60.0, 61.0, 7.5, 5.5
+    )
 
 
 def test_a_camera_that_was_never_calibrated_says_nothing() -> None:
-    assert payload_of(info(k=np.zeros(9)), INFO, "/c/camera_info") is None
+    assert read_payload(info(k=np.zeros(9)), INFO, "/c/camera_info") is None
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_a_camera_that_was_never_calibrated_says_nothing() -> None:
 )
 def test_impossible_intrinsics_are_refused_by_topic(changes: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match=r"^/c/camera_info: expected .* found "):
-        payload_of(info(**changes), INFO, "/c/camera_info")
+        read_payload(info(**changes), INFO, "/c/camera_info")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_impossible_sizes_are_refused_by_topic(changes: dict[str, Any]) -> None:
     message = image(BGR, "bgr8")
     vars(message).update(changes)
     with pytest.raises(MessageError, match=f"^{COLOUR_TOPIC}: expected .* found "):
-        payload_of(message, IMAGE, COLOUR_TOPIC)
+        read_payload(message, IMAGE, COLOUR_TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -230,18 +232,18 @@ def test_impossible_sizes_are_refused_by_topic(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("format_", ["jpeg", "16UC1; compressedDepth png"])
 def test_damaged_compressed_images_are_refused(data: bytes, format_: str) -> None:
     with pytest.raises(MessageError, match=COLOUR_TOPIC):
-        payload_of(SimpleNamespace(format=format_, data=data), COMPRESSED, COLOUR_TOPIC)
+        read_payload(SimpleNamespace(format=format_, data=data), COMPRESSED, COLOUR_TOPIC)
 
 
 def test_unknown_encodings_name_those_that_are_known() -> None:
     with pytest.raises(BagError, match=r"expected an encoding of rgb8, .* found 'nv12'") as raised:
-        payload_of(image(BGR, "nv12"), IMAGE, COLOUR_TOPIC)
+        read_payload(image(BGR, "nv12"), IMAGE, COLOUR_TOPIC)
     assert not isinstance(raised.value, MessageError)
     rvl = SimpleNamespace(format="16UC1; compressedDepth rvl", data=bytes(100))
     with pytest.raises(BagError, match="rvl"):
-        payload_of(rvl, COMPRESSED, f"{DEPTH_TOPIC}/compressedDepth")
+        read_payload(rvl, COMPRESSED, f"{DEPTH_TOPIC}/compressedDepth")
     with pytest.raises(BagError, match="PointCloud2"):
-        payload_of(rvl, "sensor_msgs/msg/PointCloud2", "/points")
+        read_payload(rvl, "sensor_msgs/msg/PointCloud2", "/points")
 
 
 @pytest.mark.parametrize(
@@ -259,14 +261,14 @@ def test_unknown_encodings_name_those_that_are_known() -> None:
     ],
 )
 def test_what_topics_hold(type_name: str, topic: str, kind: str) -> None:
-    assert kind_of(type_name, topic) == kind
+    assert find_kind(type_name, topic) == kind
 
 
 def test_stamps_of_both_ros() -> None:
     def stamped(**stamp: int) -> SimpleNamespace:
         return SimpleNamespace(header=SimpleNamespace(stamp=SimpleNamespace(**stamp)))
 
-    assert stamp_of(stamped(sec=3, nanosec=5)) == 3_000_000_005
-    assert stamp_of(stamped(secs=3, nsecs=5)) == 3_000_000_005
-    assert stamp_of(stamped(sec=0, nanosec=0)) == 0
-    assert stamp_of(SimpleNamespace()) == 0
+    assert read_stamp(stamped(sec=3, nanosec=5)) == 3_000_000_005
+    assert read_stamp(stamped(secs=3, nsecs=5)) == 3_000_000_005
+    assert read_stamp(stamped(sec=0, nanosec=0)) == 0
+    assert read_stamp(SimpleNamespace()) == 0

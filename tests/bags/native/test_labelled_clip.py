@@ -1,4 +1,4 @@
-"""A recording held whole: images, truth and names by index, past the end too."""
+"""A labelled clip: images, truth and names by index, also past the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sam3_node.errors import BagError
 
 pytest.importorskip("mcap")
 
-from sam3_node.bags import FrameWriter, LabelledClip, read_poses
+from sam3_node.bags import LabelledClip, RecordingReader, RecordingWriter
 from sam3_node.cameras.bag import TABLETOP
-from tests.support.recordings import SIZE, frame_at, truth_of, write_recording
+from tests.support.recordings import SIZE, frame_at, make_truth, write_recording
 
 
 def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_an_index_past_the_end_is_that_of_the_next_round(tmp_path: Path) -> None
 
 def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.mcap"
-    with FrameWriter(path) as writer:
+    with RecordingWriter(path) as writer:
         for seq in range(3):
-            writer.write(frame_at(seq))
-        writer.write_truth(truth_of(frame_at(1)))
+            writer.write_frame(frame_at(seq), seq)
+        writer.write_truth(make_truth(frame_at(1)))
     with pytest.raises(
         BagError, match=r"expected 2 or more frames of table, each with its truth, found 3 and truth of 1"
     ):
@@ -56,10 +56,10 @@ def test_the_bundled_recording_has_what_the_demonstration_needs() -> None:
     assert 10 <= len(recording) / recording.fps <= 20
     assert {(frame.width, frame.height, frame.encoding) for frame in recording.frames} == {(640, 480, "jpeg")}
     assert all(frame.depth is not None and frame.intrinsics is not None for frame in recording.frames)
-    assert len(list(read_poses(TABLETOP))) == len(recording)
+    assert len(list(RecordingReader([TABLETOP]).poses())) == len(recording)
     assert len(set(recording.labels.values())) == len(recording.labels) >= 4
     assert (
         sorted(recording.truth(0)) == sorted(recording.truth(len(recording) - 1)) == sorted(recording.labels)
     )
-    hidden = [int((recording.areas(known) == 0).sum()) for known in recording.labels]
+    hidden = [int((recording.areas(label) == 0).sum()) for label in recording.labels]
     assert sum(count >= 10 for count in hidden) >= 2  # one is occluded, another leaves; both come back

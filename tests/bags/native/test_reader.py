@@ -1,4 +1,4 @@
-"""Recordings: what goes in comes out, in Foxglove's messages too; damage costs what is after it and no more."""
+"""Recordings come back as they were written, also as Foxglove's messages; damage costs only what follows it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
-from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded, read_frames
-from sam3_node.bags.native.writer import CHUNK_BYTES, NODE, RECORDING, RecordingWriter, Splits
-from sam3_node.cameras.bag import TABLETOP
+from sam3_node.bags.native.layout import NODE, RECORDING
+from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded
+from sam3_node.bags.native.writer import CHUNK_BYTES, RecordingWriter, SplitRecordingWriter
+from tests.support.mcap_files import rgbd, write_json
 
 RESET = Event(0, "reset", {"camera": "cam0"})
 
@@ -45,6 +46,10 @@ def frame(seq: int, encoding: Any = "bgr8", **changes: Any) -> Frame:
     return dataclasses.replace(Frame("cam0", seq, 1000 + seq, 64, 48, encoding, colour), **changes)
 
 
+def read_frames(path: Path) -> Iterator[Frame]:
+    return RecordingReader([path]).frames()
+
+
 def record(path: Path, frames: list[Frame]) -> Path:
     with RecordingWriter(path) as writer:
         for item in frames:
@@ -53,7 +58,7 @@ def record(path: Path, frames: list[Frame]) -> Path:
 
 
 def decoded(path: Path, topic: str) -> list[tuple[Any, Any]]:
-    """Type and content of the messages of a topic, by mcap's own reader."""
+    """Return type and content of the messages of a topic, by mcap's own reader."""
     with path.open("rb") as file:
         reader = make_reader(file, decoder_factories=[DecoderFactory()])
         return [
@@ -194,10 +199,11 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_text("hello")
-    for path in (TABLETOP, tmp_path / "empty", tmp_path / "text", tmp_path, tmp_path / "none"):
+    foreign = write_json(tmp_path / "foreign.mcap", rgbd(1))
+    for path in (foreign, tmp_path / "empty", tmp_path / "text", tmp_path, tmp_path / "none"):
         assert not is_recorded(path)
         with pytest.raises(BagError, match=str(path)):
             RecordingReader([path])
@@ -214,7 +220,7 @@ def test_a_newer_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of 60 frames in several chunks, with masks and events among them."""
+    """Write a recording of 60 frames in several chunks, with masks among them."""
     with RecordingWriter(tmp_path_factory.mktemp("whole") / "r.mcap") as writer:
         for seq in range(60):
             writer.write_frame(frame(seq), seq)
@@ -300,20 +306,20 @@ def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
     assert len(list(read_frames(path))) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write .*r\.mcap"):
         RecordingWriter(tmp_path / "file" / "r.mcap")
 
 
-def splits(path: Path, split_bytes: float = 0, split_s: float = 0) -> Splits:
-    return Splits(path, split_bytes, split_s, lambda: {"frames": 7})
+def splits(path: Path, split_bytes: float = 0, split_s: float = 0) -> SplitRecordingWriter:
+    return SplitRecordingWriter(path, split_bytes, split_s, lambda: {"frames": 7})
 
 
 def test_every_split_opens_alone(tmp_path: Path) -> None:
     sent = [frame(seq, intrinsics=Intrinsics(1.0, 1.0, 0.0, 0.0)) for seq in range(7)]
     with splits(tmp_path / "r.mcap", split_bytes=3 * len(sent[0].colour)) as files:
-        files.tell(NODE, {"model": "nano"})
+        files.add_metadata(NODE, {"model": "nano"})
         for item in sent:
             files.current().write_frame(item, 5)
     assert [path.name for path in files.paths] == ["r.mcap", "r_0001.mcap", "r_0002.mcap"]
@@ -344,7 +350,7 @@ def test_splits_of_an_earlier_recording_are_not_mixed_with_new_ones(tmp_path: Pa
 
 @pytest.fixture
 def small_files(tmp_path: Path) -> Iterator[int]:
-    """No file may grow over 400 kB."""
+    """Limit every file to 400 kB."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
