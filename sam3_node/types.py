@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,14 @@ State = dict[str, Any]
 host. Nobody changes a state, nor a tensor in it."""
 
 NANOSECONDS = 1_000_000_000
+
+
+class FrameKey(NamedTuple):
+    """Identity of a frame. `seq` alone is not enough: it starts again when a camera is restarted."""
+
+    camera: str
+    seq: int
+    capture_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,11 @@ class Frame:
     depth: Depth | None = None
     intrinsics: Intrinsics | None = None
     times: Mapping[str, int | float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> FrameKey:
+        """Identity of this frame; its masks have the same key."""
+        return FrameKey(self.camera, self.seq, self.capture_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +189,11 @@ class MaskFrame:
     prompts: tuple[str, ...] = ()
     instances: tuple[Instance, ...] = ()
     clock: Clock = "system"
+
+    @property
+    def key(self) -> FrameKey:
+        """Identity of the frame that these masks belong to."""
+        return FrameKey(self.camera, self.seq, self.capture_ns)
 
     @property
     def age_origin_ns(self) -> int:

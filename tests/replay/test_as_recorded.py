@@ -19,7 +19,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
-from sam3_node.replay.compare import compare
+from sam3_node.replay.compare import compare_masks
 from sam3_node.wire import Event
 
 NAMES = ("red mug", "green bottle")
@@ -118,7 +118,7 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert f"identical: the masks of all {len(live)} recorded frames" in done.stdout
     replayed = list(read_masks(tmp_path / "masks.mcap"))
     assert [masks.seq for masks in replayed] == [masks.seq for masks in live]
-    assert compare(replayed, live).is_identical
+    assert compare_masks(replayed, live).is_identical
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["frames"] == len(live)
     assert summary["refused"] == summary["failed"] == 0

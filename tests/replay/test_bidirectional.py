@@ -14,10 +14,11 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
+from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, StoppedError, run_job
-from sam3_node.replay.second_pass import multi_shot_spans
-from sam3_node.replay.shards import SECOND, ShardLimits, Shards
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.second_pass import find_multi_shot_spans
+from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.replay.summary import Summary
 from sam3_node.settings import Settings
@@ -34,9 +35,9 @@ MOMENTS = [
     ("replaying", 7),
     ("replaying", 31),
     ("reading", 3),
-    ("going back", 1),
-    ("going back", 5),
-    ("going back", 7),
+    ("tracking backward", 1),
+    ("tracking backward", 5),
+    ("tracking backward", 7),
 ]
 
 
@@ -45,7 +46,7 @@ class Killed(BaseException):
 
 
 class Killer:
-    """Progress that ends everything at a moment."""
+    """A progress callback that ends everything at a moment."""
 
     def __init__(self, what: str, done: int) -> None:
         self._moment = what, done
@@ -184,7 +185,7 @@ def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: P
     scores = [one.score for found in masks for one in found.instances]
     # weights without meaning: what is doubtful is chosen so that there is much of it
     doubt = max(
-        scores, key=lambda doubt: sum(span.last - span.first for span in multi_shot_spans(masks, doubt))
+        scores, key=lambda doubt: sum(span.last - span.first for span in find_multi_shot_spans(masks, doubt))
     )
     kill_everywhere(replace(job, settings={"detector": {"doubt": doubt}}), tmp_path / "killed", load)
 
@@ -192,7 +193,7 @@ def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: P
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
     """What comes of a job that is killed in every phase is what comes of one that is not."""
     expected = run_job(whole, load, limits=SMALL)
-    assert len(Shards(FolderStore(Path(whole.out)), SECOND)) > 1
+    assert len(Shards(FolderStore(Path(whole.out)), SECOND_PASS)) > 1
     job = replace(whole, out=str(out))
     for moment in MOMENTS:
         with pytest.raises(Killed):
@@ -201,7 +202,7 @@ def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
 
     def on_progress(what: str, done: int, total: int | None) -> None:
         assert what != "replaying"
-        if what == "going back":
+        if what == "tracking backward":
             assert done > 5
             stop.set()
 

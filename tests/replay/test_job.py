@@ -84,10 +84,10 @@ def test_json_that_is_no_job_is_refused(text: str, told: str) -> None:
 
 def test_several_recordings_are_a_job_each_in_a_folder_of_its_own() -> None:
     job = replace(full_job(), bags=("x/a.mcap", "y/a.mcap", "s3://b/folder/", "a-2.mcap"), out="out/")
-    assert [one.out for one in job.each()] == ["out/a", "out/a-2", "out/folder", "out/a-2-2"]
-    assert [one.bags for one in job.each()] == [(bag,) for bag in job.bags]
+    assert [one.out for one in job.split_by_recording()] == ["out/a", "out/a-2", "out/folder", "out/a-2-2"]
+    assert [one.bags for one in job.split_by_recording()] == [(bag,) for bag in job.bags]
     alone = replace(job, bags=("a.mcap",))
-    assert alone.each() == (alone,)
+    assert alone.split_by_recording() == (alone,)
 
 
 def test_the_verb_offers_what_there_is() -> None:

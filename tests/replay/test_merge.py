@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import ReplayError
-from sam3_node.replay.merge import merge, turned
+from sam3_node.replay.merge import merge, reverse_shards
 from sam3_node.types import Instance, Mask, MaskFrame
 
 DOUBT = 0.5
@@ -120,7 +120,7 @@ def test_parts_of_a_backward_pass_are_turned_around() -> None:
         read.append(first)
         return list(passes(range(first, last, -1), {1: 0.5}, ""))
 
-    turning = turned([lambda: part(9, 5), lambda: part(5, 2), lambda: part(2, -1)])
+    turning = reverse_shards([lambda: part(9, 5), lambda: part(5, 2), lambda: part(2, -1)])
     assert next(turning).seq == 0
     assert read == [2]
     assert [masks.seq for masks in turning] == list(range(1, 10))

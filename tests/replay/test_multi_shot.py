@@ -12,7 +12,7 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import run_job
-from sam3_node.replay.second_pass import multi_shot_spans
+from sam3_node.replay.second_pass import find_multi_shot_spans
 from sam3_node.replay.shards import Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.types import Instance, Mask, MaskFrame, TrackState
@@ -37,7 +37,7 @@ def instance(object_id: int, score: float | None) -> Instance:
 
 
 def places(scores: list[float | None]) -> list[tuple[int, int]]:
-    return [(span.first, span.last) for span in multi_shot_spans(masks_of(scores), DOUBT)]
+    return [(span.first, span.last) for span in find_multi_shot_spans(masks_of(scores), DOUBT)]
 
 
 def test_a_span_lies_between_frames_on_which_the_object_is_sure() -> None:
@@ -55,7 +55,7 @@ def test_cameras_and_objects_are_told_apart() -> None:
     drop: list[float | None] = [0.9, 0.1, 0.1, 0.1, 0.9]
     left, right = masks_of(drop, "left"), masks_of(drop[::-1], "right", object_id=7)
     both = [masks for pair in zip(left, right, strict=True) for masks in pair]
-    found = [(span.camera, span.id, span.first, span.last) for span in multi_shot_spans(both, DOUBT)]
+    found = [(span.camera, span.id, span.first, span.last) for span in find_multi_shot_spans(both, DOUBT)]
     assert found == [("left", 1, 0, 8), ("right", 7, 1, 9)]
 
 

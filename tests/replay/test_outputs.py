@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
-from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint
-from sam3_node.replay.outputs import KINDS, pair, write_outputs
+from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
+from sam3_node.replay.outputs import KINDS, pair_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_image
 
@@ -83,7 +83,7 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
     read = list(read_masks(tmp_path / "masks.mcap"))
     assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
     for found, expected in zip(read, all_masks(), strict=True):
-        assert np.array_equal(paint(found), paint(expected))
+        assert np.array_equal(paint_indices(found), paint_indices(expected))
 
 
 def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_ids_past_the_palette_begin_again_and_never_are_background() -> None:
     numbered = [
         Instance(n, "", 0.5, "tracked", 0, 0, one.mask) for n, one in zip((255, 256), instances, strict=True)
     ]
-    labels = paint(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=tuple(numbered)))
+    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=tuple(numbered)))
     assert np.array_equal(labels == 255, numbered[0].mask.full())
     assert np.array_equal(labels == 1, numbered[1].mask.full())
 
@@ -150,7 +150,7 @@ def test_ids_past_the_palette_begin_again_and_never_are_background() -> None:
 def test_where_masks_overlap_the_better_one_is_seen() -> None:
     low, high = blob(1, 0, score=0.4), blob(1, 1, score=0.8)
     pair_of = (Instance(7, "", 0.8, "tracked", 0, 0, high.mask), low)
-    labels = paint(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
+    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
     assert np.array_equal(labels == 7, high.mask.full())
 
 
@@ -209,7 +209,7 @@ def test_frames_are_paired_though_a_camera_was_started_again() -> None:
     times = {(0, 100): 0, (1, 100): 1, (2, 100): 2, (0, 200): 3, (1, 200): 4}
     frames = [Frame("left", seq, 1000 * start + seq, 1, 1, "bgr8", b"abc") for seq, start in times]
     masks = [MaskFrame("left", frames[n].seq, frames[n].capture_ns, 1, 1) for n in (1, 3, 4)]
-    assert [frame for _, frame in pair(iter(masks), iter(frames))] == [frames[n] for n in (1, 3, 4)]
+    assert [frame for _, frame in pair_frames(iter(masks), iter(frames))] == [frames[n] for n in (1, 3, 4)]
 
 
 def test_a_run_that_fails_leaves_the_former_outputs_whole(tmp_path: Path) -> None:

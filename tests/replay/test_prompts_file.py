@@ -17,7 +17,7 @@ from sam3_node.replay.actions import Notes, Step
 from sam3_node.replay.davis_png import encode_labels, read_mask
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.prompts_file import read_prompts
-from sam3_node.replay.schedule import with_objects
+from sam3_node.replay.schedule import add_objects
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
 from tests.support.paths import SHARED
@@ -81,7 +81,7 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
         {"mask": str(annotation(tmp_path / "mug.png"))},
     )
     frames = (Frame("left", seq, 0, 64, 48, "bgr8", b"") for seq in (11, 12))
-    first, second = with_objects((Step(frame, 0) for frame in frames), found, Notes(lenient=False))
+    first, second = add_objects((Step(frame, 0) for frame in frames), found, Notes(lenient=False))
     assert isinstance(first, Step)
     assert isinstance(second, Step)
     edits = (*second.edits, *first.edits)
@@ -114,8 +114,8 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
     ("entry", "message"),
     [
         (3, "expected a map, found 3"),
-        ({}, "expected points or a box, or else a mask, found neither"),
-        ({"box": BOX, "mask": "a.png"}, "expected points or a box, or else a mask, found both"),
+        ({}, "expected either points or a box, or a mask, found neither"),
+        ({"box": BOX, "mask": "a.png"}, "expected either points or a box, or a mask, found both"),
         ({"bocks": BOX}, "expected some of camera, frame, .* found 'bocks'"),
         ({"box": [1, 2, 3]}, r"expected 'box' to be \[x0, y0, x1, y1\] .* found \[1.0, 2.0, 3.0\]"),
         ({"box": [30, 8, 10, 24]}, r".*x0 < x1 and y0 < y1, found \[30.0, 8.0, 10.0, 24.0\]"),

@@ -111,7 +111,7 @@ def test_the_verb_stops_at_a_signal_and_goes_on(bag: Path, whole: Job, tmp_path:
     out, log = process.communicate(timeout=60)
     assert process.returncode in (130, 0), log
     if process.returncode == 130:
-        assert "the same command goes on from there" in out
+        assert "the same command continues from there" in out
         assert not (tmp_path / "summary.json").exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

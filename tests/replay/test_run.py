@@ -23,9 +23,10 @@ from sam3_node.bags import read_masks
 from sam3_node.cli.main import main
 from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.compare import compare
+from sam3_node.replay.compare import compare_masks
+from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, StoppedError, compare_job, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
@@ -94,7 +95,7 @@ def test_a_stopped_replay_goes_on_bit_for_bit(
         if done == after:
             stop.set()
 
-    with pytest.raises(StoppedError, match="the same command goes on"):
+    with pytest.raises(StoppedError, match="the same command continues"):
         run_job(job, load, progress, stop, limits=SMALL)
     assert not is_finished(job)
     summary = run_job(job, load, limits=SMALL)
@@ -318,14 +319,14 @@ def test_compare_says_what_differs_first(job: Job, load: PerceptionCache) -> Non
     run_job(job, load)
     masks = masks_of(job)
     other = [replace(one, stages_us={"track": 5}) for one in masks]
-    assert compare(masks, other).is_identical
+    assert compare_masks(masks, other).is_identical
     one = other[20].instances[0]
     other[20] = replace(other[20], instances=(replace(one, score=one.score / 2), *other[20].instances[1:]))
-    found = compare(masks, other)
+    found = compare_masks(masks, other)
     assert found.identical == found.frames - 1
     assert "had score" in str(found)
-    assert "was not replayed" in str(compare(masks[:-1], masks))
-    assert "was not recorded" in str(compare(masks, masks[:-1]))
+    assert "was not replayed" in str(compare_masks(masks[:-1], masks))
+    assert "was not recorded" in str(compare_masks(masks, masks[:-1]))
 
 
 def test_the_summary_is_what_is_on_disk(job: Job, load: PerceptionCache) -> None:
@@ -351,7 +352,7 @@ def test_the_verb_takes_several_recordings_and_compares(bag: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--compare"], "--compare: expected --as-recorded beside it"),
+        (["--compare"], "--compare: expected --as-recorded with it"),
         (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
         (["--outputs", "avi"], "output: expected one of mcap, coco, png, overlay, found 'avi'"),
         (["--objects", "absent.json"], "cannot read absent.json"),

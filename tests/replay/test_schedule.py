@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError, WireError
 from sam3_node.replay.actions import MAX_NOTES, RESTARTED, Edit, Notes, Step
-from sam3_node.replay.event_log import WINDOW, Gap, Planned, Stepped, planned, with_frames
+from sam3_node.replay.event_log import WINDOW, Gap, LogEntry, LoggedStep, match_frames, read_event_log
 from sam3_node.replay.job import ObjectOnFrame
-from sam3_node.replay.progress import Bar, clock
-from sam3_node.replay.schedule import Edits, edits_of, every_frame, with_objects
+from sam3_node.replay.schedule import FrameEdits, add_objects, group_edits, step_all_frames
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event
 
@@ -36,11 +34,11 @@ def served(n: int, camera: str = "a") -> Event:
     return Event(n, "served", {"camera": camera})
 
 
-def plan(*log: MaskFrame | Event, description: dict[str, Any] | None = None) -> list[Planned]:
-    return list(planned(log, description or FRESH))
+def plan(*log: MaskFrame | Event, description: dict[str, Any] | None = None) -> list[LogEntry]:
+    return list(read_event_log(log, description or FRESH))
 
 
-def gaps(found: Sequence[Planned]) -> list[str]:
+def gaps(found: Sequence[LogEntry]) -> list[str]:
     return [item.text for item in found if isinstance(item, Gap)]
 
 
@@ -49,13 +47,13 @@ def test_a_plan_is_what_the_node_did_in_its_order() -> None:
     found = plan(served(0), masks(0), Event(1, "add_object", {"box": [1]}), masks(3, 2), failed, masks(6))
     assert found == [
         Edit("served", {"camera": "a"}),
-        Stepped("a", 0, 100, 7, 0),
+        LoggedStep("a", 0, 100, 7, 0),
         Edit("add_object", {"box": [1]}),
-        Stepped("a", 3, 103, 7, 2),
-        Stepped("a", 5),
-        Stepped("a", 6, 106, 7, 0),
+        LoggedStep("a", 3, 103, 7, 2),
+        LoggedStep("a", 5),
+        LoggedStep("a", 6, 106, 7, 0),
     ]
-    assert [item.failed for item in found if isinstance(item, Stepped)] == [False, False, True, False]
+    assert [item.failed for item in found if isinstance(item, LoggedStep)] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +69,8 @@ def test_a_plan_is_what_the_node_did_in_its_order() -> None:
 def test_what_is_missing_is_a_gap_where_it_is_missing(log: Sequence[Any], told: str) -> None:
     found = plan(*log)
     with pytest.raises(ReplayError, match=told):
-        Notes(lenient=False).gap(gaps(found)[0])
-    assert isinstance(found[-1], (Stepped, Edit))
+        Notes(lenient=False).add_gap(gaps(found)[0])
+    assert isinstance(found[-1], (LoggedStep, Edit))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_what_is_missing_is_a_gap_where_it_is_missing(log: Sequence[Any], told: 
 def test_whether_a_recording_has_the_beginning(
     description: dict[str, Any] | None, log: Sequence[Any], complete: bool
 ) -> None:
-    found = list(planned(log, description))
+    found = list(read_event_log(log, description))
     assert ("begins later" in "".join(gaps(found))) != complete
     assert not complete or not gaps(found)
 
@@ -114,18 +112,18 @@ def test_an_event_without_its_arguments_is_refused() -> None:
 
 
 def lookup(
-    plan: Sequence[Planned], frames: Sequence[Frame], lenient: bool = False
+    plan: Sequence[LogEntry], frames: Sequence[Frame], lenient: bool = False
 ) -> tuple[list[Any], Notes]:
     notes = Notes(lenient)
     found = [
         (item.frame.camera, item.frame.seq) if isinstance(item, Step) else item.op
-        for item in with_frames(plan, frames, notes)
+        for item in match_frames(plan, frames, notes)
     ]
     return found, notes
 
 
-def stepped(seq: int, camera: str = "a") -> Stepped:
-    return Stepped(camera, seq, 100 + seq)
+def stepped(seq: int, camera: str = "a") -> LoggedStep:
+    return LoggedStep(camera, seq, 100 + seq)
 
 
 def test_frames_of_several_cameras_are_found_in_another_order() -> None:
@@ -147,9 +145,9 @@ def test_a_missing_frame_is_a_gap_and_costs_no_other() -> None:
 
 def test_frames_of_one_seq_are_told_apart_by_their_time() -> None:
     frames = [frame(0, capture_ns=1), frame(1), frame(0, capture_ns=900), frame(1, capture_ns=901)]
-    plan = [Stepped("a", 0, 1), Stepped("a", 1, 101), Stepped("a", 0, 900), Stepped("a", 1, 901)]
+    plan = [LoggedStep("a", 0, 1), LoggedStep("a", 1, 101), LoggedStep("a", 0, 900), LoggedStep("a", 1, 901)]
     notes = Notes(lenient=False)
-    found = [item.frame.capture_ns for item in with_frames(plan, frames, notes) if isinstance(item, Step)]
+    found = [item.frame.capture_ns for item in match_frames(plan, frames, notes) if isinstance(item, Step)]
     assert found == [1, 101, 900, 901]
 
 
@@ -162,16 +160,16 @@ def test_few_frames_are_held_and_no_more_are_read_than_needed() -> None:
             read += 1
             yield frame(seq)
 
-    found = with_frames([stepped(seq) for seq in range(0, 5 * WINDOW, 2)], frames(), Notes(lenient=False))
+    found = match_frames([stepped(seq) for seq in range(0, 5 * WINDOW, 2)], frames(), Notes(lenient=False))
     for count, _ in enumerate(found):
         assert read == 2 * count + 1
 
 
 def test_every_frame_with_its_edits() -> None:
-    edits = Edits()
+    edits = FrameEdits()
     edits.before["a", 1] = [Edit("reset")]
     edits.on["a", 2] = [Edit("refine_object", {"id": 1})]
-    found = list(every_frame([frame(seq) for seq in range(4)], edits))
+    found = list(step_all_frames([frame(seq) for seq in range(4)], edits))
     assert found[:3] == [Step(frame(0), 5), Edit("reset"), Step(frame(1), 5)]
     assert found[3] == Step(frame(2), 5, edits=(Edit("refine_object", {"id": 1}),))
 
@@ -188,7 +186,7 @@ def test_edits_of_a_node_are_put_where_they_took_effect() -> None:
         Event(4, "refine_object", {"id": 1, "seq": 6}),
         Event(5, "remove_object", {"id": 1}),  # no frame comes any more
     ]
-    edits = edits_of(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
+    edits = group_edits(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
     assert [edit.op for edit in edits.before["a", 6]] == ["add_object", "set_prompts"]
     assert {place: len(found) for place, found in edits.on.items()} == {("a", 6): 2}
     assert sum(map(len, edits.before.values())) == 2
@@ -197,7 +195,7 @@ def test_edits_of_a_node_are_put_where_they_took_effect() -> None:
 def test_an_edit_waits_for_a_frame_of_its_own_camera() -> None:
     log: list[Any] = [masks(1), masks(1, camera="b"), Event(0, "add_object", {"camera": "b"}), masks(2)]
     log.append(masks(2, camera="b"))
-    edits = edits_of(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
+    edits = group_edits(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
     assert [place for place, found in edits.before.items() if found] == [("b", 2)]
 
 
@@ -210,7 +208,7 @@ def test_objects_are_added_on_their_frames() -> None:
         ObjectOnFrame(camera="c", points=((1, 1),), label="nowhere"),
     )
     notes = Notes(lenient=False)
-    found = list(with_objects(steps, shown, notes))
+    found = list(add_objects(steps, shown, notes))
     placed = [
         (item.frame.camera, item.frame.seq, edit.args["label"]) for item in found for edit in item.edits
     ]
@@ -224,41 +222,8 @@ def test_objects_are_added_on_their_frames() -> None:
 def test_notes_are_bounded() -> None:
     notes = Notes(lenient=True)
     for number in range(2 * MAX_NOTES):
-        notes.gap(f"gap {number}")
+        notes.add_gap(f"gap {number}")
     assert len(notes.lines) == MAX_NOTES
-
-
-def test_progress_is_told_once_a_stage_is_done() -> None:
-    out = io.StringIO()
-    bar = Bar(out=out)
-    for done in range(1, 11):
-        bar("replaying", done, 10)
-    bar("writing mcap", 10, 10)
-    bar("writing coco", 3, None)
-    bar.end()
-    lines = out.getvalue().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["replaying: 10/10 frames", "writing mcap: 10/10 frames"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_on_a_terminal_a_line_is_written_over() -> None:
-    out = Terminal()
-    bar = Bar(out=out)
-    bar("replaying", 1, 2)
-    bar("replaying", 2, 2)
-    bar("writing mcap", 2, 2)
-    bar.end()
-    assert out.getvalue().count("\n") == 2
-    assert out.getvalue().count("\r") == 2
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (187, "3:07"), (7387, "2:03:07")])
-def test_time_left_is_read_as_a_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
 
 
 def test_a_frame_that_is_recorded_twice_is_stepped_once() -> None:

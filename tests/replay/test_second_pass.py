@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcap")
 
 from sam3_node.errors import OutputError
-from sam3_node.replay.second_pass import ObjectKey, ReverseFrameBuffer, Span, placed_frames, put_aside
+from sam3_node.replay.second_pass import ObjectKey, ReverseFrameBuffer, Span, buffer_frames, index_frames
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.support.recordings import frame_at
 
@@ -24,7 +24,7 @@ def masks_on(frame: Frame) -> MaskFrame:
 
 
 def span(camera: str, first: int, last: int) -> Span:
-    return Span.back_to(first, last, ObjectKey(camera, 1), KNOWN)
+    return Span.from_instance(first, last, ObjectKey(camera, 1), KNOWN)
 
 
 def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:
@@ -34,13 +34,13 @@ def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:
             spool.append(10 * place, frame)
         assert len(spool) == 5
         expected = [(10 * seq, replace(frames[seq], depth=None)) for seq in reversed(range(5))]
-        assert [tuple(placed) for placed in spool.backward()] == expected
-        assert [tuple(placed) for placed in spool.backward()] == expected
+        assert [tuple(placed) for placed in spool.read_backward()] == expected
+        assert [tuple(placed) for placed in spool.read_backward()] == expected
 
 
 def test_an_empty_spool_has_no_frames(tmp_path: Path) -> None:
     with ReverseFrameBuffer(tmp_path) as spool:
-        assert not list(spool.backward())
+        assert not list(spool.read_backward())
 
 
 def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot put frames aside"):
+    with pytest.raises(OutputError, match="cannot buffer frames"):
         ReverseFrameBuffer(tmp_path / "absent")
 
 
@@ -62,7 +62,7 @@ def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
     try:
         with (
             ReverseFrameBuffer(tmp_path) as spool,
-            pytest.raises(OutputError, match="cannot put frames aside"),
+            pytest.raises(OutputError, match="cannot buffer frames"),
         ):
             spool.append(0, frame_at(0))
     finally:
@@ -72,7 +72,7 @@ def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
 def test_frames_without_masks_have_no_place() -> None:
     frames = [frame_at(seq, camera) for seq in range(4) for camera in ("left", "right")]
     kept = [frame for number, frame in enumerate(frames) if number not in (2, 3, 7)]
-    placed = list(placed_frames(map(masks_on, kept), frames))
+    placed = list(index_frames(map(masks_on, kept), frames))
     assert [place for place, _ in placed] == list(range(5))
     assert [frame for _, frame in placed] == kept
 
@@ -81,6 +81,6 @@ def test_only_frames_of_spans_are_put_aside(tmp_path: Path) -> None:
     frames = [frame_at(seq, camera) for seq in range(8) for camera in ("left", "right")]
     spans = [span("left", 2, 6), span("left", 4, 8), span("right", 9, 11), span("left", 12, 12)]
     with ReverseFrameBuffer(tmp_path) as spool:
-        placed = list(placed_frames(map(masks_on, frames), frames))
-        assert list(put_aside(spool, spans, placed)) == list(range(1, 14))
-        assert [place for place, _ in spool.backward()] == [12, 11, 9, 8, 6, 4, 2]
+        placed = list(index_frames(map(masks_on, frames), frames))
+        assert list(buffer_frames(spool, spans, placed)) == list(range(1, 14))
+        assert [place for place, _ in spool.read_backward()] == [12, 11, 9, 8, 6, 4, 2]

@@ -35,7 +35,7 @@ def test_masks_come_back_in_order(store: FolderStore) -> None:
     masks = list(parts.masks())
     assert [one.seq for one in masks] == list(range(6))
     assert [one.area for one in masks[4].instances] == [one.area for one in truth_of(frame_at(4)).instances]
-    assert parts.standing() == Cursor(9, {"frames": 4})
+    assert parts.cursor() == Cursor(9, {"frames": 4})
     assert parts.checkpoint() == b"state 2"
 
 
@@ -49,7 +49,7 @@ def test_only_the_last_state_is_kept(store: FolderStore) -> None:
 
 
 def test_an_empty_folder_stands_at_the_beginning(store: FolderStore) -> None:
-    assert Shards(store).standing() == Cursor(0, {})
+    assert Shards(store).cursor() == Cursor(0, {})
     assert list(Shards(store).masks()) == []
 
 
@@ -69,8 +69,8 @@ def test_a_damaged_part_is_told(store: FolderStore, damage: object) -> None:
     fill(store, 2)
     path = store.folder / "parts/000001.masks"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(ReplayError, match=r"parts/000001\.masks: expected a whole part"):
-        Shards(store).standing()
+    with pytest.raises(ReplayError, match=r"parts/000001\.masks: expected a whole shard"):
+        Shards(store).cursor()
 
 
 def test_a_state_that_is_gone_is_told(store: FolderStore) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam3_node.replay.stitch import Segment, cut, intersection, stitch
+from sam3_node.replay.stitch import Segment, cut_segments, stitch
 from sam3_node.types import Instance, Mask, MaskFrame
 
 WIDTH, HEIGHT = 80, 60
@@ -58,12 +58,12 @@ def tracks_of(stitched: Iterator[MaskFrame]) -> dict[int, set[int]]:
 def test_segments_cover_every_frame(
     count: int, length: int, overlap: int, expected: list[tuple[int, int]]
 ) -> None:
-    assert cut(count, length, overlap) == [Segment(*span) for span in expected]
+    assert cut_segments(count, length, overlap) == [Segment(*span) for span in expected]
 
 
 def test_every_length_is_covered_with_its_overlap() -> None:
     for count in range(1, 60):
-        segments = cut(count, 7, 3)
+        segments = cut_segments(count, 7, 3)
         assert (segments[0].start, segments[-1].stop) == (0, count)
         for before, after in itertools.pairwise(segments):
             assert before.stop - after.start == 3
@@ -73,7 +73,7 @@ def test_every_length_is_covered_with_its_overlap() -> None:
 @pytest.mark.parametrize("overlap", [-1, 40, 50])
 def test_an_overlap_that_cannot_be_is_refused(overlap: int) -> None:
     with pytest.raises(ValueError, match=f"expected an overlap of 0 to 39 frames .* found {overlap}"):
-        cut(100, 40, overlap)
+        cut_segments(100, 40, overlap)
 
 
 def test_objects_numbered_anew_in_each_segment_come_out_as_one() -> None:
@@ -164,14 +164,3 @@ def test_nothing_is_read_that_is_not_needed_yet() -> None:
     for _ in range(20):
         next(stitched)
     assert len(read) == 20 + 4
-
-
-def test_shared_pixels_are_counted_as_on_whole_images() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        fulls = [np.zeros((30, 40), np.bool_) for _ in range(2)]
-        for full in fulls:
-            y, x = rng.integers(0, 20, 2)
-            full[y : y + 10, x : x + 10] = rng.random((10, 10)) > 0.5
-        a, b = map(Mask.from_full, fulls)
-        assert intersection(a, b) == np.count_nonzero(fulls[0] & fulls[1])

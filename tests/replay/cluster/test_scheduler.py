@@ -23,14 +23,14 @@ from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
+from sam3_node.geometry import mask_intersection
 from sam3_node.replay.cluster.job_plan import Split
-from sam3_node.replay.cluster.progress import Progress
+from sam3_node.replay.cluster.pool import connect_ray
 from sam3_node.replay.cluster.scheduler import run_many
-from sam3_node.replay.cluster.session import session
+from sam3_node.replay.cluster.usage_report import RunProgress
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits
-from sam3_node.replay.stitch import intersection
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
@@ -46,7 +46,7 @@ FILES = ("masks.mcap", "masks.json")
 
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[Any]:
-    with session("local", 2) as found:
+    with connect_ray("local", 2) as found:
         yield found
 
 
@@ -72,7 +72,7 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the results of plain replays are."""
     out, load = tmp_path_factory.mktemp("expected"), PerceptionCache()
-    for job in job_of(bags, out, settings).each():
+    for job in job_of(bags, out, settings).split_by_recording():
         run_job(job, load)
     return out
 
@@ -83,7 +83,7 @@ def job_of(bags: Sequence[Path], out: Path | str, settings: Settings) -> Job:
 
 
 def run(job: Job, **options: Any) -> Any:
-    return run_many(job.each(), "local", limits=SMALL, **options)
+    return run_many(job.split_by_recording(), "local", limits=SMALL, **options)
 
 
 def assert_same(found: Path, expected: Path) -> None:
@@ -126,7 +126,7 @@ def test_many_recordings_give_what_each_alone_gives(
 ) -> None:
     broken = tmp_path / "broken.mcap"
     broken.write_bytes(bags[0].read_bytes()[:100])
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     job = job_of([bags[0], broken, *bags[1:]], f"file://{tmp_path}/out", settings)
     bill = run(job, progress=seen.append, price_per_hour=36.0)
     assert [bag.state for bag in bill.bags] == ["done", "failed", "done", "done"]
@@ -175,7 +175,7 @@ def test_what_was_lost_or_stopped_is_gone_on_with(
     assert not stopped.is_complete
     assert any("which are kept" in (bag.error or "") for bag in stopped.bags)
 
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     bill = run(job, progress=seen.append)
     assert bill.is_complete
     assert seen[-1].frames < bill.frames == 3 * FRAMES
@@ -200,7 +200,7 @@ def test_segments_keep_the_ids_of_those_before(tmp_path: Path) -> None:
         for one in found.instances:
             if one.id in begun and one.area:
                 assert one.label == known[one.id].label
-                assert intersection(one.mask, known[one.id].mask) > 0.5 * one.area, (found.seq, one.id)
+                assert mask_intersection(one.mask, known[one.id].mask) > 0.5 * one.area, (found.seq, one.id)
     with pytest.raises(ReplayError, match=r"job\.segments was"):
         run_job(job)
 

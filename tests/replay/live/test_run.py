@@ -15,10 +15,10 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError, SettingsError, TransportError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.compare import compare
+from sam3_node.replay.compare import compare_masks
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.live.in_flight import Counts, InFlightFrames
+from sam3_node.replay.live.node import InFlightFrames, NodeCounts
 from sam3_node.replay.live.run import Endpoints, run_live
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits, Shards
@@ -157,7 +157,7 @@ def test_a_second_replay_begins_without_what_came_before(
     assert summary["frames"] == 10
     assert any("had frames of left before" in note for note in summary["notes"])
     expected = [replace(masks, instances=tuple(map(next_id, masks.instances))) for masks in masks_of(job)]
-    assert compare(masks_of(replace(job, out=str(tmp_path / "two"))), expected).is_identical
+    assert compare_masks(masks_of(replace(job, out=str(tmp_path / "two"))), expected).is_identical
 
 
 def next_id(one: Instance) -> Instance:
@@ -175,7 +175,7 @@ def test_a_stopped_replay_begins_anew(
         if done == 12:
             stop.set()
 
-    with pytest.raises(StoppedError, match="begins anew"):
+    with pytest.raises(StoppedError, match="starts over"):
         run_live(job, endpoints, progress, stop, limits=SMALL)
     kept = sum(1 for _ in Shards(FolderStore(Path(job.out))).masks())
     assert 11 <= kept < 35
@@ -225,7 +225,7 @@ def test_what_a_node_cannot_do_is_refused(
     with pytest.raises(TransportError, match="nobody is at"):
         run_live(job, endpoints)
     rig.node(TRACKER__MAX_CAMERAS="1")
-    with pytest.raises(SettingsError, match=r"room for 2 cameras, left, right.*max_cameras"):
+    with pytest.raises(SettingsError, match=r"a limit of at least 2 cameras, left, right.*max_cameras"):
         run_live(job, endpoints)
     other = replace(job, settings={**job.settings, "tracker": {"max_objects": 3}})
     with pytest.raises(ReplayError, match=r"tracker\.max_objects: the node has 4, found 3"):
@@ -236,21 +236,21 @@ def test_what_a_node_cannot_do_is_refused(
 
 
 def test_ledger_settles_in_order() -> None:
-    ledger, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
+    frames_in_flight, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
     for frame in frames:
-        ledger.send(frame)
-    assert ledger.receive(masks_on(frames[0])) == 0
-    assert ledger.receive(masks_on(moving_frame(9))) == 0
-    assert ledger.receive(masks_on(frames[3])) == 2
-    assert [one.masks is not None for one in ledger.settled] == [True, False, False, True]
-    assert not ledger.contradicts(Counts(2, 2, 0))
-    assert ledger.contradicts(Counts(2, 1, 0))
-    assert ledger.contradicts(Counts(1, 2, 0))
-    ledger.hear(Counts(3, 2, 0))  # its masks are still on their way
-    assert len(ledger.in_flight) == 1
-    ledger.hear(Counts(2, 2, 1))
-    assert not ledger.in_flight
-    assert [one.frame.seq for one in ledger.settled] == [0, 1, 2, 3, 4]
+        frames_in_flight.add(frame)
+    assert frames_in_flight.receive(masks_on(frames[0])) == 0
+    assert frames_in_flight.receive(masks_on(moving_frame(9))) == 0
+    assert frames_in_flight.receive(masks_on(frames[3])) == 2
+    assert [one.masks is not None for one in frames_in_flight.settled] == [True, False, False, True]
+    assert not frames_in_flight.contradicts(NodeCounts(2, 2, 0))
+    assert frames_in_flight.contradicts(NodeCounts(2, 1, 0))
+    assert frames_in_flight.contradicts(NodeCounts(1, 2, 0))
+    frames_in_flight.update(NodeCounts(3, 2, 0))  # its masks are still on their way
+    assert len(frames_in_flight.in_flight) == 1
+    frames_in_flight.update(NodeCounts(2, 2, 1))
+    assert not frames_in_flight.in_flight
+    assert [one.frame.seq for one in frames_in_flight.settled] == [0, 1, 2, 3, 4]
 
 
 def masks_on(frame: Frame) -> MaskFrame:
