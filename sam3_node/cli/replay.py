@@ -1,4 +1,4 @@
-"""The command `sam3-node replay`, on this process, a running node or many workers.
+"""The command `sam3-node replay`: in this process, through a running node, or on many workers.
 
 Heavy modules are imported inside the functions that need them, so that other commands start fast.
 """

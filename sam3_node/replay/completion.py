@@ -35,7 +35,7 @@ ProgressCallback = Callable[[str, int, int | None], None]
 
 
 class StoppedError(ReplayError):
-    """A replay was stopped on request. Its results so far are kept."""
+    """Raised when a replay is stopped on request. Its results so far are kept."""
 
     def __init__(self, frames: int, then: str = "continues from there") -> None:
         super().__init__(f"stopped after {frames} frames, which are kept; the same command {then}")
@@ -109,10 +109,8 @@ class Completion:
         missing = [kind for kind in self.schedule.job.outputs if kind not in summary.outputs]
         if missing:
             min_score = self.schedule.settings.detector.min_track_score
-            masks, on_progress = (
-                partial(read_results, self.store, min_score),
-                partial(self._report_output, summary),
-            )
+            masks = partial(read_results, self.store, min_score)
+            on_progress = partial(self._report_output, summary)
             self.store.keep(
                 write_outputs(self.store.folder, missing, masks, self.schedule.frames, on_progress)
             )

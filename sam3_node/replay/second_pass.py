@@ -63,13 +63,13 @@ def find_bidirectional_spans(masks: Iterable[MaskFrame], min_score: float) -> It
     `min_score`; an object without such a frame has no span. False detections are tracked backward as well.
     """
     first_frames: dict[str, int] = {}
-    found: set[ObjectKey] = set()
+    with_span: set[ObjectKey] = set()
     for index, frame_masks in enumerate(masks):
         first = first_frames.setdefault(frame_masks.camera, index)
         for instance in frame_masks.instances:
             key = ObjectKey(frame_masks.camera, instance.id)
-            if key not in found and (_is_prompt_frame(instance) or is_confident(instance, min_score)):
-                found.add(key)
+            if key not in with_span and (_is_prompt_frame(instance) or is_confident(instance, min_score)):
+                with_span.add(key)
                 if first < index:
                     yield Span.from_instance(first, index, key, instance)
 

@@ -22,7 +22,7 @@ LOCAL_PROTOCOLS = ("file", "local")
 
 
 class HeldError(OutputError):
-    """Another process writes to this store."""
+    """Raised when another process writes to the same store."""
 
 
 class Store(Protocol):

@@ -14,7 +14,7 @@ from ..types import MaskFrame
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """What a replay has done so far, over all its runs."""
+    """Counts of a replay so far, over all its runs."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """The counts of a Player."""

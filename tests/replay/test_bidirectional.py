@@ -1,4 +1,4 @@
-"""Objects tracked forward and backward from where they are known; second passes that are killed and gone on with."""
+"""Objects tracked forward and backward; second passes that are killed and continued."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ MOMENTS = [
 
 
 class Killed(BaseException):
-    """Nobody catches this one."""
+    """An exception that nothing catches."""
 
 
 class Killer:
-    """A progress callback that ends everything at a moment."""
+    """A progress callback that ends the run at one moment."""
 
     def __init__(self, what: str, done: int) -> None:
         self._moment = what, done
@@ -99,7 +99,7 @@ def lasting(summary: Summary) -> Summary:
     return replace(summary, seconds=0.0, frames_per_s=0.0, resumed_from=0, stages_ms={})
 
 
-def test_an_object_shown_in_the_middle_has_masks_before(tmp_path: Path) -> None:
+def test_an_object_marked_in_the_middle_has_earlier_masks(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", FIRST, STOP)
     job = Job(
         (str(bag),),
@@ -120,7 +120,7 @@ def test_an_object_shown_in_the_middle_has_masks_before(tmp_path: Path) -> None:
     assert all(found[seq] == before[seq] for seq in range(SEAM, STOP))
 
 
-def test_each_object_is_there_from_its_cameras_first_frame_on(
+def test_each_object_has_masks_from_its_cameras_first_frame(
     bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
     job = job_on(bag, tmp_path / "out")
@@ -154,7 +154,7 @@ def test_without_objects_those_of_the_recording_are_tracked_back(
     assert ids["left", 15] == {2}  # the other was removed after frame 14
 
 
-def test_names_are_tracked_back_from_where_they_are_found(tmp_path: Path) -> None:
+def test_detected_objects_are_tracked_backward(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", 70, 84)
     job = Job((str(bag),), str(tmp_path / "out"), "every", "bidirectional", ("blue can",), settings=NAMES)
     run_job(job)
@@ -170,13 +170,13 @@ def test_as_recorded_has_no_other_strategy(bag: Path, tmp_path: Path) -> None:
         Job((str(bag),), str(tmp_path), "as-recorded", "multi-shot")
 
 
-def test_a_second_pass_that_is_killed_goes_on_bit_for_bit(
-    bag: Path, load: PerceptionCache, tmp_path: Path
-) -> None:
+def test_a_killed_second_pass_continues_bit_for_bit(bag: Path, load: PerceptionCache, tmp_path: Path) -> None:
     kill_everywhere(job_on(bag, tmp_path / "whole"), tmp_path / "killed", load)
 
 
-def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: Path) -> None:
+def test_a_killed_multi_shot_pass_continues_bit_for_bit(
+    bag: Path, load: PerceptionCache, tmp_path: Path
+) -> None:
     early = (replace(one, seq=seq) for seq, one in zip((1, 4, 2), job_on(bag, tmp_path).objects, strict=True))
     job = replace(job_on(bag, tmp_path / "whole"), strategy="multi-shot", objects=tuple(early))
     forward = replace(job, strategy="forward", out=str(tmp_path / "forward"))
@@ -191,7 +191,7 @@ def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: P
 
 
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
-    """What comes of a job that is killed in every phase is what comes of one that is not."""
+    """Check that a job killed in each phase gives the results of an uninterrupted one."""
     expected = run_job(whole, load, limits=SMALL)
     assert len(Shards(FolderStore(Path(whole.out)), SECOND_PASS)) > 1
     job = replace(whole, out=str(out))

@@ -1,4 +1,4 @@
-"""What to track, read from files."""
+"""Prompts read from files."""
 
 from __future__ import annotations
 
@@ -154,13 +154,13 @@ def test_errors_name_the_object_and_what_was_expected(tmp_path: Path, entry: Any
         ),
     ],
 )
-def test_files_of_something_else_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_other_files_are_errors(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ReplayError, match=message):
         read_prompts(tmp_path / name)
 
 
-def test_places_without_prompts_are_refused(tmp_path: Path) -> None:
+def test_paths_without_prompts_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"cannot read .*none\.json: No such file"):
         read_prompts(tmp_path / "none.json")
     with pytest.raises(ReplayError, match="expected palette PNGs, or folders of them"):

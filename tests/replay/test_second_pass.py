@@ -1,4 +1,4 @@
-"""Frames put aside on disk, and which of them a second pass needs."""
+"""Frames buffered on disk for the second pass."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:
         assert [tuple(placed) for placed in spool.read_backward()] == expected
 
 
-def test_an_empty_spool_has_no_frames(tmp_path: Path) -> None:
+def test_an_empty_buffer_has_no_frames(tmp_path: Path) -> None:
     with ReverseFrameBuffer(tmp_path) as spool:
         assert not list(spool.read_backward())
 
 
-def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
+def test_the_buffer_leaves_no_file(tmp_path: Path) -> None:
     with ReverseFrameBuffer(tmp_path) as spool:
         spool.append(0, frame_at(0))
         assert not list(tmp_path.iterdir())
@@ -51,12 +51,12 @@ def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot buffer frames"):
         ReverseFrameBuffer(tmp_path / "absent")
 
 
-def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
@@ -69,7 +69,7 @@ def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_frames_without_masks_have_no_place() -> None:
+def test_frames_without_masks_are_left_out() -> None:
     frames = [frame_at(seq, camera) for seq in range(4) for camera in ("left", "right")]
     kept = [frame for number, frame in enumerate(frames) if number not in (2, 3, 7)]
     placed = list(index_frames(map(masks_on, kept), frames))
@@ -77,7 +77,7 @@ def test_frames_without_masks_have_no_place() -> None:
     assert [frame for _, frame in placed] == kept
 
 
-def test_only_frames_of_spans_are_put_aside(tmp_path: Path) -> None:
+def test_only_frames_of_spans_are_buffered(tmp_path: Path) -> None:
     frames = [frame_at(seq, camera) for seq in range(8) for camera in ("left", "right")]
     spans = [span("left", 2, 6), span("left", 4, 8), span("right", 9, 11), span("left", 12, 12)]
     with ReverseFrameBuffer(tmp_path) as spool:

@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go."""
+    """Return the folder for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -66,7 +66,7 @@ def test_values_are_kept_listed_and_deleted(url: str) -> None:
         store.read("a/1")
 
 
-def test_files_and_folders_are_kept_in_place_of_those_before(url: str) -> None:
+def test_kept_files_and_folders_replace_older_ones(url: str) -> None:
     store = UrlStore(url)
     for names in (["0.png", "1.png"], ["0.png"]):
         with store.held():
@@ -81,7 +81,7 @@ def test_files_and_folders_are_kept_in_place_of_those_before(url: str) -> None:
     assert store.read("png/left/0.png") == b"0.png"
 
 
-def test_who_comes_last_writes(url: str) -> None:
+def test_the_last_holder_writes(url: str) -> None:
     first, second = UrlStore(url), UrlStore(url)
     with first.held():
         first.write("a", b"first")
@@ -113,7 +113,7 @@ def test_a_path_and_a_file_url_are_folders(tmp_path: Path) -> None:
         ("abfs://a/b", MissingExtraError, "adlfs .*'cloud'"),
     ],
 )
-def test_a_protocol_that_cannot_be_read_is_explained(url: str, error: type[Exception], text: str) -> None:
+def test_an_unknown_protocol_is_an_error(url: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         open_store(url)
 

@@ -1,7 +1,7 @@
 """A connection to Ray, and a pool of workers that are Ray actors.
 
 Tasks go to free workers, and go to another worker when one is lost. Ray could restart actors and repeat their tasks by
-itself, but it would do so while the lost one may still be running, and without telling. Here a lost worker is ended
+itself, but the lost actor may still be running then, and Ray does not report the loss. Here a lost worker is ended
 first, and its time is counted.
 """
 

@@ -39,7 +39,7 @@ _NO_PUBLISHER = (
 
 
 class StoppedWaitingError(TransportError):
-    """The replay was stopped while it waited for a silent node."""
+    """Raised when a replay is stopped while it waits for a silent node."""
 
 
 class SettledFrame(NamedTuple):

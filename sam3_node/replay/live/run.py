@@ -95,7 +95,7 @@ def _check_settings(job: Job, node_settings: Mapping[str, Mapping[str, Any]]) ->
             if node_value != value:
                 raise ReplayError(
                     f"{section}.{name}: the node has {node_value!r:.60}, found {value!r:.60} for this replay; a live "
-                    "node has its own settings: leave this one out, or start the node with it"
+                    "node has its own settings: leave this setting out, or start the node with it"
                 )
 
 

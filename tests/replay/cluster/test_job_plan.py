@@ -1,4 +1,4 @@
-"""Steps, bills and progress of many replays; what launch/cloud/ holds. No Ray runs here."""
+"""Plans, reports and progress of many replays, and the files in launch/cloud/, without Ray."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_whole_recording_is_one_task() -> None:
     assert end.value.value == ["summary"]
 
 
-def test_again_forgets_first_and_only_once() -> None:
+def test_again_clears_results_once() -> None:
     steps = JobPlan(JOB, again=True).steps()
     assert [task.kind for task in next(steps)] == ["clear"]
     assert [task.kind for task in steps.send([None])] == ["replay"]
 
 
-def test_cameras_are_jobs_of_their_own() -> None:
+def test_each_camera_is_a_job() -> None:
     steps = JobPlan(JOB, Split(by_camera=True)).steps()
     assert [task.kind for task in next(steps)] == ["probe"]
     tasks = steps.send([ProbeResult(("left", "right"), 20)])
@@ -88,12 +88,12 @@ def test_segments_are_replayed_at_once_and_then_joined() -> None:
         (Job(("a",), "o", objects=(BOX,)), Split(by_camera=True), "found one without"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(job: Job, split: Split, text: str) -> None:
+def test_a_job_that_cannot_be_divided_is_an_error(job: Job, split: Split, text: str) -> None:
     with pytest.raises(ReplayError, match=text):
         split.check(job)
 
 
-def test_a_bill_adds_up() -> None:
+def test_a_usage_report_adds_up() -> None:
     done = BagResult("a.mcap", "out/a", "done", None, 100, 1800.0)
     failed = BagResult("b.mcap", "out/b", "failed", "no frames", 0, 900.0, losses=2)
     bill = UsageReport([done, failed], 2000.0, 3600.0, 3600.0, 3.0)
@@ -139,7 +139,7 @@ def test_the_cluster_file_is_what_ray_takes() -> None:
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="there is no shell")
-def test_a_job_is_handed_in_as_a_replay_on_the_cluster(tmp_path: Path) -> None:
+def test_a_submitted_job_is_a_replay_on_the_cluster(tmp_path: Path) -> None:
     ray = tmp_path / "ray"
     ray.write_text('#!/bin/sh\nprintf "%s\\n" "$RAY_ADDRESS" "$@"\n')
     ray.chmod(0o755)
@@ -153,7 +153,7 @@ def test_a_job_is_handed_in_as_a_replay_on_the_cluster(tmp_path: Path) -> None:
     assert (args.ray, args.bags, args.names) == ("auto", ["s3://bags/a b.mcap"], ["red mug"])
 
 
-def test_the_commands_told_of_are_understood() -> None:
+def test_documented_commands_are_valid() -> None:
     text = (CLOUD / "README.md").read_text()
     found = re.findall(r"(?:sam3-node replay|launch/cloud/submit) (.+)", text)
     assert len(found) == 2
@@ -169,7 +169,7 @@ def test_the_container_file_installs_extras_that_exist() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
-def test_an_address_where_no_ray_is_is_told_at_once(address: str) -> None:
+def test_an_address_without_ray_is_an_error_at_once(address: str) -> None:
     pytest.importorskip("ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Replays on a local Ray: the same results as without, whatever happens to workers and drivers."""
+"""Replays on a local Ray give the same results as without, also when workers and drivers are killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three, of two cameras, one camera, and one camera."""
+    """Return three recordings, of two cameras, one camera, and one camera."""
     folder = tmp_path_factory.mktemp("bags")
     paths = [folder / f"{name}.mcap" for name in "abc"]
     for path, cameras in zip(paths, (("left", "right"), ("left",), ("right",)), strict=True):
@@ -70,7 +70,7 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the results of plain replays are."""
+    """Return the folder with the results of plain replays."""
     out, load = tmp_path_factory.mktemp("expected"), PerceptionCache()
     for job in job_of(bags, out, settings).split_by_recording():
         run_job(job, load)
@@ -92,14 +92,14 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 def workers() -> list[psutil.Process]:
-    """Those of this process's Ray."""
+    """Return the workers of this process's Ray."""
     children = psutil.Process().children(recursive=True)
     return [one for one in children if one.name() == "ray::Worker" and one.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextmanager
 def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
-    """Kills a worker so many times, at random moments after something has begun."""
+    """Kills workers several times, at random moments after a replay has begun."""
     killed: list[int] = []
     over = threading.Event()
 
@@ -121,7 +121,7 @@ def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
         thread.join()
 
 
-def test_many_recordings_give_what_each_alone_gives(
+def test_many_recordings_give_the_results_of_single_replays(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.mcap"
@@ -158,7 +158,7 @@ def test_killed_workers_cost_no_frame(
         assert_same(out / name, expected / name)
 
 
-def test_what_was_lost_or_stopped_is_gone_on_with(
+def test_lost_and_stopped_jobs_continue(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
     out, stop = tmp_path / "out", threading.Event()
@@ -205,7 +205,7 @@ def test_segments_keep_the_ids_of_those_before(tmp_path: Path) -> None:
         run_job(job)
 
 
-def test_the_door_tells_what_each_recording_took(
+def test_the_command_reports_the_cost_of_each_recording(
     bags: list[Path], settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [

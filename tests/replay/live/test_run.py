@@ -35,7 +35,7 @@ SHOWN = ObjectOnFrame(seq=3, box=(16, 12, 48, 36), label="boxed")
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    """Endpoints, weights and environment of all nodes here."""
+    """Return endpoints, weights and environment of all nodes in these tests."""
     rig = Rig(tmp_path_factory.mktemp("rig"))
     rig.environment |= {"SAM3_TRANSPORT__DELIVERY": "every", "SAM3_TRACKER__MAX_OBJECTS": "4"}
     return rig
@@ -43,14 +43,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 @pytest.fixture
 def rig(machine: Rig) -> Iterator[Rig]:
-    """What ends the nodes of a test."""
+    """Provide processes that end with the test."""
     yield machine
     machine.close()
 
 
 @pytest.fixture(scope="module")
 def settings(machine: Rig) -> Settings:
-    """Those of the nodes."""
+    """Return the endpoints of the nodes."""
     return tiny_settings(machine.folder)
 
 
@@ -66,7 +66,7 @@ def load() -> PerceptionCache:
 
 @pytest.fixture(scope="module")
 def bag(settings: Settings, load: PerceptionCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cameras, edits of every kind, and a frame of left that does not decode."""
+    """Record two cameras, each kind of edit, and a frame of left that cannot be decoded."""
     path = tmp_path_factory.mktemp("bag") / "edited.mcap"
     with Live(path, load(settings)) as live:
         for _ in edited(live, last=18):
@@ -79,7 +79,7 @@ def job_of(bag: Path, out: Path, settings: Settings, objects: tuple[ObjectOnFram
 
 
 def plain_bag(path: Path, perception: Perception, frames: list[Frame]) -> Path:
-    """These frames, and nothing else."""
+    """Record these frames alone."""
     with Live(path, perception) as live:
         for frame in frames:
             live.skip(frame)
@@ -101,7 +101,7 @@ def bytes_of(job: Job) -> bytes:
 def test_masks_are_those_of_a_replay_without_a_node(
     rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """With the recorded edits; one of them pauses."""
+    """Replay with the recorded edits, one of which pauses."""
     rig.node()
     job = job_of(bag, tmp_path / "live", settings)
     plain = replace(job, out=str(tmp_path / "plain"))
@@ -121,7 +121,7 @@ def test_masks_are_those_of_a_replay_without_a_node(
 def test_only_the_frames_fail_that_are_damaged(
     rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """Some within the stream, one where masks are waited for, and the last."""
+    """Damage frames within the stream, one before an edit, and the last one."""
     rig.node()
     frames = [moving_frame(seq) for seq in range(20)]
     for seq in (3, 8, 9, 19):
@@ -138,10 +138,10 @@ def test_only_the_frames_fail_that_are_damaged(
     assert summary["objects"] == {"left": 1}
 
 
-def test_a_second_replay_begins_without_what_came_before(
+def test_a_second_replay_is_independent_of_the_first(
     rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """Objects of the first; and frames that somebody else left in the node, of the same names. By the verb."""
+    """Objects of the first replay, and another sender's frames with the same camera names, have no effect."""
     rig.node()
     frames = [moving_frame(seq) for seq in range(10)]
     recording = plain_bag(tmp_path / "bag.mcap", load(settings), frames)
@@ -164,7 +164,7 @@ def next_id(one: Instance) -> Instance:
     return replace(one, id=one.id + 1)
 
 
-def test_a_stopped_replay_begins_anew(
+def test_a_stopped_replay_starts_over(
     rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     rig.node()
@@ -187,10 +187,10 @@ def test_a_stopped_replay_begins_anew(
     assert run_live(job, endpoints) == summary, "what is finished needs no node"
 
 
-def test_a_node_that_ends_is_told_and_parts_are_kept(
+def test_a_node_that_ends_is_an_error_and_shards_are_kept(
     rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """Killed; and started again in the middle, without what it knew."""
+    """Kill the node, and in another run restart it without its state."""
     job, node, starts_again = job_of(bag, tmp_path / "out", settings), rig.node(), False
 
     def progress(what: str, done: int, total: int | None) -> None:
@@ -216,7 +216,7 @@ def test_a_node_that_cannot_be_lossless_is_refused(
         run_live(job_of(bag, tmp_path / "out", settings), endpoints)
 
 
-def test_what_a_node_cannot_do_is_refused(
+def test_a_job_that_a_node_cannot_run_is_an_error(
     rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     job = job_of(bag, tmp_path / "out", settings)
@@ -235,7 +235,7 @@ def test_what_a_node_cannot_do_is_refused(
         run_live(replace(job, out=str(tmp_path / "plain")), endpoints)
 
 
-def test_ledger_settles_in_order() -> None:
+def test_frames_in_flight_settle_in_order() -> None:
     frames_in_flight, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
     for frame in frames:
         frames_in_flight.add(frame)
