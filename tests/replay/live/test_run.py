@@ -182,7 +182,7 @@ def test_a_stopped_replay_starts_over(
     summary = run_live(job, endpoints, limits=SMALL)
     assert summary.frames == 36
     assert len(masks_of(job)) == 35
-    assert any("pushed anew" in note for note in summary.notes)
+    assert any("pushed again" in note for note in summary.notes)
     rig.processes[-1].kill()
     assert run_live(job, endpoints) == summary, "what is finished needs no node"
 
