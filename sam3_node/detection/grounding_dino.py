@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
-from ..models.boxes import select
-from ..models.devices import pick_device, pick_dtype
-from ..models.pixels import normalised
+from ..models.boxes import corners, select, to_detections
+from ..models.pixels import normalised, unit_square
 from ..models.pretrained import (
     IMAGENET,
     Normalisation,
@@ -25,8 +24,9 @@ from ..models.pretrained import (
     read_normalisation,
     read_preprocessing,
 )
+from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
-from .output import corners, telling_failures, to_detections, unit_square
+from .base import telling_failures
 from .phrases import shown
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}

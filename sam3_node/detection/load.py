@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import ModelError, VocabularyError
 from .base import Detector
-from .phrase_encoder import PhraseEncoder, VocabularyFirst
-from .vocabulary import Vocabulary
+from .phrase_encoder import PhraseEncoder
+from .vocabulary import Vocabulary, VocabularyFirst
 
 if TYPE_CHECKING:
     import torch

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import VocabularyError
-
-if TYPE_CHECKING:
-    from .vocabulary import Vocabulary
 
 Vectors = npt.NDArray[np.float32]
 UNIT = 1e-6  # a norm this near 1 is left as it is, so that vectors stay bit for bit the same through files
@@ -33,25 +30,6 @@ class PhraseEncoder(Protocol):
 
         Raises RequestError for a phrase that `clean_phrase` refuses or that has no vector.
         """
-
-
-class VocabularyFirst:
-    """A PhraseEncoder that takes from a vocabulary what is in it, and the rest from an encoder of the same model."""
-
-    def __init__(self, vocabulary: Vocabulary, encoder: PhraseEncoder) -> None:
-        """Raises VocabularyError where the two are not of one model."""
-        check_encoder(encoder, vocabulary.dimension, vocabulary.model)
-        self._vocabulary, self._encoder = vocabulary, encoder
-        self.model, self.dimension = vocabulary.model, vocabulary.dimension
-
-    def encode(self, phrases: Sequence[str]) -> Vectors:
-        """Vectors float32 [K, D] of unit length; see PhraseEncoder."""
-        unknown = [index for index, phrase in enumerate(phrases) if phrase not in self._vocabulary]
-        vectors = np.empty((len(phrases), self.dimension), np.float32)
-        vectors[unknown] = self._encoder.encode([phrases[index] for index in unknown])
-        known = np.setdiff1d(np.arange(len(phrases)), unknown)
-        vectors[known] = self._vocabulary.encode([phrases[index] for index in known])
-        return vectors
 
 
 def check_encoder(encoder: PhraseEncoder, dimension: int, model: str | None = None) -> None:

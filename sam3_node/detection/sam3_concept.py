@@ -16,14 +16,14 @@ from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
 from ..errors import RequestError
-from ..models.boxes import CANDIDATES, Selection, select
-from ..models.devices import pick_device, pick_dtype
-from ..models.pixels import normalised
+from ..models.boxes import CANDIDATES, Selection, corners, select, to_detections
+from ..models.pixels import normalised, unit_square
 from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
+from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
-from .output import corners, telling_failures, to_detections, unit_square
+from .base import telling_failures
 from .phrases import shown
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}

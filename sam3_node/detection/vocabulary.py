@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError
-from .phrase_encoder import Vectors, check_encoder, unit_rows
+from .phrase_encoder import PhraseEncoder, Vectors, check_encoder, unit_rows
 from .phrases import clean_phrase, nearest_phrases, phrase_key, shown
 
 VERSION = "1"
@@ -123,6 +123,25 @@ class Vocabulary:
             f"not among the {len(self)} phrases of the vocabulary: {', '.join(told)}{more}; name one that is, or build "
             "a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
         )
+
+
+class VocabularyFirst:
+    """A PhraseEncoder that takes from a vocabulary what is in it, and the rest from an encoder of the same model."""
+
+    def __init__(self, vocabulary: Vocabulary, encoder: PhraseEncoder) -> None:
+        """Raises VocabularyError where the two are not of one model."""
+        check_encoder(encoder, vocabulary.dimension, vocabulary.model)
+        self._vocabulary, self._encoder = vocabulary, encoder
+        self.model, self.dimension = vocabulary.model, vocabulary.dimension
+
+    def encode(self, phrases: Sequence[str]) -> Vectors:
+        """Vectors float32 [K, D] of unit length; see PhraseEncoder."""
+        unknown = [index for index, phrase in enumerate(phrases) if phrase not in self._vocabulary]
+        vectors = np.empty((len(phrases), self.dimension), np.float32)
+        vectors[unknown] = self._encoder.encode([phrases[index] for index in unknown])
+        known = np.setdiff1d(np.arange(len(phrases)), unknown)
+        vectors[known] = self._vocabulary.encode([phrases[index] for index in known])
+        return vectors
 
 
 def _clean(phrases: Sequence[object]) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import VocabularyError
-from .phrase_encoder import PhraseEncoder, VocabularyFirst, check_encoder
+from .phrase_encoder import PhraseEncoder, check_encoder
 from .phrases import unique_phrases
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, VocabularyFirst
 
 
 def build_vocabulary(

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..models.boxes import letterbox, select
+from ..models.boxes import select, to_detections
+from ..models.pixels import letterbox
 from ..models.yolo.config import STRIDES
 from ..models.yolo.network import Detections, YoloWorld
 from ..types import Detection
-from .output import telling_failures, to_detections
+from .base import telling_failures
 from .phrase_encoder import PhraseEncoder, check_encoder
 
 IOU = 0.7  # as the public weights are used

@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .pixels import resized
+from ..types import Detection
+from .pixels import Letterbox
 
-GREY = 114 / 255  # what the public weights were trained with around the picture
 CANDIDATES = 1000  # boxes that may compete, the best ones
-
-
-class Letterbox(NamedTuple):
-    """Where a frame lies in the network's input: resized by `ratio` (x, y), then moved by `offset` (x, y) pixels."""
-
-    width: int
-    height: int
-    ratio: tuple[float, float]
-    offset: tuple[int, int]
-
-    def to_frame(self, boxes: Tensor) -> Tensor:
-        """Boxes [..., 4] in pixels of the network's input -> in pixels of the frame, clipped to it."""
-        ratio, offset = boxes.new_tensor(self.ratio * 2), boxes.new_tensor(self.offset * 2)
-        edge = boxes.new_tensor((self.width, self.height) * 2)
-        return torch.minimum(((boxes - offset) / ratio).clamp(min=0), edge)
-
-
-def letterbox(
-    image: npt.NDArray[np.uint8],
-    size: int | tuple[int, int],
-    *,
-    device: str | torch.device = "cpu",
-    rgb: bool = False,
-) -> tuple[Tensor, Letterbox]:
-    """Fit a BGR (or RGB) uint8 frame [h, w, 3] into (H, W), or a square, its proportions kept, grey around it.
-
-    Returns RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the way back.
-    """
-    high, wide = (size, size) if isinstance(size, int) else size
-    height, width = image.shape[:2]
-    scale = min(high / height, wide / width)
-    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
-    top, left = (high - rows) // 2, (wide - columns) // 2
-    pixels = resized(image, (rows, columns), device, rgb=rgb)
-    pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
-    return pixels, Letterbox(width, height, (columns / width, rows / height), (left, top))
 
 
 class Selection(NamedTuple):
@@ -101,3 +63,20 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
 
 def _area(boxes: Tensor) -> Tensor:
     return (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """Boxes [..., 4] as centre x, centre y, width and height -> x0 y0 x1 y1."""
+    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    return torch.cat([centre - half, centre + half], dim=-1)
+
+
+def to_detections(chosen: Selection, frame: Letterbox, phrases: Sequence[str]) -> list[Detection]:
+    """The boxes on the frame that they were found on, in one copy from the device; those of no area are left out."""
+    columns = [frame.to_frame(chosen.boxes), chosen.scores[:, None], chosen.classes[:, None]]
+    rows = torch.cat(columns, dim=1).tolist()
+    return [
+        Detection(phrases[int(index)], score, (x0, y0, x1, y1))
+        for x0, y0, x1, y1, score, index in rows
+        if x0 < x1 and y0 < y1
+    ]

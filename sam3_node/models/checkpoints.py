@@ -11,11 +11,10 @@ from torch import nn
 from transformers import Sam2VideoModel, Sam3TrackerVideoModel
 
 from ..errors import ModelError
-from .devices import pick_device, pick_dtype
-from .digest import check_digest
 from .pretrained import CENTRED, IMAGENET, load_pretrained, read_normalisation
 from .sam.image_size import at_image_size
 from .sam.tracker_model import TrackerModel
+from .weight_loading import check_digest, pick_device, pick_dtype
 
 NANO = Path(__file__).parent / "nano"
 CLASSES: dict[str, Any] = {

@@ -11,10 +11,9 @@ from typing import Any, Self
 import cv2
 import torch
 
-from ..detection.base import Detector
+from ..detection.base import Detector, PromptSet, want
 from ..detection.load import NANO as NANO_DETECTOR
 from ..detection.phrases import clean_prompts
-from ..detection.prompt_set import PromptSet, want
 from ..engines.key import checkpoint_digest
 from ..errors import EngineError, RequestError
 from ..models import TrackerModel

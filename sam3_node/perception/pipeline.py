@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector
-from ..detection.prompt_set import PromptSet
+from ..detection.base import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import TrackerModel

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector
-from ..detection.prompt_set import PromptSet
+from ..detection.base import Detector, PromptSet
 from ..geometry import Scaling
 from ..models import Features
-from ..models.sam.tracker_model import Decoded
+from ..models.sam.stages import Decoded
 from ..settings import DetectorSettings
 from ..tracking import Track, Tracker, Tracks
 from ..tracking.association import Association, Comparison, Rules, associate, compare

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.tracker_model import Decoded
+from ..models.sam.stages import Decoded
 from ..types import State
 from .memory import MemoryBank, confidence
 from .selection import rule

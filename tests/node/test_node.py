@@ -476,6 +476,6 @@ def test_a_silent_camera_gives_its_place_to_another(
             lambda: masks_of("first", also="second") and near.status()["frames_rejected"], "a refused camera"
         )
         assert list(near.perception.pipelines) == ["first"]
-        monkeypatch.setattr("sam3_node.node.CAMERA_IDLE_S", 0.05)
+        monkeypatch.setattr("sam3_node.node.node.CAMERA_IDLE_S", 0.05)
         until(lambda: masks_of("second"), "the second camera")
         assert list(near.perception.pipelines) == ["second"]

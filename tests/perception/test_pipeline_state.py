@@ -14,9 +14,8 @@ import torch
 
 from sam3_node.bags.native.frames import read_frames
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.detection.base import Detector
+from sam3_node.detection.base import Detector, want
 from sam3_node.detection.load import load_detector
-from sam3_node.detection.prompt_set import want
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.checkpoint import pack_state, unpack_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sam3_node.detection.prompt_set import want
+from sam3_node.detection.base import want
 from sam3_node.errors import RequestError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker

@@ -18,7 +18,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 import numpy as np
 
 from sam3_node.cameras.scene import Scene
-from sam3_node.detection.prompt_set import want
+from sam3_node.detection.base import want
 from sam3_node.errors import ModelError, Sam3NodeError
 from sam3_node.perception.loading import load_finder, load_model
 from sam3_node.perception.pipeline import Pipeline

@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, fo
 
 import numpy as np
 
-from sam3_node.detection.base import Detector
-from sam3_node.detection.prompt_set import want
+from sam3_node.detection.base import Detector, want
 from sam3_node.errors import CameraError, RequestError, Sam3NodeError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.loading import load_finder, load_model

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sam3_node.models.sam.hiera import POOL, Hiera, z_order
-from sam3_node.models.sam.tracker_model import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.stages import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
 
 
 class Features(NamedTuple):

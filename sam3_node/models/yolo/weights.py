@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ...errors import ModelError, OutputError
-from ..devices import pick_device, pick_dtype
-from ..digest import check_digest, digest_path, write_digest
+from ..weight_loading import check_digest, digest_path, pick_device, pick_dtype, write_digest
 from .config import YoloWorldConfig
 from .network import YoloWorld
 

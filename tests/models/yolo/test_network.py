@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sam3_node.errors import ModelError, OutputError
-from sam3_node.models.digest import digest_path
+from sam3_node.models.weight_loading import digest_path
 from sam3_node.models.yolo.config import SCALES, Scale, YoloWorldConfig
 from sam3_node.models.yolo.network import Predictions, YoloWorld, anchors
 from sam3_node.models.yolo.weights import load_yolo_world, save_yolo_world
