@@ -1,4 +1,7 @@
-"""What the pipeline asks of a detector: phrases once, then boxes on a frame."""
+"""The interface of detectors, and the set of prompts that a detector searches for.
+
+A detector prepares phrases once, and then returns boxes for each frame.
+"""
 
 from __future__ import annotations
 
@@ -19,81 +22,85 @@ if TYPE_CHECKING:
 
 
 class Query(Protocol):
-    """Phrases, made ready for one detector; shared by cameras and kept from frame to frame."""
+    """Phrases prepared for one detector. All cameras and frames share it."""
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """As they label what is found."""
+        """The labels of detections."""
 
 
 class Detector(Protocol):
-    """Finds things by name. It remembers nothing between calls, so one serves all cameras."""
+    """Finds objects by name. It keeps no state between calls, so one detector serves all cameras."""
 
     @property
     def name(self) -> str:
-        """Of the model, for status and messages."""
+        """Name of the model, for status and messages."""
 
     def prepare(self, phrases: Sequence[str]) -> Any:
-        """The Query for cleaned, unique phrases, one at least.
+        """Return the Query for at least one phrase; the phrases are cleaned and unique.
 
-        Raises RequestError (UnknownPhraseError for a phrase without a vector); nothing has changed then.
+        Raises RequestError, or UnknownPhraseError for a phrase without a vector; nothing is changed then.
         """
 
     def detect(
         self, image: npt.NDArray[np.uint8], query: Any, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
-        """Detections on a BGR frame [h, w, 3] that score more than `threshold`, the best first.
+        """Return the detections on a BGR frame [h, w, 3] with a score above `threshold`, the best first.
 
-        Of one phrase's overlapping boxes only the best is there. trunk: what the tracker's encoder made of the frame,
-        for a detector that shares it; others pass over it. Raises ModelError where the model fails.
+        Of overlapping boxes with the same phrase, only the best is returned. trunk: the features that the tracker's
+        encoder computed for the frame, for a detector that shares the encoder; others ignore it. Raises ModelError if
+        the model fails.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class PromptSet:
-    """A detector's query, the score from which on each phrase is believed, and how many of some there may be.
-
-    The same for all cameras.
-    """
+    """Prompts with their limits, the same for all cameras."""
 
     query: Any
+    """prepared by the detector"""
     thresholds: Mapping[str, float]
-    most: Mapping[str, int] = field(default_factory=dict)
+    """minimum score of a new object, for each phrase"""
+    max_counts: Mapping[str, int] = field(default_factory=dict)
+    """maximum number of objects, for some phrases"""
 
     @property
     def phrases(self) -> tuple[str, ...]:
+        """The phrases, in their order."""
         return tuple(self.thresholds)
 
 
-def want(
+def prepare_prompts(
     detector: Detector,
     phrases: Sequence[str],
     score: float,
     scores: Mapping[str, float] | None = None,
-    most: Mapping[str, int] | None = None,
+    max_counts: Mapping[str, int] | None = None,
 ) -> PromptSet:
-    """Make cleaned, unique phrases ready. `scores` and `most` are for the phrases they name, `score` for the others.
+    """Prepare cleaned, unique phrases for a detector.
 
-    Raises RequestError for a phrase that the detector does not know, and for a limit of none of them.
+    scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
+    of some phrases. Raises RequestError for a phrase that the detector cannot search for, and for a limit whose
+    phrase is not among `phrases`.
     """
-    scores, most = _by_phrase(scores or {}, phrases), _by_phrase(most or {}, phrases)
+    scores, max_counts = _by_phrase(scores or {}, phrases), _by_phrase(max_counts or {}, phrases)
     thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
-    return PromptSet(detector.prepare(phrases), thresholds, most)
+    return PromptSet(detector.prepare(phrases), thresholds, max_counts)
 
 
 def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:
-    """Limits by the phrases as they are spelt there."""
-    spelt = {phrase_key(phrase): phrase for phrase in phrases}
-    if strange := [name for name in limits if phrase_key(name) not in spelt]:
+    """Return the limits with the spelling of their keys in `phrases`."""
+    spelling = {phrase_key(phrase): phrase for phrase in phrases}
+    if unknown := [name for name in limits if phrase_key(name) not in spelling]:
         raise RequestError(
-            f"expected limits of the prompts {', '.join(phrases)}, found one of {strange[0]!r:.60}"
+            f"expected limits for the prompts {', '.join(phrases)}, found one for {unknown[0]!r:.60}"
         )
-    return {spelt[phrase_key(name)]: limit for name, limit in limits.items()}
+    return {spelling[phrase_key(name)]: limit for name, limit in limits.items()}
 
 
 @contextmanager
-def telling_failures(name: str) -> Iterator[None]:
-    """Raise ModelError where torch fails, such as for want of memory."""
+def raise_model_error(name: str) -> Iterator[None]:
+    """Raise ModelError if torch fails in the block, for example because memory runs out."""
     try:
         yield
     except RuntimeError as error:

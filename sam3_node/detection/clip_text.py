@@ -13,8 +13,8 @@ from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import RequestError, VocabularyError
-from .phrase_encoder import Vectors, unit_rows
-from .phrases import clean_phrase, phrase_key, shown
+from .phrase_encoder import Vectors, normalise_rows
+from .phrases import clean_phrase, phrase_key, quote_phrase
 
 BATCH = 64
 CACHED = 4096  # phrases
@@ -66,12 +66,12 @@ class ClipText:
             counts = tokens.attention_mask.sum(dim=1)
             raise RequestError(
                 f"phrase: expected at most {most} tokens, found {int(counts.max())} in "
-                f"{shown(texts[int(counts.argmax())])}; name the object in a few words"
+                f"{quote_phrase(texts[int(counts.argmax())])}; name the object in a few words"
             )
         with torch.inference_mode():
             vectors = self._tower(**tokens).text_embeds.numpy()
         try:
-            return unit_rows(vectors)
+            return normalise_rows(vectors)
         except ValueError as error:
             raise VocabularyError(
                 f"{self.model} makes vectors that are not usable ({error}); expected finite ones, "

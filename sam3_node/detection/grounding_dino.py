@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
-from ..models.boxes import corners, select, to_detections
-from ..models.pixels import normalised, unit_square
+from ..models.boxes import to_corners, select, to_detections
+from ..models.pixels import normalise_frame, unit_letterbox
 from ..models.pretrained import (
     IMAGENET,
     Normalisation,
@@ -26,8 +26,8 @@ from ..models.pretrained import (
 )
 from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
-from .base import telling_failures
-from .phrases import shown
+from .base import raise_model_error
+from .phrases import quote_phrase
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}
 IOU = 0.7
@@ -85,7 +85,7 @@ class GroundingDinoDetector:
                 f"prompts: expected at most {most} tokens in all, found {len(tokens)} in {len(phrases)} phrases; "
                 "look for fewer at once, or name them in fewer words"
             )
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             rows = torch.tensor([tokens, owners], device=self._model.device)
             return TextQuery(tuple(phrases), rows[:1], rows[1])
 
@@ -105,7 +105,9 @@ class GroundingDinoDetector:
     def _words(self, phrase: str) -> list[int]:
         ids = self._tokenizer(phrase.lower(), add_special_tokens=False).input_ids
         if set(ids) <= {self._tokenizer.unk_token_id}:
-            raise UnknownPhraseError(f"expected words that {self.name} knows, found none in {shown(phrase)}")
+            raise UnknownPhraseError(
+                f"expected words that {self.name} knows, found none in {quote_phrase(phrase)}"
+            )
         return ids
 
     @torch.inference_mode()
@@ -114,13 +116,13 @@ class GroundingDinoDetector:
     ) -> list[Detection]:
         """See Detector."""
         size = input_size(image.shape[:2], self._shortest, self._longest)
-        with telling_failures(self.name):
-            pixels = normalised(image, size, self._mean, self._std, torch.float32)
+        with raise_model_error(self.name):
+            pixels = normalise_frame(image, size, self._mean, self._std, torch.float32)
             found = self._run(pixels, query.tokens)
             scores = _by_phrase(found.logits[0].float().sigmoid(), query)
-            boxes = corners(found.pred_boxes[0].float()).clamp(0, 1)
+            boxes = to_corners(found.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
-            return to_detections(chosen, unit_square(image), query.phrases)
+            return to_detections(chosen, unit_letterbox(image), query.phrases)
 
     def _run(self, pixels: Tensor, tokens: Tensor) -> Any:
         with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype != torch.float32):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import ModelError, VocabularyError
 from .base import Detector
 from .phrase_encoder import PhraseEncoder
-from .vocabulary import Vocabulary, VocabularyFirst
+from .vocabulary import Vocabulary, VocabularyWithFallback
 
 if TYPE_CHECKING:
     import torch
@@ -108,4 +108,4 @@ def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | 
     from .clip_text import ClipText
 
     encoder = ClipText(text_encoder)
-    return encoder if known is None else VocabularyFirst(known, encoder)
+    return encoder if known is None else VocabularyWithFallback(known, encoder)

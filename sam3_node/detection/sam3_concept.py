@@ -16,21 +16,21 @@ from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
 from ..errors import RequestError
-from ..models.boxes import CANDIDATES, Selection, corners, select, to_detections
-from ..models.pixels import normalised, unit_square
+from ..models.boxes import MAX_CANDIDATES, Selection, to_corners, select, to_detections
+from ..models.pixels import normalise_frame, unit_letterbox
 from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
 from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
-from .base import telling_failures
-from .phrases import shown
+from .base import raise_model_error
+from .phrases import quote_phrase
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
 IOU = 0.7
 LIMIT = 100
-PHRASES = 4  # that go through the detector at once: each has a copy of the image's tokens
-TEXTS = 64  # that go through the text tower at once
+PHRASE_BATCH = 4  # that go through the detector at once: each has a copy of the image's tokens
+TEXT_BATCH = 64  # that go through the text tower at once
 
 
 class ConceptQuery(NamedTuple):
@@ -88,7 +88,7 @@ class ConceptNetwork(nn.Module):
         logits = self.scoring(last, text, mask)[0, ..., 0]
         offsets = self.decoder.box_head(last[0])
         boxes = (inverse_sigmoid(decoded.reference_boxes[-1]) + offsets).sigmoid()
-        return corners(boxes).clamp(0, 1), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
+        return to_corners(boxes).clamp(0, 1), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
 
 
 class Sam3ConceptDetector:
@@ -115,24 +115,24 @@ class Sam3ConceptDetector:
             torch.tensor(values, device=self._device).view(1, 3, 1, 1) for values in normalisation
         )
         self._side = side(model.config.vision_config.image_size)
-        self._most = model.config.text_config.max_position_embeddings
+        self._max_tokens = model.config.text_config.max_position_embeddings
         self._iou, self._limit = iou, limit
 
     @torch.inference_mode()
     def prepare(self, phrases: Sequence[str]) -> ConceptQuery:
         """Phrases with their features; raises RequestError for one of more tokens than the model reads."""
         counts = [len(ids) for ids in self._tokenizer(list(phrases)).input_ids]
-        if max(counts) > self._most:
+        if max(counts) > self._max_tokens:
             raise RequestError(
-                f"phrase: expected at most {self._most} tokens, found {max(counts)} in "
-                f"{shown(phrases[counts.index(max(counts))])}; name the object in a few words"
+                f"phrase: expected at most {self._max_tokens} tokens, found {max(counts)} in "
+                f"{quote_phrase(phrases[counts.index(max(counts))])}; name the object in a few words"
             )
         tokens = self._tokenizer(
-            list(phrases), padding="max_length", max_length=self._most, return_tensors="pt"
+            list(phrases), padding="max_length", max_length=self._max_tokens, return_tensors="pt"
         )
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             ids, mask = tokens.input_ids.to(self._device), tokens.attention_mask.to(self._device)
-            batches = zip(ids.split(TEXTS), mask.split(TEXTS), strict=True)
+            batches = zip(ids.split(TEXT_BATCH), mask.split(TEXT_BATCH), strict=True)
             return ConceptQuery(
                 tuple(phrases), torch.cat([self._network.read(*batch) for batch in batches]), mask.bool()
             )
@@ -142,17 +142,17 @@ class Sam3ConceptDetector:
         self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """See Detector."""
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             if trunk is None:
                 trunk = self._network.trunk(self._pixels(image))
             encoded = self._network.encode(trunk)
-            batches = zip(query.text.split(PHRASES), query.mask.split(PHRASES), strict=True)
+            batches = zip(query.text.split(PHRASE_BATCH), query.mask.split(PHRASE_BATCH), strict=True)
             found = [self._network(*encoded, *batch) for batch in batches]
             boxes, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
             chosen = self._choose(boxes, scores, threshold)
-            return to_detections(chosen, unit_square(image), query.phrases)
+            return to_detections(chosen, unit_letterbox(image), query.phrases)
 
-    def shares_trunk_of(self, tracker: TrackerModel) -> bool:
+    def share_trunk_with(self, tracker: TrackerModel) -> bool:
         """Take over the tracker's trunk, if its weights and pixels are this one's, and let go of its own.
 
         From then on `detect` is to be given what it makes of the frame.
@@ -166,11 +166,11 @@ class Sam3ConceptDetector:
 
     def _pixels(self, image: npt.NDArray[np.uint8]) -> Tensor:
         """[1, 3, S, S]"""
-        return normalised(image, (self._side, self._side), self._mean, self._std, self._dtype)
+        return normalise_frame(image, (self._side, self._side), self._mean, self._std, self._dtype)
 
     def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> Selection:
         """Of boxes [K, Q, 4] with scores [K, Q], each of which counts for its own phrase alone."""
-        best, index = scores.flatten().topk(min(CANDIDATES, scores.numel()))
+        best, index = scores.flatten().topk(min(MAX_CANDIDATES, scores.numel()))
         table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))
         return select(boxes.flatten(0, 1)[index], table, threshold, iou=self._iou, limit=self._limit)
 
@@ -208,5 +208,5 @@ def load_sam3_concept(
         normalisation=read_normalisation(name, CENTRED),
     )
     if tracker is not None:
-        detector.shares_trunk_of(tracker)
+        detector.share_trunk_with(tracker)
     return detector

@@ -16,8 +16,8 @@ from ..models.pixels import letterbox
 from ..models.yolo.config import STRIDES
 from ..models.yolo.network import Detections, YoloWorld
 from ..types import Detection
-from .base import telling_failures
-from .phrase_encoder import PhraseEncoder, check_encoder
+from .base import raise_model_error
+from .phrase_encoder import PhraseEncoder, check_phrase_encoder
 
 IOU = 0.7  # as the public weights are used
 LIMIT = 100
@@ -47,7 +47,7 @@ class YoloWorldDetector:
         iou: float = IOU,
         limit: int = LIMIT,
     ) -> None:
-        check_encoder(encoder, model.config.text_channels)
+        check_phrase_encoder(encoder, model.config.text_channels)
         self.name = name
         self.model = model
         self.network: Callable[[Tensor, Tensor], Detections] = model
@@ -60,7 +60,7 @@ class YoloWorldDetector:
         """Phrases with their vectors; raises RequestError for one that the encoder has no vector for."""
         vectors = torch.from_numpy(self._encoder.encode(phrases))
         stem = self.model.backbone.stem.conv.weight
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype))
 
     @torch.inference_mode()
@@ -68,7 +68,7 @@ class YoloWorldDetector:
         self, image: npt.NDArray[np.uint8], query: VectorQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """See Detector."""
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             pixels, frame = letterbox(image, self._size, device=query.vectors.device)
             boxes, scores = self.network(pixels, query.vectors)
             chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)

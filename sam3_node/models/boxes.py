@@ -11,7 +11,7 @@ from torch import Tensor
 from ..types import Detection
 from .pixels import Letterbox
 
-CANDIDATES = 1000  # boxes that may compete, the best ones
+MAX_CANDIDATES = 1000  # boxes that may compete, the best ones
 
 
 class Selection(NamedTuple):
@@ -32,7 +32,7 @@ def select(
     """
     best, classes = torch.where(scores > thresholds, scores, 0).max(dim=1)
     index = best.nonzero()[:, 0]
-    index = index[best[index].argsort(descending=True, stable=True)[:CANDIDATES]]
+    index = index[best[index].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     index = index[_survivors(boxes[index], classes[index], iou)][:limit]
     return Selection(boxes[index], best[index], classes[index])
 
@@ -65,7 +65,7 @@ def _area(boxes: Tensor) -> Tensor:
     return (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
 
 
-def corners(boxes: Tensor) -> Tensor:
+def to_corners(boxes: Tensor) -> Tensor:
     """Boxes [..., 4] as centre x, centre y, width and height -> x0 y0 x1 y1."""
     centre, half = boxes[..., :2], boxes[..., 2:] / 2
     return torch.cat([centre - half, centre + half], dim=-1)

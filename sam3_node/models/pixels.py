@@ -14,7 +14,7 @@ from torch import Tensor
 GREY = 114 / 255  # what the public weights were trained with around the picture
 
 
-def resized(
+def resize_frame(
     image: npt.NDArray[np.uint8],
     size: tuple[int, int],
     device: str | torch.device,
@@ -29,15 +29,15 @@ def resized(
     return (pixels if rgb else pixels.flip(1)).float() / 255
 
 
-def normalised(
+def normalise_frame(
     image: npt.NDArray[np.uint8], size: tuple[int, int], mean: Tensor, std: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """As `resized` of a BGR frame, less `mean`, divided by `std`, both [1, 3, 1, 1] on the device, in `dtype`."""
-    return ((resized(image, size, mean.device) - mean) / std).to(dtype)
+    """As `resize_frame` of a BGR frame, less `mean`, divided by `std`, both [1, 3, 1, 1] on the device, in `dtype`."""
+    return ((resize_frame(image, size, mean.device) - mean) / std).to(dtype)
 
 
 class Letterbox(NamedTuple):
-    """Where a frame lies in the network's input: resized by `ratio` (x, y), then moved by `offset` (x, y) pixels."""
+    """Where a frame lies in the network's input: resize_frame by `ratio` (x, y), then moved by `offset` (x, y) pixels."""
 
     width: int
     height: int
@@ -67,12 +67,12 @@ def letterbox(
     scale = min(high / height, wide / width)
     rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
     top, left = (high - rows) // 2, (wide - columns) // 2
-    pixels = resized(image, (rows, columns), device, rgb=rgb)
+    pixels = resize_frame(image, (rows, columns), device, rgb=rgb)
     pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
     return pixels, Letterbox(width, height, (columns / width, rows / height), (left, top))
 
 
-def unit_square(image: npt.NDArray[np.uint8]) -> Letterbox:
+def unit_letterbox(image: npt.NDArray[np.uint8]) -> Letterbox:
     """Where a frame lies for a network whose boxes are parts of its width and height."""
     height, width = image.shape[:2]
     return Letterbox(width, height, (1 / width, 1 / height), (0, 0))

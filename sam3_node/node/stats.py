@@ -16,10 +16,10 @@ RATE_FRAMES = 100
 
 
 class CameraStats:
-    """What became of one camera's frames: received = stepped + failed + skipped.
+    """Counts of one camera's frames (received = stepped + failed + skipped), and times of the last 1000 frames.
 
-    `age` is from capture to the start of the frame's step, `latency` from capture to the publication of its
-    masks, both over the last 1000 frames. Where a clock is not Unix time they count from the frame's arrival.
+    `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
+    publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival.
     """
 
     def __init__(self) -> None:
@@ -36,24 +36,24 @@ class CameraStats:
         return time.monotonic() - self._ends_s[-1] if self._ends_s else float("inf")
 
     def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
-        """A frame is about to be stepped; `skipped` were passed over before it."""
+        """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
         self.skipped += skipped
         self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
 
     def end(self, frame: Frame, received_ns: int) -> None:
-        """The frame's masks are on their way."""
+        """Record that the frame's masks were published."""
         self.stepped += 1
         self.last_seq = frame.seq
         self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
         self._ends_s.append(time.monotonic())
 
     def fail(self, error: Exception) -> None:
-        """The frame could not be stepped."""
+        """Record that the frame's step failed."""
         self.failed += 1
         self.last_error = f"{type(error).__name__}: {error}"
 
     def describe(self) -> dict[str, Any]:
-        """The counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
+        """Return the counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
         return {
             "received": self.stepped + self.failed + self.skipped,
             "stepped": self.stepped,
@@ -71,7 +71,7 @@ class CameraStats:
     def _rate(self) -> float:
         if len(self._ends_s) < 2:
             return 0.0
-        # up to now, so that the rate of a camera that has stopped falls
+        # measured up to now, so the rate of a stopped camera falls
         return round(len(self._ends_s) / max(time.monotonic() - self._ends_s[0], 1e-9), 2)
 
 
@@ -79,14 +79,14 @@ def _origin_ns(frame: Frame, received_ns: int) -> int:
     return frame.capture_ns if frame.clock == "system" else received_ns
 
 
-def _percentile_ms(values_ns: deque[int], part: float) -> float | None:
+def _percentile_ms(values_ns: deque[int], fraction: float) -> float | None:
     if not values_ns:
         return None
-    return round(sorted(values_ns)[int(part * (len(values_ns) - 1))] / 1e6, 3)
+    return round(sorted(values_ns)[int(fraction * (len(values_ns) - 1))] / 1e6, 3)
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process; its peak where the system does not tell the present."""
+    """Return the resident memory of this process in bytes; its peak if the current value is not available."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -15,7 +15,7 @@ from sam3_node.detection.sam3_concept import PHRASES, Sam3ConceptDetector, load_
 from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
 from sam3_node.models.boxes import box_iou
-from sam3_node.models.pixels import normalised
+from sam3_node.models.pixels import normalise_frame
 from sam3_node.types import Detection
 from tests.support.tiny import sam3_config, tiny_model
 from tests.support.tiny_clip import LETTERS, TOKENS
@@ -40,7 +40,7 @@ def reference(folder: Path, image: np.ndarray, names: list[str], threshold: floa
     """Boxes and scores as the model's documentation makes them of its outputs, each phrase on its own."""
     model, tokenizer = Sam3Model.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
     half = torch.full((1, 3, 1, 1), 0.5)
-    pixels = normalised(image, (112, 112), half, half, torch.float32)
+    pixels = normalise_frame(image, (112, 112), half, half, torch.float32)
     height, width = image.shape[:2]
     found = []
     for name in names:
@@ -137,13 +137,13 @@ def test_one_trunk_serves_tracker_and_detector(composite: Path) -> None:
     assert features.trunk is not None
     found = shared.detect(picture(), shared.prepare(NAMES), 0.1, features.trunk)
     same(found, alone.detect(picture(), alone.prepare(NAMES), 0.1))
-    assert shared.shares_trunk_of(tracker), "again is no harm"
+    assert shared.share_trunk_with(tracker), "again is no harm"
 
 
 def test_the_trunk_of_another_tracker_is_not_shared(composite: Path) -> None:
     for other in (tiny_model(), load_tracker("nano"), load_tracker(composite, image_size=168)):
         mine = load_sam3_concept(composite, tracker=other)
-        assert not mine.shares_trunk_of(other)
+        assert not mine.share_trunk_with(other)
         assert other.encode(other.preprocess(picture())).trunk is None
         assert mine.detect(picture(), mine.prepare(NAMES), 0.1)
 

@@ -122,7 +122,7 @@ class Decoder(nn.Module):
             )
         return self.prompt_encoder.mask_embed(logits[None, None].to(self.position.dtype))
 
-    def pointer_of_mask(self, features: Features, mask: Tensor) -> Tensor:
+    def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
         """Object pointer [1, C] of a mask given as prompt, float [1, 1, S, S] in 0..1."""
         small = self.mask_downsample(mask)
         size = self.prompt_encoder.mask_input_size

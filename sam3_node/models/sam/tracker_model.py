@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from ..pixels import normalised
+from ..pixels import normalise_frame
 from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead
 from .stages import Decoder, Features, FollowDecode, FollowRemember, MemoryWrite, Stages
@@ -80,9 +80,9 @@ class TrackerModel(nn.Module):
         return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
-        """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
+        """BGR uint8 [h, w, 3] -> normalise_frame RGB pixels [1, 3, S, S] on the model's device."""
         size = (self.image_size, self.image_size)
-        return normalised(image, size, self.mean, self.std, self.dtype)
+        return normalise_frame(image, size, self.mean, self.std, self.dtype)
 
     def encode(self, pixels: Tensor) -> Features:
         """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
