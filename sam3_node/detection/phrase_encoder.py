@@ -60,7 +60,8 @@ def normalise_rows(vectors: Any) -> Vectors:
         raise ValueError(f"row {np.flatnonzero(~np.isfinite(norms))[0]} is not finite")
     if not norms.all():
         raise ValueError(f"row {np.flatnonzero(norms == 0)[0]} is zero")
-    return np.where(abs(norms - 1) <= UNIT_TOLERANCE, vectors, vectors / norms).astype(np.float32)
+    rows: Vectors = np.where(abs(norms - 1) <= UNIT_TOLERANCE, vectors, vectors / norms).astype(np.float32)
+    return rows
 
 
 def _last_part(model: str) -> str:

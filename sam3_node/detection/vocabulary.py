@@ -85,7 +85,7 @@ class Vocabulary:
     @property
     def dimension(self) -> int:
         """Length D of a vector."""
-        return self.vectors.shape[1]
+        return int(self.vectors.shape[1])
 
     def __len__(self) -> int:
         return len(self.phrases)
@@ -122,8 +122,8 @@ class Vocabulary:
             descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")
         more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
         return (
-            f"not among the {len(self)} phrases of the vocabulary: {', '.join(descriptions)}{more}; choose one of them, or "
-            "build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
+            f"not among the {len(self)} phrases of the vocabulary: {', '.join(descriptions)}{more}; choose one of "
+            "them, or build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
         )
 
 

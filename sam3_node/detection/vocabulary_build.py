@@ -19,7 +19,7 @@ from .vocabulary import Vocabulary, VocabularyWithFallback
 def build_vocabulary(
     phrases: Sequence[str], sources: Sequence[Vocabulary] = (), encoder: PhraseEncoder | None = None
 ) -> Vocabulary:
-    """Build a vocabulary of the unique phrases. Vectors come from the first source that has them, else from the encoder.
+    """Build a vocabulary of the unique phrases, with vectors of the first source that has them, else of the encoder.
 
     Without phrases, the vocabulary has all phrases of the sources. Raises VocabularyError if there is neither a source
     nor an encoder, or if they come from different models. Raises UnknownPhraseError for a phrase without a vector.

@@ -1,4 +1,4 @@
-"""Trackers: transformers' SAM 3 and SAM 2 weights, split into stages with plain tensor signatures."""
+"""Trackers with transformers' SAM 3 and SAM 2 weights, split into stages with plain tensor signatures."""
 
 from .checkpoints import load_tracker
 from .sam.stages import Features

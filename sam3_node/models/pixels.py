@@ -1,4 +1,4 @@
-"""From a frame to the pixels that networks read."""
+"""Convert frames to the input of networks, and boxes on this input back to the frame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GREY = 114 / 255  # what the public weights were trained with around the picture
+GREY = 114 / 255  # padding colour that the public weights were trained with
 
 
 def resize_frame(
@@ -21,7 +21,10 @@ def resize_frame(
     *,
     rgb: bool = False,
 ) -> Tensor:
-    """BGR (or RGB) uint8 frame [h, w, 3] -> RGB pixels [1, 3, H, W] of `size` (H, W), float32 in 0..1 on the device."""
+    """Resize a BGR (or RGB) uint8 frame [h, w, 3] to RGB pixels [1, 3, H, W], float32 in 0..1, on the device.
+
+    size: (H, W).
+    """
     pixels = _as_tensor(image).to(device, non_blocking=True).permute(2, 0, 1)[None]
     if pixels.device.type != "cpu":
         pixels = pixels.float()
@@ -32,20 +35,24 @@ def resize_frame(
 def normalise_frame(
     image: npt.NDArray[np.uint8], size: tuple[int, int], mean: Tensor, std: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """As `resize_frame` of a BGR frame, less `mean`, divided by `std`, both [1, 3, 1, 1] on the device, in `dtype`."""
+    """Resize a BGR frame as `resize_frame` does, subtract `mean`, and divide by `std`, both [1, 3, 1, 1]."""
     return ((resize_frame(image, size, mean.device) - mean) / std).to(dtype)
 
 
 class Letterbox(NamedTuple):
-    """Where a frame lies in the network's input: resize_frame by `ratio` (x, y), then moved by `offset` (x, y) pixels."""
+    """The position of a frame in the network's input."""
 
     width: int
+    """of the frame, pixels"""
     height: int
+    """of the frame, pixels"""
     ratio: tuple[float, float]
+    """(x, y) scale from the frame to the input"""
     offset: tuple[int, int]
+    """(x, y) pixels by which the scaled frame is moved"""
 
     def to_frame(self, boxes: Tensor) -> Tensor:
-        """Boxes [..., 4] in pixels of the network's input -> in pixels of the frame, clipped to it."""
+        """Convert boxes [..., 4] from pixels of the network's input to pixels of the frame, clipped to the frame."""
         ratio, offset = boxes.new_tensor(self.ratio * 2), boxes.new_tensor(self.offset * 2)
         edge = boxes.new_tensor((self.width, self.height) * 2)
         return torch.minimum(((boxes - offset) / ratio).clamp(min=0), edge)
@@ -58,9 +65,9 @@ def letterbox(
     device: str | torch.device = "cpu",
     rgb: bool = False,
 ) -> tuple[Tensor, Letterbox]:
-    """Fit a BGR (or RGB) uint8 frame [h, w, 3] into (H, W), or a square, its proportions kept, grey around it.
+    """Fit a BGR (or RGB) uint8 frame [h, w, 3] into (H, W), or a square, with its proportions and grey padding.
 
-    Returns RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the way back.
+    Return RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the frame's position in them.
     """
     high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
@@ -73,13 +80,13 @@ def letterbox(
 
 
 def unit_letterbox(image: npt.NDArray[np.uint8]) -> Letterbox:
-    """Where a frame lies for a network whose boxes are parts of its width and height."""
+    """Return the position of a frame for a network whose boxes are fractions of its width and height."""
     height, width = image.shape[:2]
     return Letterbox(width, height, (1 / width, 1 / height), (0, 0))
 
 
 def _as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:
-    """Share the array's memory; torch would warn that it is read-only, but nothing here writes to it."""
+    """Share the array's memory. Torch would warn that it is read-only, but nothing here writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(np.ascontiguousarray(image))

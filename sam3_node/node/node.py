@@ -66,7 +66,7 @@ class Node:
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(ControlServer(transport.control))
         self.perception = Perception.load(self._settings)
-        self.perception.describe()  # computes the weights' digests now, because reading the files later would delay frames
+        self.perception.describe()  # computes the weights' digests now; later it would delay frames
         self._frames = self._open_sockets.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )

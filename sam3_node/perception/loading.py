@@ -19,7 +19,10 @@ from ..types import Frame
 from .pipeline import Pipeline
 from .prompts import FramePrompt
 
-MEMORY_HINT = "stop other processes that use it, or lower --tracker.max_objects, --tracker.bank_size or --model.image_size"
+MEMORY_HINT = (
+    "stop other processes that use it, or lower --tracker.max_objects, --tracker.bank_size or "
+    "--model.image_size"
+)
 
 
 def load_model(

@@ -147,9 +147,7 @@ def test_words_that_the_model_does_not_know_are_told(folder: Path) -> None:
 def test_more_words_than_the_model_reads_are_refused(folder: Path) -> None:
     mine = detector(folder)
     assert mine.prepare(["mug"] * 11).tokens.shape == (1, 24)
-    with pytest.raises(
-        RequestError, match="at most 24 tokens in all, found 26 in 12 phrases; look for fewer"
-    ):
+    with pytest.raises(RequestError, match="at most 24 tokens in all, found 26 in 12 phrases; use fewer"):
         mine.prepare(["mug"] * 12)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoModel
 
-from sam3_node.detection.sam3_concept import PHRASES, Sam3ConceptDetector, load_sam3_concept
+from sam3_node.detection.sam3_concept import PHRASE_BATCH, Sam3ConceptDetector, load_sam3_concept
 from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
 from sam3_node.models.boxes import box_iou
@@ -67,7 +67,7 @@ def same(found: list[Detection], wanted: list[Detection]) -> None:
     np.testing.assert_allclose([d.box for d in found], [d.box for d in wanted], atol=1e-2)
 
 
-@pytest.mark.parametrize("names", [NAMES, [f"{a} mug" for a in LETTERS[: 2 * PHRASES + 1]]])
+@pytest.mark.parametrize("names", [NAMES, [f"{a} mug" for a in LETTERS[: 2 * PHRASE_BATCH + 1]]])
 def test_boxes_and_scores_are_those_of_the_whole_model(folder: Path, names: list[str]) -> None:
     image, detector = picture(), everything(folder)
     found = detector.detect(image, detector.prepare(names), 0.1)
@@ -207,7 +207,7 @@ def test_weights_of_something_else_are_refused(folder: Path, tmp_path: Path) -> 
     }
     Sam3Model.from_pretrained(folder).save_pretrained(other, state_dict=state)
     with pytest.raises(
-        ModelError, match=r"lacks 1 tensors of a Sam3Model, among them detr_decoder\.query_embed"
+        ModelError, match=r"lacks 1 tensors of a Sam3Model, for example detr_decoder\.query_embed"
     ):
         load_sam3_concept(other)
 

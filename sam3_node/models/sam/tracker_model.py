@@ -1,7 +1,7 @@
 """One tracker model as stages with plain tensor signatures: encode, read, decode, remember.
 
-Each stage is a pure function of tensors of fixed shape, so that each can be run eagerly, compiled, or replaced by an
-engine. What follows transformers' `Sam3TrackerVideoModel` and `Sam2VideoModel`, which are also the oracle.
+Each stage is a pure function of tensors with fixed shapes, so each can run eagerly, be compiled, or be replaced by an
+engine. The arithmetic follows transformers' `Sam3TrackerVideoModel` and `Sam2VideoModel`; tests compare with both.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .memory_read import MemoryRead
 from .stages import Decoder, Features, FollowDecode, FollowRemember, MemoryWrite, Stages
 from .vit import side
 
-CPU_BATCH = 16  # objects at once: more fall out of the cache
+CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
 
 
 class TrackerModel(nn.Module):
-    """The stages of a SAM tracker, sharing the weights of a transformers model. Inference only.
+    """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
 
-    `can_track` is False for weights without memory modules: they can segment single frames.
+    `can_track` is False for weights without memory modules, which can only segment single frames.
     """
 
     mean: Tensor
@@ -61,53 +61,58 @@ class TrackerModel(nn.Module):
             FollowDecode(self.decode_stage, self.competes(0, False)),
             FollowRemember(self.remember_stage),
         )
-        """What frames run through, where nothing is prompted; an engine puts others here."""
+        """The stages that track objects without prompts. An engine replaces them here."""
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return self.decode_stage.no_memory.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
         return self.decode_stage.no_memory.dtype
 
     @property
     def batch_size(self) -> int:
-        """Objects to run at once on this device."""
+        """Number of objects that run at once on this device."""
         return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
-        """BGR uint8 [h, w, 3] -> normalise_frame RGB pixels [1, 3, S, S] on the model's device."""
+        """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
         size = (self.image_size, self.image_size)
         return normalise_frame(image, size, self.mean, self.std, self.dtype)
 
     def encode(self, pixels: Tensor) -> Features:
-        """pixels [1, 3, S, S] as `preprocess` makes them -> Features."""
+        """Encode pixels [1, 3, S, S], the output of `preprocess`."""
         return Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
 
     def competes(self, points: int, prompted: bool) -> bool:
-        """Whether three candidate masks compete for so many points (a box is two), as the reference decides it."""
-        fewest, most = self.multimask_points
-        wanted = self.multimask and (prompted or self.multimask_tracking)
-        return wanted and fewest <= points <= most
+        """Return True if three candidate masks compete for this number of points, by the rule of the reference.
+
+        A box counts as two points.
+        """
+        min_points, max_points = self.multimask_points
+        enabled = self.multimask and (prompted or self.multimask_tracking)
+        return bool(enabled and min_points <= points <= max_points)
 
     @property
     def trunk(self) -> nn.Module | None:
-        """The part of the encoder that a detector may share; None where it has none."""
+        """The part of the encoder that a detector may share; None if there is none."""
         return self.encode_stage.backbone if isinstance(self.encode_stage, Sam3Encoder) else None
 
     def share_trunk(self) -> nn.Module:
-        """Put what the trunk makes of a frame into its Features from now on; the trunk."""
+        """Add the trunk's output to the Features of each frame from now on, and return the trunk."""
         if not isinstance(self.encode_stage, Sam3Encoder):
             raise ModelError(f"{self.name}: expected the encoder of SAM 3 to share, found another")
         self.encode_stage.shares_trunk = True
         return self.encode_stage.backbone
 
     def compile(self) -> None:
-        """Compile every stage; shapes become static, so that each bucket compiles once."""
+        """Compile every stage. Shapes become static, so each batch size is compiled once."""
         self.static_shapes = True
         for stage in (self.encode_stage, self.read_stage, self.decode_stage, self.remember_stage):
             stage.compile(dynamic=False)
