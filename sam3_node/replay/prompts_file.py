@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..bags.samples import natural_order
-from ..errors import ReplayError, WireError
-from ..perception.prompts import MAX_POINTS
+from ..errors import ReplayError, RequestError, WireError
+from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
 from .davis_png import read_labels, read_mask
 from .job import ObjectOnFrame
@@ -118,10 +118,11 @@ def _check_names(fields: Fields) -> None:
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
-    has_geometry = fields.has("points") or fields.has("box")
-    if has_geometry == fields.has("mask"):
-        given = "both" if has_geometry else "neither"
-        raise WireError(f"{fields.what}: expected either points or a box, or a mask, found {given}")
+    given = {name: fields.any(name) if fields.has(name) else None for name in ("points", "box", "mask")}
+    try:
+        check_parts(**given)
+    except RequestError as error:
+        raise WireError(f"{fields.what}: {error}") from error
 
 
 def _parse_seq(fields: Fields) -> int | None:
@@ -134,26 +135,31 @@ def _parse_seq(fields: Fields) -> int | None:
 
 
 def _parse_points(fields: Fields) -> tuple[tuple[float, float], ...]:
-    pairs = [Fields({"point": pair}, fields.what).numbers("point", 2) for pair in fields.sequence("points")]
-    if not 1 <= len(pairs) <= MAX_POINTS or any(len(pair) != 2 for pair in pairs):
-        raise fields.wrong("points", f"1 to {MAX_POINTS} pairs [x, y]")
-    return tuple((x, y) for x, y in pairs)
+    points = [Fields({"point": pair}, fields.what).numbers("point", 2) for pair in fields.sequence("points")]
+    if any(len(point) != 2 for point in points):
+        raise fields.wrong("points", "pairs [x, y]")
+    _check(fields, check_points, points)
+    return tuple((x, y) for x, y in points)
 
 
 def _parse_labels(fields: Fields) -> tuple[int, ...]:
     if not fields.has("points"):
         raise fields.wrong("labels", "beside points")
-    labels, points = fields.sequence("labels"), fields.sequence("points")
-    if len(labels) != len(points) or not all(type(label) is int and label in (0, 1) for label in labels):
-        raise fields.wrong("labels", f"{len(points)} of 1 (inside) or 0 (outside), one for each point")
-    return tuple(labels)
+    labels = fields.numbers("labels", MAX_POINTS)
+    _check(fields, check_labels, labels, len(fields.sequence("points")))
+    return tuple(map(int, labels))
 
 
 def _parse_box(fields: Fields) -> tuple[float, float, float, float]:
-    numbers = fields.numbers("box", 4)
-    if len(numbers) != 4 or not (numbers[0] < numbers[2] and numbers[1] < numbers[3]):
-        raise WireError(
-            f"{fields.what}: expected 'box' to be [x0, y0, x1, y1] with x0 < x1 and y0 < y1, found {list(numbers)}"
-        )
-    x0, y0, x1, y1 = numbers
+    box = fields.numbers("box", 4)
+    _check(fields, check_box, box)
+    x0, y0, x1, y1 = box
     return x0, y0, x1, y1
+
+
+def _check(fields: Fields, check: Callable[..., None], values: object, *others: int) -> None:
+    """Apply a check of prompts to numbers of the file. Raises WireError with the object's place in the file."""
+    try:
+        check(np.asarray(values, np.float64), *others)
+    except RequestError as error:
+        raise WireError(f"{fields.what}: {error}") from error

@@ -184,7 +184,9 @@ class _JobRun(Completion):
             actions = schedule_backward(buffer, spans, bool(detector.prompts))
             play = partial(play_backward, labels=first.objects)
             frames_before = first.counts["frames"]
-            self._run_pass(_Pass("tracking backward", actions, len(buffer), player, writer, play, frames_before))
+            self._run_pass(
+                _Pass("tracking backward", actions, len(buffer), player, writer, play, frames_before)
+            )
         first.work_s += writer.totals.work_s
         return _SecondPassResult(resumed_from, _make_notes(spans, writer.totals))
 
