@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from .types import Intrinsics
+from .types import Intrinsics, Mask
 
 Array = npt.NDArray[np.float64]
 
@@ -186,3 +186,20 @@ class Scaling:
 def _scale_axes(pixels: npt.ArrayLike, x: float, y: float) -> Array:
     array = np.asarray(pixels, np.float64)
     return cast(Array, array * np.resize((x, y), array.shape[-1]))
+
+
+def mask_intersection(a: Mask, b: Mask) -> int:
+    """Count the pixels inside both masks, which are of images of the same size."""
+    x0, y0 = max(a.box[0], b.box[0]), max(a.box[1], b.box[1])
+    x1, y1 = min(a.box[2], b.box[2]), min(a.box[3], b.box[3])
+    if x0 >= x1 or y0 >= y1:
+        return 0
+    crops = (m.crop[y0 - m.box[1] : y1 - m.box[1], x0 - m.box[0] : x1 - m.box[0]] for m in (a, b))
+    return int(np.count_nonzero(np.logical_and(*crops)))
+
+
+def mask_iou(a: Mask, b: Mask) -> float:
+    """Return the intersection over union (0..1) of two masks of images of the same size; 0 if both are empty."""
+    shared = mask_intersection(a, b)
+    union = a.area + b.area - shared
+    return shared / union if union else 0.0

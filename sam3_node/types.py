@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,14 @@ class Closeable:
 
 
 # Camera frames
+
+
+class FrameKey(NamedTuple):
+    """Identity of a frame. `seq` alone is not enough: it starts again when a camera is restarted."""
+
+    camera: str
+    seq: int
+    capture_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,11 @@ class Frame:
     depth: Depth | None = None
     intrinsics: Intrinsics | None = None
     times: Mapping[str, int | float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> FrameKey:
+        """Identity of this frame; its masks have the same key."""
+        return FrameKey(self.camera, self.seq, self.capture_ns)
 
 
 # Masks and tracked objects
@@ -201,6 +214,11 @@ class MaskFrame:
     prompts: tuple[str, ...] = ()
     instances: tuple[Instance, ...] = ()
     clock: Clock = "system"
+
+    @property
+    def key(self) -> FrameKey:
+        """Identity of the frame that these masks belong to."""
+        return FrameKey(self.camera, self.seq, self.capture_ns)
 
     @property
     def age_origin_ns(self) -> int:

@@ -26,6 +26,8 @@ LONGEST_FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
         path = item.path.as_posix()
-        return next((n for n, name in enumerate(LONGEST_FIRST) if path.endswith("/" + name)), len(LONGEST_FIRST))
+        return next(
+            (n for n, name in enumerate(LONGEST_FIRST) if path.endswith("/" + name)), len(LONGEST_FIRST)
+        )
 
     items.sort(key=rank)

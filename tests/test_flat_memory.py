@@ -9,7 +9,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from sam3_node.models.sam.tracker_model import TrackerModel
-from sam3_node.node.node import rss_bytes
+from sam3_node.node.stats import rss_bytes
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import random_source
 

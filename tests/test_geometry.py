@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node import geometry as g
-from sam3_node.types import Intrinsics
+from sam3_node.types import Intrinsics, Mask
 
 PINHOLE = Intrinsics(500.0, 510.0, 320.0, 240.0)
 LENSES = {
@@ -139,3 +139,22 @@ def test_scaling_round_trips(size: tuple[int, int], side: int, values: tuple, pa
 
 def test_no_points_scale_to_none() -> None:
     assert g.Scaling((480, 640), 252).to_model(np.zeros((0, 2))).shape == (0, 2)
+
+
+def test_overlaps_of_masks_are_those_of_whole_images() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        fulls = [np.zeros((30, 40), np.bool_) for _ in range(2)]
+        for full in fulls:
+            y, x = rng.integers(0, 20, 2)
+            full[y : y + 10, x : x + 10] = rng.random((10, 10)) > 0.5
+        a, b = map(Mask.from_full, fulls)
+        shared = np.count_nonzero(fulls[0] & fulls[1])
+        assert g.mask_intersection(a, b) == shared
+        assert g.mask_iou(a, b) == shared / np.count_nonzero(fulls[0] | fulls[1])
+
+
+def test_empty_masks_have_no_overlap() -> None:
+    empty = Mask.empty((30, 40))
+    assert g.mask_iou(empty, empty) == 0
+    assert g.mask_iou(empty, Mask.from_full(np.ones((30, 40), np.bool_))) == 0

@@ -20,7 +20,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 50
 # from the bottom up; units of one layer do not import each other
 LAYERS = (
     {"errors", "types"},
-    {"settings", "geometry"},
+    {"settings", "geometry", "files"},
     {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags"},
     {"client", "cameras", "recording", "engines"},

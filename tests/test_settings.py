@@ -45,7 +45,9 @@ def test_the_command_line_overrides_the_environment_and_that_the_profile(
     assert settings.camera.loop is False
 
 
-def test_relative_paths_of_a_profile_start_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_of_a_profile_start_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     profile = write(
         tmp_path,
         """

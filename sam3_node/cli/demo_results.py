@@ -120,7 +120,10 @@ def write_results(out: Path, results: DemoResults) -> None:
     )
     pictures: list[Image] = []
     rate = max(1.0, float(results.summary()["frames_per_s"]))
-    with VideoWriter(out / "overlay.mp4", rate) as video, RecordingWriter(out / "masks.mcap", overwrite=True) as bag:
+    with (
+        VideoWriter(out / "overlay.mp4", rate) as video,
+        RecordingWriter(out / "masks.mcap", overwrite=True) as bag,
+    ):
         for number, (masks, picture) in enumerate(_draw(results)):
             video.write(picture)
             bag.write_masks(pack_masks(masks, "rle")[1], masks, masks.age_origin_ns)

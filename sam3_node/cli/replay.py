@@ -1,6 +1,7 @@
-"""The verb `sam3-node replay`. Heavy imports happen inside it.
+"""The command `sam3-node replay`: in this process, through a running node, or on many workers.
 
-`--ray` of the verb `replay`. Heavy imports happen inside it."""
+Heavy modules are imported inside the functions that need them, so that other commands start fast.
+"""
 
 from __future__ import annotations
 
@@ -18,55 +19,58 @@ from ..settings import Settings
 from .commands import AddCommand as AddVerb
 
 if TYPE_CHECKING:
+    from ..replay.cluster.usage_report import RunProgress, UsageReport
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.summary import Summary
-if TYPE_CHECKING:
-    from ..replay.cluster.usage_report import UsageReport
-    from ..replay.job import Job
-
 
 OUTPUTS = ("mcap", "coco", "png", "overlay")
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
+REPORT = "bill.json"
 
 
 def add_replay_verb(parsers: Any, add: AddVerb) -> None:
-    """Add `replay` to the command line's subparsers."""
-    parser = add(parsers, "replay", replay, "recordings through the same pipeline, without sockets")
+    """Add the command `replay` to the subparsers of the command line."""
+    parser = add(parsers, "replay", replay, "run recordings through the node's pipeline, without sockets")
     parser.add_argument(
-        "bags", nargs="+", metavar="BAG", help="a recording: a file or folder of any known format, or its URL"
+        "bags",
+        nargs="+",
+        metavar="BAG",
+        help="a recording: a file or folder in a supported format, or its URL",
     )
     parser.add_argument(
         "-o",
         "--out",
         required=True,
         metavar="FOLDER",
-        help="where results go, or a URL; a folder in it for each of several bags",
+        help="the folder or URL for results; several recordings get a subfolder each",
     )
     parser.add_argument(
         "--connect",
         metavar="CONTROL",
-        help="push every frame through the running node whose control endpoint this is, without loss; it is started "
-        "with --transport.delivery every",
+        help="push every frame through the running node with this control endpoint, without loss; the node needs "
+        "--transport.delivery every",
     )
     _add_mode(parser)
     _add_prompts(parser)
     parser.add_argument(
         "--topics",
-        type=_names,
+        type=_parse_names,
         default=(),
         metavar="NAME,…",
-        help="cameras or colour topics to take; all if left out",
+        help="cameras or colour topics to read [all]",
     )
     parser.add_argument(
         "--outputs",
-        type=_names,
+        type=_parse_names,
         default=("mcap",),
         metavar="KIND,…",
-        help=f"what to write, of {', '.join(OUTPUTS)} [mcap]",
+        help=f"outputs to write: {', '.join(OUTPUTS)} [mcap]",
     )
     parser.add_argument(
-        "--again", action="store_true", help="start over, where results are there; else they are gone on with"
+        "--again",
+        action="store_true",
+        help="delete existing results and start over; the default continues them",
     )
     add_ray_options(parser)
 
@@ -78,26 +82,26 @@ def _add_mode(parser: ArgumentParser) -> None:
         dest="mode",
         action="store_const",
         const="as-recorded",
-        help="step what the live node stepped and make its edits where it made them: the same masks, bit for bit",
+        help="repeat the live node's steps and edits: the same masks, bit for bit",
     )
     mode.add_argument(
-        "--every", dest="mode", action="store_const", const="every", help="step all frames [this one]"
+        "--every", dest="mode", action="store_const", const="every", help="step all frames [default]"
     )
     parser.set_defaults(mode="every")
     parser.add_argument(
         "--strategy",
         choices=STRATEGIES,
         default=STRATEGIES[0],
-        help="every frame: bidirectional tracks objects backward, too, from where they are known; multi-shot tracks "
-        "spans of low scores again, backward from the frame after [forward]",
+        help="with --every: bidirectional also tracks each object backward from its first frame; multi-shot tracks "
+        "spans of low scores again, backward from the next frame with a high score [forward]",
     )
     parser.add_argument(
-        "--allow-gaps", action="store_true", help="as recorded: go on where the recording lacks something"
+        "--allow-gaps", action="store_true", help="with --as-recorded: go on where the recording lacks data"
     )
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="as recorded: hold the masks against the recorded ones; the exit code is 1 where they differ",
+        help="with --as-recorded: compare the masks with the recorded ones; exit code 1 if they differ",
     )
 
 
@@ -108,59 +112,59 @@ def _add_prompts(parser: ArgumentParser) -> None:
         default=[],
         dest="names",
         metavar="NAME",
-        help='look for this, such as "red mug"; again for more',
+        help='detect and track this object, such as "red mug"; may be repeated',
     )
     parser.add_argument(
         "--objects",
         type=Path,
         metavar="FILE",
-        help="objects shown on frames, in .json or .toml, a DAVIS annotation (.png) or its folder",
+        help="objects marked on frames: a .json or .toml file, a DAVIS annotation (.png) or its folder",
     )
     parser.add_argument(
         "--box",
-        type=_box,
+        type=_parse_box,
         action="append",
         default=[],
         dest="boxes",
         metavar="X0,Y0,X1,Y1",
-        help="an object by the box around it on the first frame; again for more",
+        help="the box around an object on the first frame, in pixels; may be repeated",
     )
 
 
 def replay(args: Namespace, settings: Settings) -> int:
-    """Replay each recording; 0 when all is done, 1 where --compare finds a difference, 130 when interrupted."""
-    # before torch: threads that spin for long at barriers take the cores from those that decode
+    """Replay each recording. Returns 0 if all are done, 1 if --compare finds a difference, 130 if interrupted."""
+    # set before torch is imported: threads that spin long at barriers take cores from the decoding threads
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for module in ("torch", "transformers"):
         require(module, "node")
     require("mcap", "bags")
     from ..replay.completion import StoppedError
 
-    job = _job(args, settings)
+    job = _make_job(args, settings)
     if args.compare and args.mode != "as-recorded":
         raise ReplayError(
-            "--compare: expected --as-recorded beside it, found --every; every frame has no counterpart"
+            "--compare: expected --as-recorded with it, found --every, which may step frames without recorded masks"
         )
     if args.connect and args.ray:
-        raise ReplayError("--connect: expected no --ray beside it; a node has one replay at a time")
+        raise ReplayError("--connect: expected no --ray with it; a node can run one replay at a time")
     stop, code = stop_on_signals(), 0
     if not args.ray and (args.by_camera or args.segment_frames):
-        raise ReplayError("--by-camera, --segment-frames: expected --ray beside it, such as --ray local")
+        raise ReplayError("--by-camera, --segment-frames: expected --ray with them, such as --ray local")
     if args.ray:
         code = replay_many(args, job, stop)
-        return code or (max(map(_compare, job.each())) if args.compare else 0)
-    run = _runner(args, settings, stop)
-    for one in job.each():
+        return code or (max(map(_compare, job.split_by_recording())) if args.compare else 0)
+    run = _make_runner(args, settings, stop)
+    for single in job.split_by_recording():
         try:
-            code |= _replay(one, args, run)
+            code |= _replay(single, args, run)
         except StoppedError as stopped:
-            print(f"{one.bags[0]}: {stopped}")
+            print(f"{single.bags[0]}: {stopped}")
             return INTERRUPTED
     return code
 
 
-def _runner(args: Namespace, settings: Settings, stop: Any) -> Callable[..., Summary]:
-    """What replays a job, told its `progress`."""
+def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[..., Summary]:
+    """Return a function (job, progress=…) that replays a job in this process or through a live node."""
     if not args.connect:
         from ..replay.run import PerceptionCache, run_job
 
@@ -177,17 +181,17 @@ def _runner(args: Namespace, settings: Settings, stop: Any) -> Callable[..., Sum
 
 
 def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
-    from ..replay.progress import Bar
     from ..replay.run import is_finished
+    from .progress import ProgressBar
 
-    was_there = not args.again and is_finished(job)
-    bar = Bar()
+    was_finished = not args.again and is_finished(job)
+    bar = ProgressBar()
     try:
         summary = run(job, progress=bar)
     finally:
-        bar.end()
+        bar.close()
     print(*summary.lines(), sep="\n")
-    if was_there:
+    if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
     return _compare(job) if args.compare else 0
 
@@ -200,7 +204,7 @@ def _compare(job: Job) -> int:
     return 0 if comparison.is_identical else 1
 
 
-def _job(args: Namespace, settings: Settings) -> Job:
+def _make_job(args: Namespace, settings: Settings) -> Job:
     from ..replay.job import Job, chosen_settings
 
     return Job(
@@ -209,7 +213,7 @@ def _job(args: Namespace, settings: Settings) -> Job:
         mode=args.mode,
         strategy=args.strategy,
         names=tuple(args.names),
-        objects=_objects(args),
+        objects=_read_objects(args),
         topics=args.topics,
         outputs=args.outputs,
         settings=chosen_settings(settings),
@@ -217,7 +221,7 @@ def _job(args: Namespace, settings: Settings) -> Job:
     )
 
 
-def _objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
+def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
     from ..replay.job import ObjectOnFrame
     from ..replay.prompts_file import read_prompts
 
@@ -225,48 +229,48 @@ def _objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
     return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _box(text: str) -> tuple[float, ...]:
+def _parse_box(text: str) -> tuple[float, ...]:
     numbers = tuple(float(part) for part in text.split(","))
     if len(numbers) != 4:
         raise ValueError
     return numbers
 
 
-BILL = "bill.json"
-
-
 def add_ray_options(parser: ArgumentParser) -> None:
-    """Where recordings are replayed at once, and how they are divided."""
+    """Add the options for replaying many recordings at once."""
     group = parser.add_argument_group(
         "many recordings at once", "on a Ray cluster or this machine; needs the extra 'cloud'"
     )
     group.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="local: workers on this machine; auto: those of the Ray cluster that it is in; or a cluster's address",
+        help="local: workers on this machine; auto: the Ray cluster of this machine; or a cluster's address",
     )
     group.add_argument(
-        "--workers", type=_count, metavar="N", help="at most so many [as many as GPUs; local without them: 2]"
+        "--workers",
+        type=_parse_count,
+        metavar="N",
+        help="maximum number of workers [number of GPUs; local without GPUs: 2]",
     )
     group.add_argument(
         "--gpus-per-worker",
         type=float,
         metavar="N",
-        help="0 for the CPU, a part of 1 to share [1; local without: 0]",
+        help="GPUs of each worker: 0 for the CPU, a fraction of 1 to share one [1; local without GPUs: 0]",
     )
     group.add_argument(
-        "--price-per-hour", type=float, metavar="P", help="of one worker: the table tells the cost"
+        "--price-per-hour", type=float, metavar="P", help="price of one worker; adds the cost to the table"
     )
     group.add_argument(
-        "--by-camera", action="store_true", help="each camera on its own, with a folder in the recording's"
+        "--by-camera", action="store_true", help="replay each camera separately, in a subfolder"
     )
     group.add_argument(
         "--segment-frames",
-        type=_count,
+        type=_parse_count,
         metavar="N",
         help="cut recordings into segments of N frames; needs --prompt",
     )
@@ -275,48 +279,58 @@ def add_ray_options(parser: ArgumentParser) -> None:
         type=int,
         default=30,
         metavar="M",
-        help="frames that segments share, by which ids are joined [30]",
+        help="frames that consecutive segments share, to match object ids [30]",
     )
 
 
 def replay_many(args: Namespace, job: Job, stop: Event) -> int:
-    """Replay the recordings of a job -> the exit code: 0 when all are done, 1 when one failed, 130 when stopped."""
+    """Replay the recordings of a job on workers. Returns 0 if all are done, 1 if one failed, 130 if stopped."""
     from ..replay.cluster.job_plan import Split
-    from ..replay.cluster.progress import View
     from ..replay.cluster.scheduler import run_many
-    from ..replay.url_store import open_store
+    from ..replay.store import open_store
+    from .progress import ProgressBar
 
-    view = View()
+    bar = ProgressBar("recordings")
     try:
-        bill = run_many(
-            job.each(),
+        report = run_many(
+            job.split_by_recording(),
             args.ray,
             args.workers,
             args.gpus_per_worker,
             args.price_per_hour,
-            view,
+            lambda run: bar("replaying", run.done, run.total, describe_progress(run)),
             stop,
             Split(args.by_camera, args.segment_frames, args.overlap),
             args.again,
         )
     finally:
-        view.end()
-    _say(bill)
-    open_store(job.out).write(BILL, bill.to_json().encode())
-    if bill.is_complete:
+        bar.close()
+    _print_report(report)
+    open_store(job.out).write(REPORT, report.to_json().encode())
+    if report.is_complete:
         return 0
-    return INTERRUPTED if bill.is_stopped else 1
+    return INTERRUPTED if report.is_stopped else 1
 
 
-def _say(bill: UsageReport) -> None:
-    for bag in bill.bags:
+def describe_progress(run: RunProgress) -> str:
+    """Describe workers, frames, rate and time left of a run over many recordings."""
+    from .progress import format_duration
+
+    text = f"{run.workers} workers, {run.frames} frames, {run.frames_per_s:.1f} frames/s"
+    if run.left_s is not None and run.done < run.total:
+        text += f", {format_duration(run.left_s)} left"
+    return text
+
+
+def _print_report(report: UsageReport) -> None:
+    for bag in report.bags:
         print(*bag.notes, sep="\n", end="\n" if bag.notes else "")
-    print(*bill.lines(), sep="\n")
-    if bill.is_stopped:
-        print("stopped; what was done is kept, the same command goes on from there")
+    print(*report.lines(), sep="\n")
+    if report.is_stopped:
+        print("stopped; results so far are kept, the same command continues")
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise ValueError

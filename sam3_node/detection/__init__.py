@@ -1,1 +1,1 @@
-"""Finding objects by name."""
+"""Detectors that find objects by name."""

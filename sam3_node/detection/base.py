@@ -1,45 +1,108 @@
-"""What the pipeline asks of a detector: phrases once, then boxes on a frame."""
+"""The interface of detectors, and the set of prompts that a detector searches for.
+
+A detector prepares phrases once, and then returns boxes for each frame.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import ModelError, RequestError
 from ..types import Detection
+from .phrases import phrase_key
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Query(Protocol):
-    """Phrases, made ready for one detector; shared by cameras and kept from frame to frame."""
+    """Phrases prepared for one detector. All cameras and frames share it."""
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """As they label what is found."""
+        """The labels of detections."""
 
 
 class Detector(Protocol):
-    """Finds things by name. It remembers nothing between calls, so one serves all cameras."""
+    """Finds objects by name. It keeps no state between calls, so one detector serves all cameras."""
 
     @property
     def name(self) -> str:
-        """Of the model, for status and messages."""
+        """Name of the model, for status and messages."""
 
     def prepare(self, phrases: Sequence[str]) -> Any:
-        """The Query for cleaned, unique phrases, one at least.
+        """Return the Query for at least one phrase; the phrases are cleaned and unique.
 
-        Raises RequestError (UnknownPhraseError for a phrase without a vector); nothing has changed then.
+        Raises RequestError, or UnknownPhraseError for a phrase without a vector; nothing is changed then.
         """
 
     def detect(
         self, image: npt.NDArray[np.uint8], query: Any, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
-        """Detections on a BGR frame [h, w, 3] that score more than `threshold`, the best first.
+        """Return the detections on a BGR frame [h, w, 3] with a score above `threshold`, the best first.
 
-        Of one phrase's overlapping boxes only the best is there. trunk: what the tracker's encoder made of the frame,
-        for a detector that shares it; others pass over it. Raises ModelError where the model fails.
+        Of overlapping boxes with the same phrase, only the best is returned. trunk: the features that the tracker's
+        encoder computed for the frame, for a detector that shares the encoder; others ignore it. Raises ModelError if
+        the model fails.
         """
+
+
+@dataclass(frozen=True, eq=False)
+class PromptSet:
+    """Prompts with their limits, the same for all cameras."""
+
+    query: Any
+    """prepared by the detector"""
+    thresholds: Mapping[str, float]
+    """minimum score of a new object, for each phrase"""
+    max_counts: Mapping[str, int] = field(default_factory=dict)
+    """maximum number of objects, for some phrases"""
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """The phrases, in their order."""
+        return tuple(self.thresholds)
+
+
+def prepare_prompts(
+    detector: Detector,
+    phrases: Sequence[str],
+    score: float,
+    scores: Mapping[str, float] | None = None,
+    max_counts: Mapping[str, int] | None = None,
+) -> PromptSet:
+    """Prepare cleaned, unique phrases for a detector.
+
+    scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
+    of some phrases. Raises RequestError for a phrase that the detector cannot search for, and for a limit whose
+    phrase is not among `phrases`.
+    """
+    scores, max_counts = _by_phrase(scores or {}, phrases), _by_phrase(max_counts or {}, phrases)
+    thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
+    return PromptSet(detector.prepare(phrases), thresholds, max_counts)
+
+
+def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:
+    """Return the limits with the spelling of their keys in `phrases`."""
+    spelling = {phrase_key(phrase): phrase for phrase in phrases}
+    if unknown := [name for name in limits if phrase_key(name) not in spelling]:
+        raise RequestError(
+            f"expected limits for the prompts {', '.join(phrases)}, found one for {unknown[0]!r:.60}"
+        )
+    return {spelling[phrase_key(name)]: limit for name, limit in limits.items()}
+
+
+@contextmanager
+def raise_model_error(name: str) -> Iterator[None]:
+    """Raise ModelError if torch fails in the block, for example because memory runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).strip().split("\n")[0][:300]
+        raise ModelError(f"{name} failed: {type(error).__name__}: {first_line}") from error

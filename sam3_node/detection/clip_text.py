@@ -1,4 +1,4 @@
-"""CLIP's text tower, from a folder on this machine."""
+"""A phrase encoder with CLIP's text tower, loaded from a local folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import RequestError, VocabularyError
-from .phrase_encoder import Vectors, unit_rows
-from .phrases import clean_phrase, phrase_key, shown
+from .phrase_encoder import Vectors, normalise_rows
+from .phrases import clean_phrase, phrase_key, quote_phrase
 
 BATCH = 64
-CACHED = 4096  # phrases
-KINDS = ("clip", "clip_text_model")
+CACHE_SIZE = 4096  # phrases
+MODEL_TYPES = ("clip", "clip_text_model")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-EXPECTED = (
+FILES_HINT = (
     "expected the files of a CLIP in transformers' layout: config.json, model.safetensors (or pytorch_model.bin), "
     "and tokenizer.json (or vocab.json and merges.txt); copy them here from the model that the detector was trained "
     "with, openai/clip-vit-base-patch32 for YOLO-World"
@@ -28,15 +28,15 @@ EXPECTED = (
 
 
 class ClipText:
-    """A PhraseEncoder that encodes the bare phrase with CLIP (arXiv 2103.00020), on the CPU in float32.
+    """A PhraseEncoder that encodes the plain phrase with CLIP (arXiv 2103.00020), on the CPU in float32.
 
-    `folder` holds the files in transformers' layout; nothing is looked for elsewhere. `model` names them, the folder's
-    own name does where it is left out. The last `cached` phrases are remembered. Not for several threads at once.
-    Raises VocabularyError for files that are missing, damaged, or not those of a CLIP.
+    `folder` has the files in transformers' layout; no other place is searched. `model` is the model's name, by default
+    the folder's name. The vectors of the last `cached` phrases are cached. Not thread-safe. Raises VocabularyError for
+    files that are missing, damaged, or not a CLIP.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, model: str | None = None, cached: int = CACHED
+        self, folder: str | os.PathLike[str], *, model: str | None = None, cached: int = CACHE_SIZE
     ) -> None:
         path = Path(folder)
         self.model = model or path.resolve().name
@@ -46,41 +46,40 @@ class ClipText:
         self._cache: OrderedDict[str, Vectors] = OrderedDict()
 
     def encode(self, phrases: Sequence[str]) -> Vectors:
-        """Vectors float32 [K, D] of unit length, one for each of K phrases, in their order; case does not matter.
+        """Return vectors float32 [K, D] of unit length, one for each of K phrases, in order. Case is ignored.
 
-        Raises RequestError for a phrase that `clean_phrase` refuses or that has more tokens than the tower reads.
+        Raises RequestError for a phrase that `clean_phrase` refuses, or that has more tokens than the tower accepts.
         """
         keys = [phrase_key(clean_phrase(phrase)) for phrase in phrases]
         new = [key for key in dict.fromkeys(keys) if key not in self._cache]
-        found = {key: self._cache[key] for key in keys if key in self._cache}
+        vectors = {key: self._cache[key] for key in keys if key in self._cache}
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
-            found.update(zip(batch, self._run(batch), strict=True))
-        self._remember(found)
-        return np.stack([found[key] for key in keys]) if keys else np.empty((0, self.dimension), np.float32)
+            vectors.update(zip(batch, self._run(batch), strict=True))
+        self._store(vectors)
+        return np.stack([vectors[key] for key in keys]) if keys else np.empty((0, self.dimension), np.float32)
 
     def _run(self, texts: list[str]) -> Vectors:
         tokens = self._tokenizer(texts, padding=True, return_tensors="pt")
-        length, most = tokens.input_ids.shape[1], self._tower.config.max_position_embeddings
-        if length > most:
+        length, max_tokens = tokens.input_ids.shape[1], self._tower.config.max_position_embeddings
+        if length > max_tokens:
             counts = tokens.attention_mask.sum(dim=1)
             raise RequestError(
-                f"phrase: expected at most {most} tokens, found {int(counts.max())} in "
-                f"{shown(texts[int(counts.argmax())])}; name the object in a few words"
+                f"phrase: expected at most {max_tokens} tokens, found {int(counts.max())} in "
+                f"{quote_phrase(texts[int(counts.argmax())])}; name the object in a few words"
             )
         with torch.inference_mode():
             vectors = self._tower(**tokens).text_embeds.numpy()
         try:
-            return unit_rows(vectors)
+            return normalise_rows(vectors)
         except ValueError as error:
             raise VocabularyError(
-                f"{self.model} makes vectors that are not usable ({error}); expected finite ones, "
-                "copy its weights again"
+                f"{self.model} computes unusable vectors ({error}); expected finite vectors, copy its weights again"
             ) from error
 
-    def _remember(self, found: dict[str, Vectors]) -> None:
-        """Keep these as the latest used, and drop those that have been unused for longest."""
-        for key, vector in found.items():
+    def _store(self, vectors: dict[str, Vectors]) -> None:
+        """Store these vectors as the most recently used ones, and drop the least recently used."""
+        for key, vector in vectors.items():
             self._cache[key] = vector
             self._cache.move_to_end(key)
         while len(self._cache) > self._cached:
@@ -94,8 +93,8 @@ def _load(folder: Path) -> tuple[CLIPTextModelWithProjection, CLIPTokenizer]:
     transformers_logging.disable_progress_bar()
     try:
         kind = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
-        if kind not in KINDS:
-            raise VocabularyError(f"{folder} holds a {kind} model; {EXPECTED}")
+        if kind not in MODEL_TYPES:
+            raise VocabularyError(f"{folder} holds a {kind} model; {FILES_HINT}")
         tower, report = CLIPTextModelWithProjection.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
@@ -104,28 +103,30 @@ def _load(folder: Path) -> tuple[CLIPTextModelWithProjection, CLIPTokenizer]:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
         text = str(error).strip().split("\n")[0][:300]
-        raise VocabularyError(f"cannot load {folder}: {type(error).__name__}: {text}; {EXPECTED}") from error
+        raise VocabularyError(
+            f"cannot load {folder}: {type(error).__name__}: {text}; {FILES_HINT}"
+        ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
         transformers_logging.enable_progress_bar()
     if wrong := [str(item) for key in ("missing_keys", "mismatched_keys") for item in sorted(report[key])]:
         raise VocabularyError(
-            f"{folder} lacks {len(wrong)} tensors of a CLIP text tower with projection, among them "
-            f"{', '.join(wrong[:3])}; {EXPECTED}"
+            f"{folder} lacks {len(wrong)} tensors of a CLIP text tower with projection, for example "
+            f"{', '.join(wrong[:3])}; {FILES_HINT}"
         )
     return tower.eval(), tokenizer
 
 
 def _check_files(folder: Path) -> None:
-    """Before transformers looks for files on its own."""
+    """Check the folder first, before transformers searches other places for files."""
     if not folder.is_dir():
-        raise VocabularyError(f"no folder {folder}; {EXPECTED}")
-    lacking = []
+        raise VocabularyError(f"no folder {folder}; {FILES_HINT}")
+    missing = []
     if not (folder / "config.json").is_file():
-        lacking.append("config.json")
+        missing.append("config.json")
     if not any((folder / name).is_file() for name in WEIGHTS):
-        lacking.append(WEIGHTS[0])
+        missing.append(WEIGHTS[0])
     if not (folder / "tokenizer.json").is_file():
-        lacking += [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
-    if lacking:
-        raise VocabularyError(f"{folder} lacks {', '.join(lacking)}; {EXPECTED}")
+        missing += [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
+    if missing:
+        raise VocabularyError(f"{folder} lacks {', '.join(missing)}; {FILES_HINT}")

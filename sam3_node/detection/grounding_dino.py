@@ -1,4 +1,4 @@
-"""Grounding DINO (arXiv 2303.05499): all phrases in one text, each box held against each of its tokens."""
+"""Grounding DINO (arXiv 2303.05499) as a detector: all phrases form one text, and each box is scored for each token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
-from ..models.boxes import select
-from ..models.devices import pick_device, pick_dtype
-from ..models.pixels import normalised
+from ..models.boxes import select, to_corners, to_detections
+from ..models.pixels import normalise_frame, unit_letterbox
 from ..models.pretrained import (
     IMAGENET,
     Normalisation,
@@ -25,31 +24,34 @@ from ..models.pretrained import (
     read_normalisation,
     read_preprocessing,
 )
+from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
-from .output import corners, telling_failures, to_detections, unit_square
-from .phrases import shown
+from .base import raise_model_error
+from .phrases import quote_phrase
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}
-IOU = 0.7
-LIMIT = 100
-SHORTEST, LONGEST = 800, 1333  # pixels of the public weights' input
+MAX_IOU = 0.7
+MAX_DETECTIONS = 100
+SHORT_SIDE, MAX_LONG_SIDE = 800, 1333  # pixels of the public weights' input
 
 
 class TextQuery(NamedTuple):
-    """Phrases, the ids [1, T] of the text that they make, and which phrase each token is of [T], K for none."""
+    """K phrases as one text of T tokens."""
 
     phrases: tuple[str, ...]
     tokens: Tensor
+    """ids [1, T]"""
     owners: Tensor
+    """[T]: index of the phrase of each token, K for none"""
 
 
 class GroundingDinoDetector:
-    """A Detector of transformers' GroundingDinoForObjectDetection.
+    """A Detector with transformers' GroundingDinoForObjectDetection.
 
-    Frames are resized until their shorter side has `shortest` pixels or the longer one `longest`. A box scores for a
-    phrase what it scores for its best token, and counts for its best phrase. Of one phrase's boxes that overlap by more
-    than `iou` the best stays, of all boxes the best `limit`. `dtype` is that of matrix products, by torch's autocast;
-    weights and coordinates are float32.
+    Frames are resized until the shorter side has `shortest` pixels or the longer side `longest`. A box's score for a
+    phrase is its score for the phrase's best token; its label is its best phrase. Of boxes of one phrase with an IoU
+    above `iou`, only the best is kept; of all boxes, the best `limit`. `dtype` is used for matrix products, by torch's
+    autocast. Weights and coordinates are float32.
     """
 
     def __init__(
@@ -60,10 +62,10 @@ class GroundingDinoDetector:
         name: str,
         dtype: torch.dtype = torch.float32,
         normalisation: Normalisation = IMAGENET,
-        shortest: int = SHORTEST,
-        longest: int = LONGEST,
-        iou: float = IOU,
-        limit: int = LIMIT,
+        shortest: int = SHORT_SIDE,
+        longest: int = MAX_LONG_SIDE,
+        iou: float = MAX_IOU,
+        limit: int = MAX_DETECTIONS,
     ) -> None:
         self.name = name
         self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
@@ -74,25 +76,27 @@ class GroundingDinoDetector:
         self._iou, self._limit = iou, limit
 
     def prepare(self, phrases: Sequence[str]) -> TextQuery:
-        """Phrases as one text, such as "red mug. bottle."; raises RequestError for more than the model reads.
+        """Join the phrases into one text, such as "red mug. bottle.".
 
-        Raises UnknownPhraseError for a phrase without a word that the model knows.
+        Raises RequestError for a text with more tokens than the model accepts. Raises UnknownPhraseError for a phrase
+        without a word that the model knows.
         """
-        tokens, owners = self._write([self._words(phrase) for phrase in phrases])
-        most = self._model.config.max_text_len
-        if len(tokens) > most:
+        tokens, owners = self._join_phrases([self._word_tokens(phrase) for phrase in phrases])
+        max_tokens = self._model.config.max_text_len
+        if len(tokens) > max_tokens:
             raise RequestError(
-                f"prompts: expected at most {most} tokens in all, found {len(tokens)} in {len(phrases)} phrases; "
-                "look for fewer at once, or name them in fewer words"
+                f"prompts: expected at most {max_tokens} tokens in all, found {len(tokens)} in {len(phrases)} phrases; "
+                "use fewer prompts at once, or prompts with fewer words"
             )
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             rows = torch.tensor([tokens, owners], device=self._model.device)
             return TextQuery(tuple(phrases), rows[:1], rows[1])
 
-    def _write(self, words: list[list[int]]) -> tuple[list[int], list[int]]:
-        """The text of K phrases, and which phrase each token is of, K for none.
+    def _join_phrases(self, words: list[list[int]]) -> tuple[list[int], list[int]]:
+        """Return the tokens of the text, and the index of each token's phrase, K for none.
 
-        Known from how the text is put together: it may hold a period, or a phrase that is part of another.
+        The indices are recorded while the text is built. They could not be found in the text itself, because a phrase
+        may contain a period, or may be part of another phrase.
         """
         tokenizer = self._tokenizer
         period, none = tokenizer.convert_tokens_to_ids("."), len(words)
@@ -102,25 +106,27 @@ class GroundingDinoDetector:
             owners += [*[index] * len(ids), none]
         return [*tokens, tokenizer.sep_token_id], [*owners, none]
 
-    def _words(self, phrase: str) -> list[int]:
-        ids = self._tokenizer(phrase.lower(), add_special_tokens=False).input_ids
+    def _word_tokens(self, phrase: str) -> list[int]:
+        ids: list[int] = self._tokenizer(phrase.lower(), add_special_tokens=False).input_ids
         if set(ids) <= {self._tokenizer.unk_token_id}:
-            raise UnknownPhraseError(f"expected words that {self.name} knows, found none in {shown(phrase)}")
+            raise UnknownPhraseError(
+                f"expected words that {self.name} knows, found none in {quote_phrase(phrase)}"
+            )
         return ids
 
     @torch.inference_mode()
     def detect(
         self, image: npt.NDArray[np.uint8], query: TextQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
-        """See Detector."""
+        """Detect objects on a frame; see `Detector.detect`."""
         size = input_size(image.shape[:2], self._shortest, self._longest)
-        with telling_failures(self.name):
-            pixels = normalised(image, size, self._mean, self._std, torch.float32)
-            found = self._run(pixels, query.tokens)
-            scores = _by_phrase(found.logits[0].float().sigmoid(), query)
-            boxes = corners(found.pred_boxes[0].float()).clamp(0, 1)
+        with raise_model_error(self.name):
+            pixels = normalise_frame(image, size, self._mean, self._std, torch.float32)
+            output = self._run(pixels, query.tokens)
+            scores = _score_phrases(output.logits[0].float().sigmoid(), query)
+            boxes = to_corners(output.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
-            return to_detections(chosen, unit_square(image), query.phrases)
+            return to_detections(chosen, unit_letterbox(image), query.phrases)
 
     def _run(self, pixels: Tensor, tokens: Tensor) -> Any:
         with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype != torch.float32):
@@ -128,18 +134,18 @@ class GroundingDinoDetector:
 
 
 def input_size(size: tuple[int, ...], shortest: int, longest: int) -> tuple[int, int]:
-    """(height, width) of a frame's pixels in the network: as large as both limits allow, its proportions kept.
+    """Return the (height, width) of the network's input: the largest within both limits, with the frame's proportions.
 
-    A frame that is longer than 4 * longest / shortest times its other side is stretched, since the network finds no
-    box where it has fewer positions than queries.
+    A frame whose sides have a ratio above 4 * longest / shortest is stretched, because the network finds no box if it
+    has fewer positions than queries.
     """
     scale = min(shortest / min(size), longest / max(size))
     height, width = (max(shortest // 4, round(side * scale)) for side in size)
     return height, width
 
 
-def _by_phrase(scores: Tensor, query: TextQuery) -> Tensor:
-    """Scores [Q, T'] of each token -> [Q, K] of each phrase, that of its best token."""
+def _score_phrases(scores: Tensor, query: TextQuery) -> Tensor:
+    """Turn the scores [Q, T'] of tokens into scores [Q, K] of phrases: each phrase's best token counts."""
     count, tokens = len(query.phrases), len(query.owners)
     best = scores.new_zeros(len(scores), count + 1)
     owners = query.owners.expand(len(scores), -1)
@@ -152,9 +158,9 @@ def load_grounding_dino(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
 ) -> GroundingDinoDetector:
-    """Grounding DINO from a folder in transformers' layout, or a hub name, "IDEA-Research/grounding-dino-tiny".
+    """Load Grounding DINO from a folder in transformers' layout, or by hub name: "IDEA-Research/grounding-dino-tiny".
 
-    `device` and `dtype` as for `load_tracker`. Raises ModelError for weights or a tokenizer that cannot serve.
+    `device` and `dtype` are those of `load_tracker`. Raises ModelError if the weights or the tokenizer cannot be used.
     """
     place = pick_device(device)
     name = os.fspath(name_or_path)
@@ -173,9 +179,9 @@ def load_grounding_dino(
 
 
 def _limits(size: Any) -> tuple[int, int]:
-    """The input's shorter and longer side as a preprocessor's `size` has them, else the public weights'."""
+    """Return the input's shorter and longer side from a preprocessor's `size`, or those of the public weights."""
     if isinstance(size, dict):
         shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
         if isinstance(shortest, int) and isinstance(longest, int) and 32 <= shortest <= longest:
             return shortest, longest
-    return SHORTEST, LONGEST
+    return SHORT_SIDE, MAX_LONG_SIDE

@@ -1,4 +1,4 @@
-"""The one door to detectors. What each needs is imported only where it is asked for."""
+"""Load a detector of any kind. The modules of a kind are imported only when it is loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import ModelError, VocabularyError
 from .base import Detector
-from .phrase_encoder import PhraseEncoder, VocabularyFirst
-from .vocabulary import Vocabulary
+from .phrase_encoder import PhraseEncoder
+from .vocabulary import Vocabulary, VocabularyWithFallback
 
 if TYPE_CHECKING:
     import torch
@@ -33,14 +33,14 @@ def load_detector(
     image_size: int = 0,
     tracker: TrackerModel | None = None,
 ) -> Detector:
-    """A detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
+    """Load a detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
 
-    name_or_path: "nano" (bundled, yolo-world) or a folder of weights; of the other two a hub name, too.
-    vocabulary, text_encoder: where yolo-world's phrases have their vectors from: a vocabulary file, and a folder with
-    CLIP for phrases that are not in it; vocabulary.safetensors beside the weights where neither is given.
-    image_size: pixels of the side of yolo-world's input, 0 for what its weights were trained at.
-    tracker: whose encoder sam3-concept shares where it is the same. `device` and `dtype` as for `load_tracker`. Raises
-    ModelError, or VocabularyError, where one cannot serve.
+    name_or_path: "nano" (the bundled yolo-world) or a folder of weights; for the other two kinds also a hub name.
+    vocabulary, text_encoder: the sources of yolo-world's phrase vectors, a vocabulary file and a folder with CLIP for
+    all other phrases; by default vocabulary.safetensors beside the weights.
+    image_size: side of yolo-world's input in pixels; 0 selects the size of its training.
+    tracker: the model whose encoder sam3-concept shares, if both have the same weights.
+    `device` and `dtype` are those of `load_tracker`. Raises ModelError or VocabularyError if the files cannot be used.
     """
     name = os.fspath(name_or_path)
     if kind == "yolo-world":
@@ -51,12 +51,12 @@ def load_detector(
         )
     if vocabulary is not None or text_encoder is not None:
         raise VocabularyError(
-            f"expected a vocabulary or text encoder for yolo-world alone, found one for {kind}, which reads phrases "
+            f"expected a vocabulary or text encoder for yolo-world only, found one for {kind}, which encodes phrases "
             "itself; leave detector.vocabulary and detector.text_encoder empty"
         )
     if name == "nano":
         raise ModelError(
-            f"expected a folder or a hub name for {kind}, found nano, which is yolo-world's (detector.name)"
+            f"expected a folder or a hub name for {kind}, found nano, which is a yolo-world (detector.name)"
         )
     if kind == "sam3-concept":
         from .sam3_concept import load_sam3_concept
@@ -97,15 +97,15 @@ def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | 
         vocabulary = folder / VOCABULARY
         if not vocabulary.is_file():
             raise VocabularyError(
-                f"expected {vocabulary}, or a vocabulary or text encoder to be named, found none; set "
-                "detector.vocabulary to a file that `sam3-node vocabulary build` has written, or "
+                f"expected {vocabulary}, or the setting of a vocabulary or text encoder, found none; set "
+                "detector.vocabulary to a file that `sam3-node vocabulary build` wrote, or "
                 "detector.text_encoder to a folder with CLIP"
             )
-    known = Vocabulary.load(vocabulary) if vocabulary is not None else None
+    table = Vocabulary.load(vocabulary) if vocabulary is not None else None
     if text_encoder is None:
-        assert known is not None
-        return known
+        assert table is not None
+        return table
     from .clip_text import ClipText
 
     encoder = ClipText(text_encoder)
-    return encoder if known is None else VocabularyFirst(known, encoder)
+    return encoder if table is None else VocabularyWithFallback(table, encoder)

@@ -1,24 +1,23 @@
-"""What turns phrases into vectors for a detector: a protocol, and a vocabulary with an encoder behind it."""
+"""The interface of phrase encoders, which turn phrases into vectors for a detector, and checks of these vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import VocabularyError
 
-if TYPE_CHECKING:
-    from .vocabulary import Vocabulary
-
 Vectors = npt.NDArray[np.float32]
-UNIT = 1e-6  # a norm this near 1 is left as it is, so that vectors stay bit for bit the same through files
+UNIT_TOLERANCE = (
+    1e-6  # vectors with a norm this close to 1 stay bit for bit equal when they are saved and loaded
+)
 
 
 class PhraseEncoder(Protocol):
-    """Turns phrases into the vectors with which a detector looks for objects."""
+    """Turns phrases into the vectors that a detector searches for."""
 
     @property
     def model(self) -> str:
@@ -29,35 +28,16 @@ class PhraseEncoder(Protocol):
         """Length D of a vector."""
 
     def encode(self, phrases: Sequence[str]) -> Vectors:
-        """Vectors float32 [K, D] of unit length, one for each of K phrases, in their order.
+        """Return vectors float32 [K, D] of unit length, one for each of K phrases, in order.
 
         Raises RequestError for a phrase that `clean_phrase` refuses or that has no vector.
         """
 
 
-class VocabularyFirst:
-    """A PhraseEncoder that takes from a vocabulary what is in it, and the rest from an encoder of the same model."""
+def check_phrase_encoder(encoder: PhraseEncoder, dimension: int, model: str | None = None) -> None:
+    """Raise VocabularyError unless the encoder's vectors have this dimension and, if given, come from this model.
 
-    def __init__(self, vocabulary: Vocabulary, encoder: PhraseEncoder) -> None:
-        """Raises VocabularyError where the two are not of one model."""
-        check_encoder(encoder, vocabulary.dimension, vocabulary.model)
-        self._vocabulary, self._encoder = vocabulary, encoder
-        self.model, self.dimension = vocabulary.model, vocabulary.dimension
-
-    def encode(self, phrases: Sequence[str]) -> Vectors:
-        """Vectors float32 [K, D] of unit length; see PhraseEncoder."""
-        unknown = [index for index, phrase in enumerate(phrases) if phrase not in self._vocabulary]
-        vectors = np.empty((len(phrases), self.dimension), np.float32)
-        vectors[unknown] = self._encoder.encode([phrases[index] for index in unknown])
-        known = np.setdiff1d(np.arange(len(phrases)), unknown)
-        vectors[known] = self._vocabulary.encode([phrases[index] for index in known])
-        return vectors
-
-
-def check_encoder(encoder: PhraseEncoder, dimension: int, model: str | None = None) -> None:
-    """Raise VocabularyError unless vectors have the detector's dimension and, where it is given, come from its model.
-
-    Of models' names what follows the last slash counts: a folder clip-vit-base-patch32 is the model of that name.
+    Only the part of a model's name after the last slash is compared, so a folder may have the model's name.
     """
     if encoder.dimension != dimension:
         raise VocabularyError(
@@ -71,8 +51,8 @@ def check_encoder(encoder: PhraseEncoder, dimension: int, model: str | None = No
         )
 
 
-def unit_rows(vectors: Any) -> Vectors:
-    """The rows of finite numbers [N, D], none of them zero, at unit length; raises ValueError for others."""
+def normalise_rows(vectors: Any) -> Vectors:
+    """Scale the rows of vectors [N, D] to unit length. Raises ValueError for a row that is zero or not finite."""
     vectors = np.asarray(vectors)
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
@@ -80,7 +60,8 @@ def unit_rows(vectors: Any) -> Vectors:
         raise ValueError(f"row {np.flatnonzero(~np.isfinite(norms))[0]} is not finite")
     if not norms.all():
         raise ValueError(f"row {np.flatnonzero(norms == 0)[0]} is zero")
-    return np.where(abs(norms - 1) <= UNIT, vectors, vectors / norms).astype(np.float32)
+    rows: Vectors = np.where(abs(norms - 1) <= UNIT_TOLERANCE, vectors, vectors / norms).astype(np.float32)
+    return rows
 
 
 def _last_part(model: str) -> str:

@@ -1,4 +1,4 @@
-"""Phrases that name objects: cleaned, bounded, compared."""
+"""Phrases that name objects: clean them, limit them and compare them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from ..errors import RequestError
 
 MAX_PROMPTS = 256
 MAX_CHARACTERS = 200
-SHOWN = 40  # characters of a bad phrase in an error
-SIMILAR = 0.3  # of trigrams in common, from where on a phrase is suggested: the default of pg_trgm
+MAX_QUOTED_CHARACTERS = 40  # of a phrase in an error message
+MIN_SIMILARITY = 0.3  # share of common trigrams at which a phrase is suggested: the default of pg_trgm
 
 
 def clean_phrase(phrase: object) -> str:
-    """The phrase in Unicode's form NFC, stripped, with single spaces inside.
+    """Return the phrase in Unicode's form NFC, stripped, with single spaces inside.
 
-    Raises RequestError unless it is text of 1 to MAX_CHARACTERS characters, none of them a control character.
+    Raises RequestError unless it is text of 1 to MAX_CHARACTERS characters without control characters.
     """
     if not isinstance(phrase, str):
         raise RequestError(f"phrase: expected text, found {type(phrase).__name__}")
-    found = " ".join(unicodedata.normalize("NFC", phrase).split())
-    if not found:
+    cleaned = " ".join(unicodedata.normalize("NFC", phrase).split())
+    if not cleaned:
         raise RequestError('phrase: expected the name of an object such as "red mug", found an empty one')
-    if len(found) > MAX_CHARACTERS:
+    if len(cleaned) > MAX_CHARACTERS:
         raise RequestError(
-            f"phrase: expected at most {MAX_CHARACTERS} characters, found {len(found)}: {shown(found)}; "
+            f"phrase: expected at most {MAX_CHARACTERS} characters, found {len(cleaned)}: {quote_phrase(cleaned)}; "
             "name the object in a few words"
         )
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in found):
-        raise RequestError(f"phrase: expected no control characters, found {shown(found)}")
-    return found
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in cleaned):
+        raise RequestError(f"phrase: expected no control characters, found {quote_phrase(cleaned)}")
+    return cleaned
 
 
 def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
-    """The prompts of a detector as `unique_phrases` gives them.
+    """Clean the prompts of a detector and drop duplicates, as `unique_phrases` does.
 
-    Raises RequestError for more than MAX_PROMPTS, or for one that `clean_phrase` refuses.
+    Raises RequestError for more than MAX_PROMPTS prompts, or for one that `clean_phrase` refuses.
     """
     if isinstance(prompts, str | bytes):
         raise RequestError(f"prompts: expected a list of phrases, found {type(prompts).__name__}")
@@ -46,7 +46,7 @@ def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
 
 
 def unique_phrases(phrases: Iterable[object]) -> tuple[str, ...]:
-    """The phrases cleaned; of those that differ by case or white space alone, the first."""
+    """Clean the phrases. Of phrases that differ only by case or white space, keep the first."""
     first: dict[str, str] = {}
     for phrase in map(clean_phrase, phrases):
         first.setdefault(phrase_key(phrase), phrase)
@@ -54,27 +54,27 @@ def unique_phrases(phrases: Iterable[object]) -> tuple[str, ...]:
 
 
 def phrase_key(phrase: str) -> str:
-    """What is equal for cleaned phrases that mean the same."""
+    """Return a key that is equal for cleaned phrases that differ only by case."""
     return phrase.casefold()
 
 
-def nearest_phrases(phrase: str, known: Iterable[str], count: int = 5) -> list[str]:
-    """Up to `count` of the known phrases that are spelt most alike, the most similar first.
+def nearest_phrases(phrase: str, known_phrases: Iterable[str], count: int = 5) -> list[str]:
+    """Return up to `count` of `known_phrases` with the most similar spelling, the most similar first.
 
     Similarity is the share of common trigrams of words, as in PostgreSQL's pg_trgm.
     """
-    wanted = _trigrams(phrase)
+    trigrams = _trigrams(phrase)
     scored = []
-    for candidate in known:
+    for candidate in known_phrases:
         other = _trigrams(candidate)
-        scored.append((len(wanted & other) / len(wanted | other), candidate))
+        scored.append((len(trigrams & other) / len(trigrams | other), candidate))
     scored.sort(key=lambda pair: -pair[0])
-    return [candidate for score, candidate in scored[:count] if score >= SIMILAR]
+    return [candidate for score, candidate in scored[:count] if score >= MIN_SIMILARITY]
 
 
-def shown(phrase: str) -> str:
-    """A phrase for an error: quoted, escaped, shortened."""
-    return repr(phrase) if len(phrase) <= SHOWN else f"{phrase[:SHOWN]!r}…"
+def quote_phrase(phrase: str) -> str:
+    """Return a phrase for an error message: quoted, escaped and shortened."""
+    return repr(phrase) if len(phrase) <= MAX_QUOTED_CHARACTERS else f"{phrase[:MAX_QUOTED_CHARACTERS]!r}…"
 
 
 def _trigrams(phrase: str) -> set[str]:

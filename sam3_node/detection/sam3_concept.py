@@ -1,4 +1,4 @@
-"""SAM 3's own detector (arXiv 2511.16719): for each phrase, all its instances on the frame."""
+"""SAM 3's own detector (arXiv 2511.16719): it finds all instances of each phrase on a frame."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
 from ..errors import RequestError
-from ..models.boxes import CANDIDATES, Selection, select
-from ..models.devices import pick_device, pick_dtype
-from ..models.pixels import normalised
+from ..models.boxes import MAX_CANDIDATES, Selection, select, to_corners, to_detections
+from ..models.pixels import normalise_frame, unit_letterbox
 from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
+from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
-from .output import corners, telling_failures, to_detections, unit_square
-from .phrases import shown
+from .base import raise_model_error
+from .phrases import quote_phrase
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
-IOU = 0.7
-LIMIT = 100
-PHRASES = 4  # that go through the detector at once: each has a copy of the image's tokens
-TEXTS = 64  # that go through the text tower at once
+MAX_IOU = 0.7
+MAX_DETECTIONS = 100
+PHRASE_BATCH = 4  # phrases in one run of the detector; each has a copy of the image's tokens
+TEXT_BATCH = 64  # phrases in one run of the text tower
 
 
 class ConceptQuery(NamedTuple):
-    """Phrases with the features of their tokens [K, T, C], and which tokens these are, bool [K, T]."""
+    """K encoded phrases with T tokens each."""
 
     phrases: tuple[str, ...]
     text: Tensor
+    """features of the tokens, [K, T, C]"""
     mask: Tensor
+    """bool [K, T]: True for tokens of the phrase, False for padding"""
 
 
 class ConceptNetwork(nn.Module):
-    """The parts of a transformers Sam3Model that find boxes; those that make masks of them are left out.
+    """The parts of a transformers Sam3Model that find boxes, without those that turn boxes into masks.
 
-    Its last part, the decoder, computes in float32 whatever the others do: in bfloat16 a box is off by pixels.
+    The last part, the decoder, always computes in float32: in bfloat16 the boxes are wrong by several pixels.
     """
 
     def __init__(self, source: Any) -> None:
@@ -56,20 +58,21 @@ class ConceptNetwork(nn.Module):
         self.encoder = source.detr_encoder
         self.decoder, self.scoring = source.detr_decoder.float(), source.dot_product_scoring.float()
 
-    def read(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Ids and which of them are text, both [K, T] -> features [K, T, C]."""
-        found = self.text_encoder(input_ids=tokens, attention_mask=mask)
-        return self.text_projection(found.last_hidden_state)
+    def encode_text(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Encode token ids [K, T], with mask [K, T] nonzero for tokens of the phrase, into features [K, T, C]."""
+        output = self.text_encoder(input_ids=tokens, attention_mask=mask)
+        features: Tensor = self.text_projection(output.last_hidden_state)
+        return features
 
     def encode(self, trunk: Tensor) -> tuple[Tensor, Tensor]:
-        """What the trunk makes of pixels, [1, D, h, w] -> features and their positions, both [1, C, h, w]."""
+        """Turn the trunk's output [1, D, h, w] into features and their position encoding, both [1, C, h, w]."""
         features = self.level(trunk)
         return features, self.position(features.shape, features.device, features.dtype)
 
     def forward(
         self, features: Tensor, position: Tensor, text: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """An image as `encode` gives it, and K phrases -> boxes [K, Q, 4] as parts of it, scores [K, Q], float32."""
+        """Find K phrases on an encoded image; return float32 boxes [K, Q, 4] in 0..1 and scores [K, Q]."""
         encoded = self.encoder(
             vision_features=[features.expand(len(text), -1, -1, -1)],
             text_features=text,
@@ -88,14 +91,14 @@ class ConceptNetwork(nn.Module):
         logits = self.scoring(last, text, mask)[0, ..., 0]
         offsets = self.decoder.box_head(last[0])
         boxes = (inverse_sigmoid(decoded.reference_boxes[-1]) + offsets).sigmoid()
-        return corners(boxes).clamp(0, 1), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
+        return to_corners(boxes).clamp(0, 1), logits.sigmoid() * decoded.presence_logits[-1].sigmoid()
 
 
 class Sam3ConceptDetector:
-    """A Detector of transformers' Sam3Model.
+    """A Detector with transformers' Sam3Model.
 
-    A frame is encoded once for all phrases. Of one phrase's boxes that overlap by more than `iou` the best stays, of
-    all boxes the best `limit`.
+    A frame is encoded once for all phrases. Of boxes of one phrase with an IoU above `iou`, only the best is kept; of
+    all boxes, the best `limit`.
     """
 
     def __init__(
@@ -105,8 +108,8 @@ class Sam3ConceptDetector:
         *,
         name: str,
         normalisation: Normalisation = CENTRED,
-        iou: float = IOU,
-        limit: int = LIMIT,
+        iou: float = MAX_IOU,
+        limit: int = MAX_DETECTIONS,
     ) -> None:
         self.name = name
         self._network, self._tokenizer = ConceptNetwork(model), tokenizer
@@ -115,47 +118,51 @@ class Sam3ConceptDetector:
             torch.tensor(values, device=self._device).view(1, 3, 1, 1) for values in normalisation
         )
         self._side = side(model.config.vision_config.image_size)
-        self._most = model.config.text_config.max_position_embeddings
+        self._max_tokens = model.config.text_config.max_position_embeddings
         self._iou, self._limit = iou, limit
 
     @torch.inference_mode()
     def prepare(self, phrases: Sequence[str]) -> ConceptQuery:
-        """Phrases with their features; raises RequestError for one of more tokens than the model reads."""
+        """Encode the phrases. Raises RequestError for a phrase with more tokens than the model accepts."""
         counts = [len(ids) for ids in self._tokenizer(list(phrases)).input_ids]
-        if max(counts) > self._most:
+        if max(counts) > self._max_tokens:
             raise RequestError(
-                f"phrase: expected at most {self._most} tokens, found {max(counts)} in "
-                f"{shown(phrases[counts.index(max(counts))])}; name the object in a few words"
+                f"phrase: expected at most {self._max_tokens} tokens, found {max(counts)} in "
+                f"{quote_phrase(phrases[counts.index(max(counts))])}; name the object in a few words"
             )
         tokens = self._tokenizer(
-            list(phrases), padding="max_length", max_length=self._most, return_tensors="pt"
+            list(phrases), padding="max_length", max_length=self._max_tokens, return_tensors="pt"
         )
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             ids, mask = tokens.input_ids.to(self._device), tokens.attention_mask.to(self._device)
-            batches = zip(ids.split(TEXTS), mask.split(TEXTS), strict=True)
+            batches = zip(torch.split(ids, TEXT_BATCH), torch.split(mask, TEXT_BATCH), strict=True)
             return ConceptQuery(
-                tuple(phrases), torch.cat([self._network.read(*batch) for batch in batches]), mask.bool()
+                tuple(phrases),
+                torch.cat([self._network.encode_text(*batch) for batch in batches]),
+                mask.bool(),
             )
 
     @torch.inference_mode()
     def detect(
         self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
-        """See Detector."""
-        with telling_failures(self.name):
+        """Detect objects on a frame; see `Detector.detect`."""
+        with raise_model_error(self.name):
             if trunk is None:
                 trunk = self._network.trunk(self._pixels(image))
             encoded = self._network.encode(trunk)
-            batches = zip(query.text.split(PHRASES), query.mask.split(PHRASES), strict=True)
-            found = [self._network(*encoded, *batch) for batch in batches]
-            boxes, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
+            batches = zip(
+                torch.split(query.text, PHRASE_BATCH), torch.split(query.mask, PHRASE_BATCH), strict=True
+            )
+            outputs = [self._network(*encoded, *batch) for batch in batches]
+            boxes, scores = (torch.cat(parts) for parts in zip(*outputs, strict=True))
             chosen = self._choose(boxes, scores, threshold)
-            return to_detections(chosen, unit_square(image), query.phrases)
+            return to_detections(chosen, unit_letterbox(image), query.phrases)
 
-    def shares_trunk_of(self, tracker: TrackerModel) -> bool:
-        """Take over the tracker's trunk, if its weights and pixels are this one's, and let go of its own.
+    def share_trunk_with(self, tracker: TrackerModel) -> bool:
+        """Use the tracker's trunk instead of the own one, if weights and preprocessing are equal; return True then.
 
-        From then on `detect` is to be given what it makes of the frame.
+        From then on, callers must pass the output of the shared trunk to `detect`.
         """
         same = tracker.image_size == self._side and tracker.dtype == self._dtype
         same = same and torch.equal(tracker.mean, self._mean) and torch.equal(tracker.std, self._std)
@@ -165,24 +172,22 @@ class Sam3ConceptDetector:
         return True
 
     def _pixels(self, image: npt.NDArray[np.uint8]) -> Tensor:
-        """[1, 3, S, S]"""
-        return normalised(image, (self._side, self._side), self._mean, self._std, self._dtype)
+        """Return the normalised pixels [1, 3, S, S]."""
+        return normalise_frame(image, (self._side, self._side), self._mean, self._std, self._dtype)
 
     def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> Selection:
-        """Of boxes [K, Q, 4] with scores [K, Q], each of which counts for its own phrase alone."""
-        best, index = scores.flatten().topk(min(CANDIDATES, scores.numel()))
+        """Select among boxes [K, Q, 4] with scores [K, Q]. A box counts only for its own phrase."""
+        best, index = scores.flatten().topk(min(MAX_CANDIDATES, scores.numel()))
         table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))
         return select(boxes.flatten(0, 1)[index], table, threshold, iou=self._iou, limit=self._limit)
 
 
 def _equal(first: nn.Module | None, second: nn.Module) -> bool:
-    """Whether two networks have the same tensors."""
+    """Return True if two networks have the same tensors."""
     if first is None:
         return False
-    ours, theirs = first.state_dict(), second.state_dict()
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(value, theirs[name]) for name, value in ours.items()
-    )
+    a, b = first.state_dict(), second.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
 
 
 def load_sam3_concept(
@@ -192,10 +197,10 @@ def load_sam3_concept(
     dtype: str | torch.dtype | None = None,
     tracker: TrackerModel | None = None,
 ) -> Sam3ConceptDetector:
-    """SAM 3's detector from a folder in transformers' layout, or a hub name such as "facebook/sam3".
+    """Load SAM 3's detector from a folder in transformers' layout, or by hub name, such as "facebook/sam3".
 
-    `device` and `dtype` as for `load_tracker`. tracker: one whose trunk is shared where it is the same. Raises
-    ModelError for weights or a tokenizer that cannot serve.
+    `device` and `dtype` are those of `load_tracker`. tracker: a model whose trunk is shared if it is equal. Raises
+    ModelError if the weights or the tokenizer cannot be used.
     """
     place = pick_device(device)
     name = os.fspath(name_or_path)
@@ -208,5 +213,5 @@ def load_sam3_concept(
         normalisation=read_normalisation(name, CENTRED),
     )
     if tracker is not None:
-        detector.shares_trunk_of(tracker)
+        detector.share_trunk_with(tracker)
     return detector

@@ -1,4 +1,4 @@
-"""Phrases with their vectors, kept in one file: names for a detector on a machine without a text encoder."""
+"""Vocabularies: phrases with their vectors in one file, for detectors on machines without a text encoder."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError
-from .phrase_encoder import Vectors, check_encoder, unit_rows
-from .phrases import clean_phrase, nearest_phrases, phrase_key, shown
+from .phrase_encoder import PhraseEncoder, Vectors, check_phrase_encoder, normalise_rows
+from .phrases import clean_phrase, nearest_phrases, phrase_key, quote_phrase
 
 VERSION = "1"
-ADVICE = "build one with `sam3-node vocabulary build`"
-LISTED = 3  # unknown phrases named in an error
+BUILD_HINT = "build one with `sam3-node vocabulary build`"
+MAX_LISTED = 3  # unknown phrases in an error message
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A PhraseEncoder that knows N phrases by heart.
+    """A PhraseEncoder backed by a fixed table of N phrases.
 
-    phrases: as they are shown; found by whatever case and white space. vectors: float32 [N, D], brought to unit
-    length and made read-only. model: the name of what made the vectors. Raises VocabularyError for no phrases, a
-    phrase that `clean_phrase` refuses or that is there twice, and a vector that is zero or not finite.
+    Raises VocabularyError for an empty table, for a phrase that `clean_phrase` refuses or that occurs twice, and for a
+    vector that is zero or not finite.
     """
 
     phrases: tuple[str, ...]
+    """for display; lookup ignores case and extra white space"""
     vectors: Vectors
+    """float32 [N, D], scaled to unit length and made read-only"""
     model: str
+    """name of the model that computed the vectors"""
     _rows: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class Vocabulary:
         vectors.flags.writeable = False
         if not isinstance(self.model, str) or not self.model.strip():
             raise VocabularyError(
-                "vocabulary: expected the name of the model that made the vectors, found none"
+                "vocabulary: expected the name of the model that computed the vectors, found none"
             )
         object.__setattr__(self, "phrases", phrases)
         object.__setattr__(self, "vectors", vectors)
@@ -50,7 +52,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
-        """Read what `save` wrote; raises VocabularyError that names the file."""
+        """Read a file that `save` wrote. Raises VocabularyError, which names the file."""
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata, vectors = file.metadata() or {}, _read_vectors(file)
@@ -61,29 +63,29 @@ class Vocabulary:
             return cls(_read_phrases(metadata), vectors, metadata.get("model", ""))
         except (OSError, SafetensorError) as error:
             raise VocabularyError(
-                f"cannot read {os.fspath(path)}: expected a vocabulary in safetensors, found {error}; {ADVICE}"
+                f"cannot read {os.fspath(path)}: expected a vocabulary in safetensors, found {error}; {BUILD_HINT}"
             ) from error
         except VocabularyError as error:
-            raise VocabularyError(f"{os.fspath(path)}: {error}; {ADVICE}") from error
+            raise VocabularyError(f"{os.fspath(path)}: {error}; {BUILD_HINT}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file, replacing what was there once it is whole; raises OutputError."""
+        """Write one safetensors file. An existing file is replaced once the new one is complete. Raises OutputError."""
         metadata = {"version": VERSION, "model": self.model, "phrases": json.dumps(self.phrases)}
         target = Path(path)
-        aside = target.parent / f".{target.name}.{os.getpid()}"
+        temporary = target.parent / f".{target.name}.{os.getpid()}"
         try:
-            aside.write_bytes(save({"vectors": self.vectors}, metadata=metadata))
-            os.replace(aside, target)
+            temporary.write_bytes(save({"vectors": self.vectors}, metadata=metadata))
+            os.replace(temporary, target)
         except OSError as error:
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
         finally:
             with contextlib.suppress(OSError):
-                aside.unlink()
+                temporary.unlink()
 
     @property
     def dimension(self) -> int:
         """Length D of a vector."""
-        return self.vectors.shape[1]
+        return int(self.vectors.shape[1])
 
     def __len__(self) -> int:
         return len(self.phrases)
@@ -95,34 +97,53 @@ class Vocabulary:
             return False
 
     def encode(self, phrases: Sequence[str]) -> Vectors:
-        """Vectors float32 [K, D] of unit length, one for each of K phrases, in their order.
+        """Return vectors float32 [K, D] of unit length, one for each of K phrases, in order.
 
-        Raises RequestError for a phrase that `clean_phrase` refuses, UnknownPhraseError, which tells the nearest known
-        ones, for those that are not here.
+        Raises RequestError for a phrase that `clean_phrase` refuses. Raises UnknownPhraseError, which suggests similar
+        phrases, for phrases that are not in the vocabulary.
         """
         cleaned = [clean_phrase(phrase) for phrase in phrases]
         unknown = [phrase for phrase in cleaned if phrase_key(phrase) not in self._rows]
         if unknown:
-            raise UnknownPhraseError(self._tell_unknown(unknown))
+            raise UnknownPhraseError(self._describe_unknown(unknown))
         return self.vectors[[self._rows[phrase_key(phrase)] for phrase in cleaned]]
 
     def extended(self, other: Vocabulary) -> Vocabulary:
-        """This vocabulary and, after it, what only the other one has; VocabularyError unless both are of one model."""
-        check_encoder(other, self.dimension, self.model)
+        """Append the phrases that only `other` has. Raises VocabularyError unless both come from the same model."""
+        check_phrase_encoder(other, self.dimension, self.model)
         new = [row for row, phrase in enumerate(other.phrases) if phrase not in self]
         phrases = (*self.phrases, *(other.phrases[row] for row in new))
         return Vocabulary(phrases, np.concatenate([self.vectors, other.vectors[new]]), self.model)
 
-    def _tell_unknown(self, unknown: list[str]) -> str:
-        told = []
-        for phrase in unknown[:LISTED]:
-            nearest = ", ".join(map(shown, nearest_phrases(phrase, self.phrases)))
-            told.append(f"{shown(phrase)} (nearest: {nearest or 'none'})")
-        more = f" and {len(unknown) - LISTED} more" if len(unknown) > LISTED else ""
+    def _describe_unknown(self, unknown: list[str]) -> str:
+        descriptions = []
+        for phrase in unknown[:MAX_LISTED]:
+            nearest = ", ".join(map(quote_phrase, nearest_phrases(phrase, self.phrases)))
+            descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")
+        more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
         return (
-            f"not among the {len(self)} phrases of the vocabulary: {', '.join(told)}{more}; name one that is, or build "
-            "a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
+            f"not among the {len(self)} phrases of the vocabulary: {', '.join(descriptions)}{more}; choose one of "
+            "them, or build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
         )
+
+
+class VocabularyWithFallback:
+    """A PhraseEncoder that uses a vocabulary first, and an encoder of the same model for all other phrases."""
+
+    def __init__(self, vocabulary: Vocabulary, encoder: PhraseEncoder) -> None:
+        """Raise VocabularyError unless both come from the same model."""
+        check_phrase_encoder(encoder, vocabulary.dimension, vocabulary.model)
+        self._vocabulary, self._encoder = vocabulary, encoder
+        self.model, self.dimension = vocabulary.model, vocabulary.dimension
+
+    def encode(self, phrases: Sequence[str]) -> Vectors:
+        """Return vectors float32 [K, D] of unit length; see PhraseEncoder."""
+        unknown = [index for index, phrase in enumerate(phrases) if phrase not in self._vocabulary]
+        vectors = np.empty((len(phrases), self.dimension), np.float32)
+        vectors[unknown] = self._encoder.encode([phrases[index] for index in unknown])
+        listed = np.setdiff1d(np.arange(len(phrases)), unknown)
+        vectors[listed] = self._vocabulary.encode([phrases[index] for index in listed])
+        return vectors
 
 
 def _clean(phrases: Sequence[object]) -> tuple[str, ...]:
@@ -132,10 +153,10 @@ def _clean(phrases: Sequence[object]) -> tuple[str, ...]:
         raise VocabularyError(f"vocabulary: {error}") from error
     first: dict[str, str] = {}
     for phrase in cleaned:
-        known = first.get(phrase_key(phrase))
-        if known is not None:
+        earlier = first.get(phrase_key(phrase))
+        if earlier is not None:
             raise VocabularyError(
-                f"vocabulary: expected each phrase once, found {shown(known)} and {shown(phrase)}"
+                f"vocabulary: expected each phrase once, found {quote_phrase(earlier)} and {quote_phrase(phrase)}"
             )
         first[phrase_key(phrase)] = phrase
     return cleaned
@@ -150,7 +171,7 @@ def _unit(vectors: Any, phrases: Sequence[object]) -> Vectors:
             f"{list(vectors.shape)}"
         )
     try:
-        return unit_rows(vectors)
+        return normalise_rows(vectors)
     except ValueError as error:
         raise VocabularyError(
             f"vocabulary: expected finite vectors that are not zero, found that {error}"
@@ -162,17 +183,18 @@ def _read_vectors(file: Any) -> Vectors:
         raise VocabularyError(
             f"expected a tensor 'vectors', found {', '.join(sorted(file.keys())[:5]) or 'none'}"
         )
-    found = file.get_slice("vectors")
-    if found.get_dtype() != "F32":
-        raise VocabularyError(f"expected vectors of dtype F32, found {found.get_dtype()}")
-    return file.get_tensor("vectors")
+    dtype = file.get_slice("vectors").get_dtype()
+    if dtype != "F32":
+        raise VocabularyError(f"expected vectors of dtype F32, found {dtype}")
+    vectors: Vectors = file.get_tensor("vectors")
+    return vectors
 
 
 def _read_phrases(metadata: dict[str, str]) -> tuple[str, ...]:
     try:
-        found = json.loads(metadata.get("phrases", ""))
+        phrases = json.loads(metadata.get("phrases", ""))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
+        phrases = None
+    if not isinstance(phrases, list):
         raise VocabularyError("expected a JSON list 'phrases' in the metadata, found none")
-    return tuple(found)
+    return tuple(phrases)

@@ -1,4 +1,4 @@
-"""Vocabularies put together from files, from vectors made elsewhere, and from a text encoder."""
+"""Build vocabularies from vocabulary files, from vectors computed elsewhere, and with a text encoder."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 
 from ..errors import VocabularyError
-from .phrase_encoder import PhraseEncoder, VocabularyFirst, check_encoder
+from .phrase_encoder import PhraseEncoder, check_phrase_encoder
 from .phrases import unique_phrases
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, VocabularyWithFallback
 
 
 def build_vocabulary(
     phrases: Sequence[str], sources: Sequence[Vocabulary] = (), encoder: PhraseEncoder | None = None
 ) -> Vocabulary:
-    """The phrases, each once, with vectors from the first source that has them, else from the encoder.
+    """Build a vocabulary of the unique phrases, with vectors of the first source that has them, else of the encoder.
 
-    Without phrases it is all of the sources'. Raises VocabularyError where there is nothing to take from or the sources
-    are not of one model, UnknownPhraseError for a phrase without a vector.
+    Without phrases, the vocabulary has all phrases of the sources. Raises VocabularyError if there is neither a source
+    nor an encoder, or if they come from different models. Raises UnknownPhraseError for a phrase without a vector.
     """
-    known = reduce(Vocabulary.extended, sources) if sources else None
-    if known is not None and not phrases:
-        return known
-    both = VocabularyFirst(known, encoder) if known is not None and encoder is not None else None
-    origin = both or known or encoder
+    joined = reduce(Vocabulary.extended, sources) if sources else None
+    if joined is not None and not phrases:
+        return joined
+    both = VocabularyWithFallback(joined, encoder) if joined is not None and encoder is not None else None
+    origin = both or joined or encoder
     if origin is None or not phrases:
         raise VocabularyError(
             "expected phrases and a text encoder (--encoder FOLDER), or vocabularies to take vectors from "
@@ -39,18 +39,18 @@ def build_vocabulary(
 
 
 def read_source(path: Path, model: str | None = None) -> Vocabulary:
-    """A vocabulary file or, where the name ends in .json, a map of phrases to vectors that `model` has made.
+    """Read a vocabulary file or, if the name ends in .json, a map from phrases to vectors that `model` computed.
 
-    Raises VocabularyError that names the file.
+    Raises VocabularyError, which names the file.
     """
     if path.suffix.lower() != ".json":
         vocabulary = Vocabulary.load(path)
         if model is not None:
-            check_encoder(vocabulary, vocabulary.dimension, model)
+            check_phrase_encoder(vocabulary, vocabulary.dimension, model)
         return vocabulary
     if model is None:
         raise VocabularyError(
-            f"{path} does not tell which model made its vectors; name it: --model openai/clip-vit-base-patch32"
+            f"{path} does not name the model that computed its vectors; give it: --model openai/clip-vit-base-patch32"
         )
     phrases, vectors = _read_map(path)
     try:
@@ -60,14 +60,14 @@ def read_source(path: Path, model: str | None = None) -> Vocabulary:
 
 
 def read_phrases(path: Path) -> list[str]:
-    """One phrase a line of a text file in UTF-8, empty lines left out; raises VocabularyError."""
-    return [line for line in _read_text(path, "phrases, one a line").splitlines() if line.strip()]
+    """Read the phrases of a UTF-8 text file, one per line, without empty lines. Raises VocabularyError."""
+    return [line for line in _read_text(path, "phrases, one per line").splitlines() if line.strip()]
 
 
 def _read_map(path: Path) -> tuple[tuple[Any, ...], Any]:
-    what = "a JSON map from phrases to lists of as many numbers each"
+    what = "a JSON map from phrases to lists of equally many numbers"
     try:
-        # pairs, not a dict, so that a phrase that is there twice is not lost
+        # pairs, not a dict, so that duplicate phrases are found
         pairs = json.loads(_read_text(path, what), object_pairs_hook=_Pairs)
         if not isinstance(pairs, _Pairs):
             raise ValueError(f"a {type(pairs).__name__}")
@@ -80,7 +80,7 @@ def _read_map(path: Path) -> tuple[tuple[Any, ...], Any]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON map, in order."""
+    """The pairs of a JSON map, in order."""
 
 
 def _read_text(path: Path, what: str) -> str:

@@ -1,4 +1,4 @@
-"""YOLO-World as a detector: phrases become vectors once, which then go into the network with each frame."""
+"""YOLO-World as a detector: phrases are encoded once, and their vectors enter the network with each frame."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..models.boxes import letterbox, select
+from ..models.boxes import select, to_detections
+from ..models.pixels import letterbox
 from ..models.yolo.config import STRIDES
 from ..models.yolo.network import Detections, YoloWorld
 from ..types import Detection
-from .output import telling_failures, to_detections
-from .phrase_encoder import PhraseEncoder, check_encoder
+from .base import raise_model_error
+from .phrase_encoder import PhraseEncoder, check_phrase_encoder
 
-IOU = 0.7  # as the public weights are used
-LIMIT = 100
+MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
+MAX_DETECTIONS = 100
 
 
 class VectorQuery(NamedTuple):
@@ -30,10 +31,11 @@ class VectorQuery(NamedTuple):
 
 
 class YoloWorldDetector:
-    """A Detector (arXiv 2401.17270) whose phrases `encoder` turns into vectors.
+    """A Detector with YOLO-World (arXiv 2401.17270). `encoder` turns its phrases into vectors.
 
-    Frames are fitted into `image_size` pixels (H, W), or a square. Of one phrase's boxes that overlap by more than
-    `iou` the best stays, of all boxes the best `limit`. Raises VocabularyError for an encoder of another dimension.
+    Frames are fitted into `image_size` pixels, (H, W) or the side of a square. Of boxes of one phrase with an IoU above
+    `iou`, only the best is kept; of all boxes, the best `limit`. Raises VocabularyError for an encoder whose vectors
+    have another dimension.
     """
 
     def __init__(
@@ -43,31 +45,31 @@ class YoloWorldDetector:
         *,
         name: str,
         image_size: int | tuple[int, int],
-        iou: float = IOU,
-        limit: int = LIMIT,
+        iou: float = MAX_IOU,
+        limit: int = MAX_DETECTIONS,
     ) -> None:
-        check_encoder(encoder, model.config.text_channels)
+        check_phrase_encoder(encoder, model.config.text_channels)
         self.name = name
         self.model = model
         self.network: Callable[[Tensor, Tensor], Detections] = model
-        """What frames run through; an engine takes the model's place here."""
+        """The network that runs on frames: the model, or an engine that replaces it."""
         self._encoder = encoder
         self._size = _checked_size(image_size)
         self._iou, self._limit = iou, limit
 
     def prepare(self, phrases: Sequence[str]) -> VectorQuery:
-        """Phrases with their vectors; raises RequestError for one that the encoder has no vector for."""
+        """Encode the phrases. Raises RequestError for a phrase without a vector."""
         vectors = torch.from_numpy(self._encoder.encode(phrases))
         stem = self.model.backbone.stem.conv.weight
-        with telling_failures(self.name):
+        with raise_model_error(self.name):
             return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype))
 
     @torch.inference_mode()
     def detect(
         self, image: npt.NDArray[np.uint8], query: VectorQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
-        """See Detector."""
-        with telling_failures(self.name):
+        """Detect objects on a frame; see `Detector.detect`."""
+        with raise_model_error(self.name):
             pixels, frame = letterbox(image, self._size, device=query.vectors.device)
             boxes, scores = self.network(pixels, query.vectors)
             chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..models import TrackerModel
-from ..models.sam.tracker_model import Decoded
+from ..models.sam.stages import Decoded
 from ..tracking import ObjectPrompt, Tracker
 
 MOST = 4

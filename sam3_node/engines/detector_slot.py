@@ -21,7 +21,7 @@ from ..detection.load import VOCABULARY, load_detector
 from ..detection.vocabulary import Vocabulary
 from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError
-from ..models.boxes import letterbox
+from ..models.pixels import letterbox
 from ..models.sam.stages import Run
 from ..models.yolo.network import YoloWorld, anchors
 from ..models.yolo.weights import load_yolo_world

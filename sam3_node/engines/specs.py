@@ -18,7 +18,7 @@ from ..models.sam.stages import Run
 from ..models.yolo.config import STRIDES
 from ..models.yolo.network import YoloWorld
 from ..tracking.memory import MemoryBank
-from ..tracking.selection import rule
+from ..tracking.selection import get_rule
 
 OBJECTS = "objects"  # the one dimension that varies
 STAGES = ("encode", "read", "decode", "remember")
@@ -65,7 +65,7 @@ def stages_of(
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     area, wide = height * width, model.memory_channels
-    slots, pointers = MemoryBank(model, 1, bank_size, rule("recent")).widths
+    slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     image = TensorSpec("top", (1, channels, height, width), number)
     fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
     middle = TensorSpec("middle", (1, channels // 4, 2 * height, 2 * width), number)

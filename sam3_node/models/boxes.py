@@ -1,97 +1,64 @@
-"""From a frame to a detector's square and back, and the choice among overlapping boxes (x0 y0 x1 y1)."""
+"""Boxes (x0 y0 x1 y1) of detectors: overlap, non-maximum suppression, and conversion to detections."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .pixels import resized
+from ..types import Detection
+from .pixels import Letterbox
 
-GREY = 114 / 255  # what the public weights were trained with around the picture
-CANDIDATES = 1000  # boxes that may compete, the best ones
-
-
-class Letterbox(NamedTuple):
-    """Where a frame lies in the network's input: resized by `ratio` (x, y), then moved by `offset` (x, y) pixels."""
-
-    width: int
-    height: int
-    ratio: tuple[float, float]
-    offset: tuple[int, int]
-
-    def to_frame(self, boxes: Tensor) -> Tensor:
-        """Boxes [..., 4] in pixels of the network's input -> in pixels of the frame, clipped to it."""
-        ratio, offset = boxes.new_tensor(self.ratio * 2), boxes.new_tensor(self.offset * 2)
-        edge = boxes.new_tensor((self.width, self.height) * 2)
-        return torch.minimum(((boxes - offset) / ratio).clamp(min=0), edge)
-
-
-def letterbox(
-    image: npt.NDArray[np.uint8],
-    size: int | tuple[int, int],
-    *,
-    device: str | torch.device = "cpu",
-    rgb: bool = False,
-) -> tuple[Tensor, Letterbox]:
-    """Fit a BGR (or RGB) uint8 frame [h, w, 3] into (H, W), or a square, its proportions kept, grey around it.
-
-    Returns RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the way back.
-    """
-    high, wide = (size, size) if isinstance(size, int) else size
-    height, width = image.shape[:2]
-    scale = min(high / height, wide / width)
-    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
-    top, left = (high - rows) // 2, (wide - columns) // 2
-    pixels = resized(image, (rows, columns), device, rgb=rgb)
-    pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
-    return pixels, Letterbox(width, height, (columns / width, rows / height), (left, top))
+MAX_CANDIDATES = 1000  # best boxes that enter the suppression
 
 
 class Selection(NamedTuple):
-    """Boxes [n, 4] that were chosen, the best first, their scores [n] and class indices [n]."""
+    """The selected n boxes, the best first."""
 
     boxes: Tensor
+    """[n, 4]"""
     scores: Tensor
+    """[n]"""
     classes: Tensor
+    """class indices [n]"""
 
 
 def select(
     boxes: Tensor, scores: Tensor, thresholds: Tensor | float, *, iou: float = 0.7, limit: int = 100
 ) -> Selection:
-    """Non-maximum suppression among boxes [A, 4] of one image with scores [A, K], on their device.
+    """Suppress all but the best of overlapping boxes [A, 4] with scores [A, K] of one image, on their device.
 
-    A box counts for the one class that it scores highest in, of those whose threshold ([K], or one for all) it exceeds.
-    A box goes when a better one of its class, itself not gone, overlaps it by more than `iou`. At most `limit` stay.
+    The class of a box is the one with its highest score, among those whose threshold it exceeds. `thresholds` is [K],
+    or one number for all classes. A box is suppressed if a better box of its class that is kept overlaps it by more
+    than `iou`. At most `limit` boxes are kept.
     """
     best, classes = torch.where(scores > thresholds, scores, 0).max(dim=1)
     index = best.nonzero()[:, 0]
-    index = index[best[index].argsort(descending=True, stable=True)[:CANDIDATES]]
+    index = index[best[index].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     index = index[_survivors(boxes[index], classes[index], iou)][:limit]
     return Selection(boxes[index], best[index], classes[index])
 
 
 def _survivors(boxes: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """Which boxes, the best first, greedy suppression keeps, [n] bool; the fixed point of arXiv 2005.03572.
+    """Return bool [n]: True for boxes, the best first, that greedy suppression keeps (arXiv 2005.03572).
 
-    In each round, those that are kept suppress those after them; what does not change any more is the greedy answer.
+    In each round, the boxes that are kept suppress the boxes after them. The fixed point is the greedy result. All
+    boxes are processed at once, so a GPU needs only a few rounds.
     """
     rivals = (box_iou(boxes, boxes) > iou) & (classes[:, None] == classes)
     rivals = rivals.triu(diagonal=1)
     kept = torch.ones_like(classes, dtype=torch.bool)
     while True:
-        again = ~(rivals & kept[:, None]).any(dim=0)
-        if torch.equal(again, kept):
+        next_kept = ~(rivals & kept[:, None]).any(dim=0)
+        if torch.equal(next_kept, kept):
             return kept
-        kept = again
+        kept = next_kept
 
 
 def box_iou(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of each of [n, 4] with each of [m, 4] -> [n, m]; 0 where both are empty."""
+    """Return the IoU [n, m] of boxes [n, 4] and [m, 4]; 0 where both are empty."""
     low = torch.maximum(first[:, None, :2], second[:, :2])
     high = torch.minimum(first[:, None, 2:], second[:, 2:])
     common = (high - low).clamp(min=0).prod(dim=2)
@@ -101,3 +68,20 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
 
 def _area(boxes: Tensor) -> Tensor:
     return (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+
+
+def to_corners(boxes: Tensor) -> Tensor:
+    """Convert boxes [..., 4] from centre x, centre y, width and height to x0 y0 x1 y1."""
+    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    return torch.cat([centre - half, centre + half], dim=-1)
+
+
+def to_detections(selection: Selection, frame: Letterbox, phrases: Sequence[str]) -> list[Detection]:
+    """Convert the selected boxes to detections in pixels of the frame, without empty boxes, in one copy to the host."""
+    columns = [frame.to_frame(selection.boxes), selection.scores[:, None], selection.classes[:, None]]
+    rows = torch.cat(columns, dim=1).tolist()
+    return [
+        Detection(phrases[int(index)], score, (x0, y0, x1, y1))
+        for x0, y0, x1, y1, score, index in rows
+        if x0 < x1 and y0 < y1
+    ]

@@ -1,4 +1,4 @@
-"""Where weights come from: the bundled nano, a local folder in transformers' layout, or a hub name."""
+"""Load a tracker from the bundled nano weights, a local folder in transformers' layout, or a hub name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from torch import nn
 from transformers import Sam2VideoModel, Sam3TrackerVideoModel
 
 from ..errors import ModelError
-from .devices import pick_device, pick_dtype
-from .digest import check_digest
 from .pretrained import CENTRED, IMAGENET, load_pretrained, read_normalisation
-from .sam.image_size import at_image_size
+from .sam.image_size import set_image_size
 from .sam.tracker_model import TrackerModel
+from .weight_loading import check_digest, pick_device, pick_dtype
 
 NANO = Path(__file__).parent / "nano"
 CLASSES: dict[str, Any] = {
     "sam3_tracker_video": Sam3TrackerVideoModel,
-    "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; the tracker is taken out
+    "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; only the tracker is used
     "sam2_video": Sam2VideoModel,
-    "sam2": Sam2VideoModel,  # single images: segments, cannot track
+    "sam2": Sam2VideoModel,  # for single images: it can segment, but not track
 }
-# without these a model segments but cannot track
+# without these, a model can segment but not track
 MEMORY_MODULES = (
     "memory_attention.",
     "memory_encoder.",
@@ -48,12 +47,12 @@ def load_tracker(
 ) -> TrackerModel:
     """Load a tracker: "nano", a folder in transformers' layout, or a hub name such as "facebook/sam3".
 
-    `device` may be "auto" (CUDA where there is one); `dtype` None or "auto" is bfloat16 on CUDA, float32 elsewhere;
-    `image_size` 0 is the weights' own, in pixels. Raises ModelError when the weights are absent, damaged, or not those
-    of a SAM 2 or SAM 3 tracker, and for an image size that their encoder cannot take.
+    `device` may be "auto": CUDA if available, else CPU. `dtype` None or "auto" is bfloat16 on CUDA, else float32.
+    `image_size` is in pixels; 0 selects the weights' own size. Raises ModelError if the weights are missing, damaged,
+    or not those of a SAM 2 or SAM 3 tracker, and for an image size that their encoder does not support.
     """
-    place = pick_device(device)
-    number = pick_dtype(dtype, place)
+    target = pick_device(device)
+    chosen_dtype = pick_dtype(dtype, target)
     name = os.fspath(name_or_path)
     if name == "nano":
         check_digest(NANO / "model.safetensors")
@@ -62,35 +61,35 @@ def load_tracker(
     family = CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
     normalisation = read_normalisation(files, family)
     model = TrackerModel(
-        _cast(source, place, number),
+        _cast(source, target, chosen_dtype),
         name=Path(name).name if os.path.isdir(name) else name,
         mean=normalisation.mean,
         std=normalisation.std,
         can_track=can_track,
-    ).to(place)
+    ).to(target)
     if compile:
         model.compile()
     return model
 
 
 def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
-    """The transformers model and whether its memory modules were among the weights."""
+    """Load the transformers model; return it, and True if the weights include its memory modules."""
     source, missing = load_pretrained(
-        files, CLASSES, configure=lambda config: at_image_size(config, image_size, name)
+        files, CLASSES, configure=lambda config: set_image_size(config, image_size, name)
     )
     essential = [key for key in missing if not key.startswith(MEMORY_MODULES)]
     if essential:
         raise ModelError(
-            f"{name} lacks {len(essential)} tensors that a tracker needs, among them {', '.join(essential[:3])}"
+            f"{name} lacks {len(essential)} tensors that a tracker needs, for example {', '.join(essential[:3])}"
         )
     return source, not missing
 
 
 def _cast(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Move to device and dtype, rotary frequencies staying float32 as in the reference."""
+    """Move the model to device and dtype. Rotary frequencies stay float32, as in the reference."""
     exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith("inv_freq")}
-    source.to(device=device, dtype=dtype)
+    model: nn.Module = source.to(device=device, dtype=dtype)
     for name, buffer in exact.items():
         owner, _, attribute = name.rpartition(".")
-        setattr(source.get_submodule(owner), attribute, buffer.to(device))
-    return source
+        setattr(model.get_submodule(owner), attribute, buffer.to(device))
+    return model

@@ -1,4 +1,7 @@
-"""Weights in transformers' layout, from a folder or the hub, read without a word; what is wrong with them is told."""
+"""Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub.
+
+Transformers' progress bars and warnings are suppressed. Errors are raised as ModelError.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ PREPROCESSING = "preprocessor_config.json"
 
 
 class Normalisation(NamedTuple):
-    """Mean and standard deviation of red, green and blue in 0..1, that pixels are brought to 0 and 1 with."""
+    """Mean and standard deviation of red, green and blue, for pixels in 0..1."""
 
     mean: list[float]
     std: list[float]
@@ -38,10 +41,10 @@ def load_pretrained(
     dtype: torch.dtype = torch.float32,
     configure: Callable[[Any], Any] = lambda config: config,
 ) -> tuple[nn.Module, list[str]]:
-    """The model of the class for its `model_type`, ready to infer, and the names of the tensors it has no weights for.
+    """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
 
-    `name` is a folder or a hub repository; `configure` may change the configuration before the model is built. Raises
-    ModelError where it is absent, damaged, or of another type.
+    `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
+    ModelError if the files are missing, damaged, or of another type.
     """
     _check_folder(name)
     with _reading(name, "config.json and safetensors"):
@@ -49,30 +52,30 @@ def load_pretrained(
         if kind not in classes:
             raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
         config = configure(classes[kind].config_class.from_pretrained(name))
-        model, found = classes[kind].from_pretrained(
+        model, report = classes[kind].from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True
         )
-    if wrong := [str(item) for item in found["mismatched_keys"]]:
+    if wrong := [str(item) for item in report["mismatched_keys"]]:
         raise ModelError(
-            f"{name} has {len(wrong)} tensors of another shape, among them {', '.join(wrong[:3])}"
+            f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
         )
-    return model.eval(), sorted(found["missing_keys"])
+    return model.eval(), sorted(report["missing_keys"])
 
 
 def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """As `load_pretrained`; a ModelError names tensors that there are no weights for."""
+    """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
     model, missing = load_pretrained(name, classes, dtype)
     if missing:
         raise ModelError(
-            f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, among them {', '.join(missing[:3])}"
+            f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"
         )
     return model
 
 
 def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
-    """The tokenizer of class `kind` that is kept with the weights of a model of so many `tokens`.
+    """Load the tokenizer of class `kind` beside the weights of a model with `tokens` tokens.
 
-    Raises ModelError where its files are absent or damaged, or it has more tokens than the model.
+    Raises ModelError if its files are missing or damaged, or if it has more tokens than the model.
     """
     slow = [file for file in kind.vocab_files_names.values() if file != FAST_TOKENIZER]
     if not (_find(name, FAST_TOKENIZER) or all(_find(name, file) for file in slow)):
@@ -87,29 +90,29 @@ def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
 
 
 def read_preprocessing(name: str) -> dict[str, Any]:
-    """What preprocessor_config.json beside the weights says, nothing where there is none; raises ModelError."""
+    """Read preprocessor_config.json beside the weights; return {} if there is none. Raises ModelError if unreadable."""
     path = _find(name, PREPROCESSING)
     if path is None:
         return {}
     try:
-        found = json.loads(Path(path).read_text())
+        config = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: expected JSON, found {error}") from error
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def read_normalisation(name: str, otherwise: Normalisation) -> Normalisation:
-    """The normalisation that `read_preprocessing` finds; `otherwise` where it finds none, or no three numbers each."""
-    found = read_preprocessing(name)
+def read_normalisation(name: str, default: Normalisation) -> Normalisation:
+    """Return the normalisation in preprocessor_config.json, or `default` if it has none of three numbers each."""
+    config = read_preprocessing(name)
     try:
-        mean, std = ([float(value) for value in found[key]] for key in ("image_mean", "image_std"))
+        mean, std = ([float(value) for value in config[key]] for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, ValueError):
-        return otherwise
-    return Normalisation(mean, std) if len(mean) == len(std) == 3 and all(std) else otherwise
+        return default
+    return Normalisation(mean, std) if len(mean) == len(std) == 3 and all(std) else default
 
 
 def _check_folder(name: str) -> None:
-    """Raise ModelError for what is meant as a folder and is none."""
+    """Raise ModelError if the name looks like a folder and there is no such folder."""
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
     if is_path and not os.path.isdir(name):
         raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
@@ -117,7 +120,7 @@ def _check_folder(name: str) -> None:
 
 @contextmanager
 def _reading(name: str, files: str) -> Iterator[None]:
-    """Let transformers read in silence; whatever goes wrong becomes a ModelError."""
+    """Suppress transformers' output in the block, and turn its errors into ModelError."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -137,10 +140,11 @@ def _reading(name: str, files: str) -> Iterator[None]:
 
 
 def _find(name: str, file: str) -> str | None:
-    """Where a file of a folder or hub repository is, if it is."""
-    return cached_file(
+    """Return the path of a file of a folder or hub repository; None if there is none."""
+    path: str | None = cached_file(
         name,
         file,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
+    return path

@@ -1,1 +1,1 @@
-"""Node process: receives frames, steps the pipeline, publishes masks, answers requests."""
+"""The node process: receives frames, runs the frame step, publishes masks, and answers requests."""

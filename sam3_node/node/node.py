@@ -1,19 +1,13 @@
-"""Counts and times of each camera, and the memory of this process.
-
-The process: receive the newest frame, step, publish; answer requests in between."""
+"""The node process: receive the newest frame, run the frame step, publish the masks, and answer requests in between."""
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
-import resource
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,123 +15,42 @@ from ..errors import Sam3NodeError
 from ..perception.perception import Perception
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
-from ..types import Frame, MaskFrame
+from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
-from .operations import answer, changed
-
-WINDOW_FRAMES = 1000
-RATE_FRAMES = 100
-
-
-class CameraStats:
-    """What became of one camera's frames: received = stepped + failed + skipped.
-
-    `age` is from capture to the start of the frame's step, `latency` from capture to the publication of its
-    masks, both over the last 1000 frames. Where a clock is not Unix time they count from the frame's arrival.
-    """
-
-    def __init__(self) -> None:
-        self.stepped = self.failed = self.skipped = 0
-        self.last_seq: int | None = None
-        self.last_error: str | None = None
-        self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
-        self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
-        self._ends_s: deque[float] = deque(maxlen=RATE_FRAMES)
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the last frame was stepped; infinite before the first."""
-        return time.monotonic() - self._ends_s[-1] if self._ends_s else float("inf")
-
-    def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
-        """A frame is about to be stepped; `skipped` were passed over before it."""
-        self.skipped += skipped
-        self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
-
-    def end(self, frame: Frame, received_ns: int) -> None:
-        """The frame's masks are on their way."""
-        self.stepped += 1
-        self.last_seq = frame.seq
-        self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
-        self._ends_s.append(time.monotonic())
-
-    def fail(self, error: Exception) -> None:
-        """The frame could not be stepped."""
-        self.failed += 1
-        self.last_error = f"{type(error).__name__}: {error}"
-
-    def describe(self) -> dict[str, Any]:
-        """The counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
-        return {
-            "received": self.stepped + self.failed + self.skipped,
-            "stepped": self.stepped,
-            "skipped": self.skipped,
-            "failed": self.failed,
-            "last_seq": self.last_seq,
-            "last_error": self.last_error,
-            "fps": self._rate(),
-            "age_p50_ms": _percentile_ms(self._ages_ns, 0.50),
-            "age_p99_ms": _percentile_ms(self._ages_ns, 0.99),
-            "latency_p50_ms": _percentile_ms(self._latencies_ns, 0.50),
-            "latency_p99_ms": _percentile_ms(self._latencies_ns, 0.99),
-        }
-
-    def _rate(self) -> float:
-        if len(self._ends_s) < 2:
-            return 0.0
-        # up to now, so that the rate of a camera that has stopped falls
-        return round(len(self._ends_s) / max(time.monotonic() - self._ends_s[0], 1e-9), 2)
-
-
-def _origin_ns(frame: Frame, received_ns: int) -> int:
-    return frame.capture_ns if frame.clock == "system" else received_ns
-
-
-def _percentile_ms(values_ns: deque[int], part: float) -> float | None:
-    if not values_ns:
-        return None
-    return round(sorted(values_ns)[int(part * (len(values_ns) - 1))] / 1e6, 3)
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process; its peak where the system does not tell the present."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
+from .operations import handle_request, has_changed_state
+from .stats import CameraStats, rss_bytes
 
 log = logging.getLogger(__name__)
 
 POLL_MS = 100
 REQUESTS_PER_TURN = 32
-HEALTH_EVERY_S = 60.0
+STATS_LOG_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
 MAX_CAMERA_NAMES = 256
-LINGER_MS = 300  # at the end, a reader that hangs is not waited for
+LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
 
 
 class Node:
-    """One model serving the frames of up to `tracker.max_cameras` cameras. A context manager.
+    """Serves the frames of up to `tracker.max_cameras` cameras with one model. A context manager.
 
-    Raises TransportError, ModelError or EngineError when it cannot start; afterwards no frame and no request ends it.
+    Raises TransportError, ModelError or EngineError if it cannot start. Once it runs, no frame and no request stops it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._events = 0
-        self._health: dict[str, CameraStats] = {}
+        self._stats: dict[str, CameraStats] = {}
         self._refused = 0
         self._pack_us = 0
-        self._start_s = self._next_health_s = self._next_failure_log_s = time.monotonic()
-        self._open = ExitStack()
+        self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
+        self._open_sockets = ExitStack()
 
     def __enter__(self) -> Self:
         try:
             self.startup()
         except BaseException:
-            self._open.close()
+            self._open_sockets.close()
             raise
         return self
 
@@ -150,37 +63,38 @@ class Node:
         """Bind the sockets, then load the model, then connect to the cameras."""
         transport, tracker = self._settings.transport, self._settings.tracker
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
-        self._open.callback(self._masks.close, LINGER_MS)
-        self._control = self._open.enter_context(ControlServer(transport.control))
+        self._open_sockets.callback(self._masks.close, LINGER_MS)
+        self._control = self._open_sockets.enter_context(ControlServer(transport.control))
         self.perception = Perception.load(self._settings)
-        self.perception.describe()  # reads the weights once more, for their digests: better now than while it serves
-        self._frames = self._open.enter_context(
+        self.perception.describe()  # computes the weights' digests now; later it would delay frames
+        self._frames = self._open_sockets.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
-        # what is here now stays: collections that skip it neither delay a frame nor, at exit, the end
+        # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
+        # nor the exit
         gc.collect()
         gc.freeze()
-        self._next_health_s = time.monotonic() + HEALTH_EVERY_S
+        self._next_stats_log_s = time.monotonic() + STATS_LOG_EVERY_S
 
     def main_loop(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set; the frame in hand is finished and published first."""
-        self._say_ready()
+        """Serve until `stop` is set. The current frame is finished and published first."""
+        self._announce_ready()
         while not stop.is_set():
             self._wait()
             self._answer_requests()
             if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
-            self._tell_health()
+            self._log_stats()
 
     def shutdown(self) -> None:
-        """Close the sockets; what was published is flushed to whoever still reads."""
-        for camera, health in self._health.items():
-            log.info("camera %s: %s", camera, health.describe())
-        self._open.close()
+        """Close the sockets. Published masks are still delivered to connected readers."""
+        for camera, stats in self._stats.items():
+            log.info("camera %s: %s", camera, stats.describe())
+        self._open_sockets.close()
         log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
 
     def status(self) -> dict[str, Any]:
-        """The state of the node and of each camera, as `status` answers it."""
+        """Return the state of the node and of each camera: the reply to `status`."""
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
             **self.perception.status(),
@@ -192,18 +106,18 @@ class Node:
         }
 
     def describe(self) -> dict[str, Any]:
-        """All that a recorder must know of the node, as `describe` answers it; `events` counts those so far."""
+        """Return what a recorder stores about the node: the reply to `describe`. `events` counts the events so far."""
         return {**self.perception.describe(), "events": self._events, "cameras": self.status()["cameras"]}
 
     def _camera_status(self, camera: str) -> dict[str, Any]:
         pipeline = self.perception.pipelines[camera]
         return {
-            **self._health[camera].describe(),
+            **self._stats[camera].describe(),
             "objects": len(pipeline.objects),
             "turned_away": pipeline.turned_away,
         }
 
-    def _say_ready(self) -> None:
+    def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
         print(
             f"node ready: {model.name} on {model.device}, frames from {frames}, "
@@ -220,24 +134,24 @@ class Node:
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         for _ in range(REQUESTS_PER_TURN):
-            found = self._control.receive(timeout_ms)
-            if found is None:
+            received = self._control.receive(timeout_ms)
+            if received is None:
                 return
-            peer, request = found
+            peer, request = received
             try:
                 self._control.reply(peer, self._answer(request))
             except Sam3NodeError as error:
-                log.warning("control: %s could not be answered: %s", request.op, error)
+                log.warning("control: the reply to %s could not be sent: %s", request.op, error)
             timeout_ms = 0
 
     def _answer(self, request: Request) -> Reply:
-        """Carry a request out, and tell whoever records of one that has changed anything."""
-        reply = answer(self, request)
-        if changed(request, reply):
-            self._tell(request.op, request.args)
+        """Carry out a request. If it has changed the state, publish it as an event for recorders."""
+        reply = handle_request(self, request)
+        if has_changed_state(request, reply):
+            self._publish_event(request.op, request.args)
         return reply
 
-    def _tell(self, op: str, args: dict[str, Any]) -> None:
+    def _publish_event(self, op: str, args: dict[str, Any]) -> None:
         self._masks.send_event(Event(self._events, op, args))
         self._events += 1
 
@@ -245,33 +159,35 @@ class Node:
         received = self._frames.take(timeout_ms=0)
         if received is None or not self._admit(received.frame.camera):
             return
-        health = self._health[received.frame.camera]
-        health.begin(received.frame, received.received_ns, received.skipped)
+        stats = self._stats[received.frame.camera]
+        stats.begin(received.frame, received.received_ns, received.skipped)
         try:
             self._publish(self._step(received), stop)
-        except Exception as error:  # one bad frame must not end the node
-            health.fail(error)
+        except Exception as error:  # one bad frame must not stop the node
+            stats.fail(error)
             self._log_failure(received, error)
-            self._tell(
+            self._publish_event(
                 FAILED,
                 {"camera": received.frame.camera, "seq": received.frame.seq, "error": str(error)[:200]},
             )
         else:
-            health.end(received.frame, received.received_ns)
+            stats.end(received.frame, received.received_ns)
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
         masks = pipeline.step(received.frame, received.received_ns, received.skipped)
-        # a message cannot hold the time of its own packing: `pack` is that of the message before
+        # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         return replace(masks, stages_us={**masks.stages_us, "pack": self._pack_us})
 
     def _publish(self, masks: MaskFrame, stop: threading.Event) -> None:
-        """Lossless delivery waits for a subscriber with room; requests are answered meanwhile."""
+        """Send the masks. Lossless delivery waits until every subscriber has space; requests are answered meanwhile."""
         begin_ns = time.perf_counter_ns()
         while not self._masks.send(masks, timeout_ms=POLL_MS):
             if stop.is_set():
                 log.warning(
-                    "camera %s: masks of frame %d dropped: nobody takes them", masks.camera, masks.seq
+                    "camera %s: masks of frame %d dropped: no subscriber receives them",
+                    masks.camera,
+                    masks.seq,
                 )
                 return
             self._answer_requests()
@@ -279,45 +195,45 @@ class Node:
         self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
 
     def _admit(self, camera: str) -> bool:
-        """Whether the camera is served; a new one takes the place of one that has been silent."""
+        """Return True if the camera is served. A new camera may replace one that sends no frames."""
         served = self.perception.pipelines
         if camera in served:
             return True
         if len(served) >= self._settings.tracker.max_cameras and not self._drop_idle_camera():
             self._refused += 1
             if self._refused == 1:
-                log.warning("camera %s is not served: tracker.max_cameras are already", camera)
+                log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
             return False
-        log.info("camera %s is served from now on", camera)
+        log.info("camera %s: new, served", camera)
         self.perception.serve(camera)
-        self._tell(SERVED, {"camera": camera})
-        self._health[camera] = CameraStats()
+        self._publish_event(SERVED, {"camera": camera})
+        self._stats[camera] = CameraStats()
         return True
 
     def _drop_idle_camera(self) -> bool:
-        camera, health = max(self._health.items(), key=lambda item: item[1].idle_s)
-        if health.idle_s < CAMERA_IDLE_S:
+        camera, stats = max(self._stats.items(), key=lambda item: item[1].idle_s)
+        if stats.idle_s < CAMERA_IDLE_S:
             return False
-        log.warning("camera %s has been silent: another takes its place", camera)
+        log.warning("camera %s has sent no frames for some time: dropped for a new camera", camera)
         self.perception.drop(camera)
-        del self._health[camera]
-        self._tell(DROPPED, {"camera": camera})
+        del self._stats[camera]
+        self._publish_event(DROPPED, {"camera": camera})
         return True
 
     def _log_failure(self, received: ReceivedFrame, error: Exception) -> None:
-        """Log at most one failure a second, with a traceback where it was not foreseen; all are counted."""
+        """Log at most one failure per second, with a traceback for unexpected errors. All failures are counted."""
         now_s = time.monotonic()
         if now_s < self._next_failure_log_s:
             return
         self._next_failure_log_s = now_s + FAILURE_LOG_EVERY_S
-        frame, foreseen = received.frame, isinstance(error, Sam3NodeError)
-        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
+        frame, expected = received.frame, isinstance(error, Sam3NodeError)
+        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
 
-    def _tell_health(self) -> None:
+    def _log_stats(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_health_s:
+        if now_s < self._next_stats_log_s:
             return
-        self._next_health_s = now_s + HEALTH_EVERY_S
+        self._next_stats_log_s = now_s + STATS_LOG_EVERY_S
         for camera in self.perception.pipelines:
             log.info("camera %s: %s", camera, self._camera_status(camera))
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

@@ -1,4 +1,4 @@
-"""The operations of the control socket, each a function of the node and its arguments."""
+"""The operations of the control socket. Each is a function of the perception core and the request's arguments."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 from ..errors import RequestError, Sam3NodeError, WireError
 from ..perception.perception import Perception
-from ..perception.pipeline import Answer, Pipeline
+from ..perception.pipeline import Pipeline, PromptResult
 from ..perception.prompts import FramePrompt
 from ..wire import Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
 
-MAX_LABEL = 256
-MIN_SCORE = 0.01  # below it everything would be everywhere
-INTERNAL = "internal"
-PROMPT = ("camera", "seq", "points", "labels", "box", "mask")
+MAX_LABEL_CHARACTERS = 256
+MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
+INTERNAL_ERROR = "internal"
+PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
 
-class Host(Protocol):
-    """What the operations need of the node."""
+class OperationHost(Protocol):
+    """The part of the node that the operations use."""
 
     @property
     def perception(self) -> Perception: ...
@@ -32,12 +32,12 @@ class Host(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out a request. Whatever it holds, and whatever goes wrong, there is a reply."""
+def handle_request(host: OperationHost, request: Request) -> Reply:
+    """Carry out a request and return the reply. It never raises: every error becomes an error reply."""
     try:
-        if request.op in ABOUT:
-            _known_arguments(request.op, request.args, ())
-            return Reply(request.id, ABOUT[request.op](host))
+        if request.op in NODE_QUERIES:
+            _checked_arguments(request.op, request.args, ())
+            return Reply(request.id, NODE_QUERIES[request.op](host))
         return Reply(request.id, carry_out(host.perception, request.op, request.args))
     except WireError as error:
         return Reply.failed(request.id, RequestError(str(error)))
@@ -46,28 +46,31 @@ def answer(host: Host, request: Request) -> Reply:
     except Exception as error:
         log.exception("control: %s failed", request.op)
         message = f"{request.op} failed in the node: {type(error).__name__}: {error}; see its log"
-        return Reply(request.id, error=Failure(INTERNAL, message))
+        return Reply(request.id, error=Failure(INTERNAL_ERROR, message))
 
 
 def carry_out(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
-    """The result of one of CHANGES or QUESTIONS. Raises RequestError and its kin, or WireError for wrong arguments."""
-    if op not in CHANGES and op not in QUESTIONS:
+    """Run an operation of CHANGES or QUERIES and return its result.
+
+    Raises RequestError or a subclass, or WireError for arguments of the wrong type.
+    """
+    if op not in CHANGES and op not in QUERIES:
         raise RequestError(f"unknown operation {op!r:.60}: expected one of {', '.join(OPERATIONS)}")
-    operation, known = CHANGES[op] if op in CHANGES else QUESTIONS[op]
-    return operation(perception, _known_arguments(op, args, known))
+    operation, allowed = CHANGES[op] if op in CHANGES else QUERIES[op]
+    return operation(perception, _checked_arguments(op, args, allowed))
 
 
-def changed(request: Request, reply: Reply) -> bool:
-    """Whether a request has, or may have, changed what the node does from now on."""
-    return request.op in CHANGES and (reply.error is None or reply.error.code == INTERNAL)
+def has_changed_state(request: Request, reply: Reply) -> bool:
+    """Return True if a request has changed, or may have changed, what the node does afterwards."""
+    return request.op in CHANGES and (reply.error is None or reply.error.code == INTERNAL_ERROR)
 
 
-def _known_arguments(op: str, args: Mapping[str, Any], known: Sequence[str]) -> Fields:
+def _checked_arguments(op: str, args: Mapping[str, Any], allowed: Sequence[str]) -> Fields:
     fields = Fields(dict(args), op)
-    unknown = sorted(set(fields.names()) - set(known))
+    unknown = sorted(set(fields.names()) - set(allowed))
     if unknown:
         raise RequestError(
-            f"{op}: unknown argument {unknown[0]!r:.60}; expected {', '.join(known) or 'none'}"
+            f"{op}: unknown argument {unknown[0]!r:.60}; expected {', '.join(allowed) or 'none'}"
         )
     return fields
 
@@ -75,17 +78,17 @@ def _known_arguments(op: str, args: Mapping[str, Any], known: Sequence[str]) -> 
 def _add_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     label = args.text("label") if args.has("label") else "object"
-    if len(label) > MAX_LABEL:
-        raise RequestError(f"label: expected at most {MAX_LABEL} characters, found {len(label)}")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        raise RequestError(f"label: expected at most {MAX_LABEL_CHARACTERS} characters, found {len(label)}")
     added = pipeline.add(_prompt(args), label, _seq(args))
-    return {"id": added.id, "camera": pipeline.camera, **_described(added.answer, perception)}
+    return {"id": added.id, "camera": pipeline.camera, **_describe_result(added.result, perception)}
 
 
 def _refine_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     object_id = args.integer("id")
-    found = pipeline.refine(object_id, _prompt(args), _seq(args))
-    return {"id": object_id, "camera": pipeline.camera, **_described(found, perception)}
+    result = pipeline.refine(object_id, _prompt(args), _seq(args))
+    return {"id": object_id, "camera": pipeline.camera, **_describe_result(result, perception)}
 
 
 def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
@@ -96,29 +99,29 @@ def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
 
 def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
     objects = [
-        {"camera": pipeline.camera, **asdict(known)}
+        {"camera": pipeline.camera, **asdict(status)}
         for pipeline in _pipelines(perception, args)
-        for known in pipeline.objects
+        for status in pipeline.objects
     ]
     return {"objects": objects}
 
 
 def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
-    found = pipeline.segment(_prompt(args), _seq(args))
-    return {"camera": pipeline.camera, **_described(found, perception)}
+    result = pipeline.segment(_prompt(args), _seq(args))
+    return {"camera": pipeline.camera, **_describe_result(result, perception)}
 
 
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
     scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
-    most = args.fields("most") if args.has("most") else Fields({}, "most")
-    used = perception.set_prompts(
+    max_counts = args.fields("most") if args.has("most") else Fields({}, "most")
+    cleaned = perception.set_prompts(
         prompts,
         {name: scores.number(name, MIN_SCORE, 1.0) for name in scores.names()},
-        {name: most.integer(name, 1) for name in most.names()},
+        {name: max_counts.integer(name, 1) for name in max_counts.names()},
     )
-    return {"prompts": list(used)}
+    return {"prompts": list(cleaned)}
 
 
 def _reset(perception: Perception, args: Fields) -> dict[str, Any]:
@@ -140,23 +143,23 @@ def _resume(perception: Perception, args: Fields) -> dict[str, Any]:
 Operation = Callable[[Perception, Fields], Any]
 
 CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
-    "add_object": (_add_object, (*PROMPT, "label")),
-    "refine_object": (_refine_object, ("id", *PROMPT)),
+    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label")),
+    "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS)),
     "remove_object": (_remove_object, ("id", "camera")),
     "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),
     "resume": (_resume, ()),
 }
-QUESTIONS: dict[str, tuple[Operation, tuple[str, ...]]] = {
+QUERIES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "list_objects": (_list_objects, ("camera",)),
-    "segment": (_segment, PROMPT),
+    "segment": (_segment, PROMPT_ARGUMENTS),
 }
-ABOUT: dict[str, Callable[[Host], Any]] = {
+NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),
     "describe": lambda host: host.describe(),
 }
-OPERATIONS = (*CHANGES, *QUESTIONS, *ABOUT)
+OPERATIONS = (*CHANGES, *QUERIES, *NODE_QUERIES)
 
 
 def _pipelines(perception: Perception, args: Fields) -> list[Pipeline]:
@@ -164,17 +167,15 @@ def _pipelines(perception: Perception, args: Fields) -> list[Pipeline]:
 
 
 def _pipeline(perception: Perception, args: Fields) -> Pipeline:
-    """That of the camera named; of the only one where none is named."""
+    """Return the pipeline of the camera in `args`, or of the only camera if `args` names none."""
     cameras = ", ".join(perception.pipelines) or "none yet"
     if args.has("camera"):
         camera = args.text("camera")
         if camera not in perception.pipelines:
-            raise RequestError(
-                f"no camera {camera!r:.60}: expected one that has sent frames, which are {cameras}"
-            )
+            raise RequestError(f"no camera {camera!r:.60}: expected a camera that has sent frames: {cameras}")
         return perception.pipelines[camera]
     if len(perception.pipelines) != 1:
-        raise RequestError(f"camera: expected to be named unless exactly one sends frames, found {cameras}")
+        raise RequestError(f"camera: expected a name unless exactly one camera sends frames, found {cameras}")
     return next(iter(perception.pipelines.values()))
 
 
@@ -187,7 +188,8 @@ def _seq(args: Fields) -> int | None:
     return args.integer("seq") if args.has("seq") else None
 
 
-def _described(found: Answer | None, perception: Perception) -> dict[str, Any]:
-    if found is None:
+def _describe_result(result: PromptResult | None, perception: Perception) -> dict[str, Any]:
+    if result is None:
         return {}
-    return {"seq": found.seq, "mask": encode_mask(found.mask, perception.mask_encoding), "score": found.score}
+    mask = encode_mask(result.mask, perception.mask_encoding)
+    return {"seq": result.seq, "mask": mask, "score": result.score}

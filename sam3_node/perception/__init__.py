@@ -1,1 +1,1 @@
-"""Frame step without sockets: model, detector and one pipeline per camera."""
+"""The frame step without sockets: model, detector, and one pipeline for each camera."""

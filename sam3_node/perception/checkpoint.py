@@ -1,8 +1,9 @@
-"""A state as bytes, and back bit for bit: what a replay keeps so that it can be killed at any moment.
+"""Pack a state into bytes and unpack it bit for bit, so that a replay can be killed at any time and resumed.
 
-MAGIC, SHA-256 of the rest [32], size of the body as uint64 (little-endian), the body in a zstd frame. The body is
-safetensors: `plain`, uint8, is the state in msgpack. Where a tensor stands in it, there is an extension of the tensor's
-key and strides: kernels may round by how their operands lie in memory. Dimensions are stored from the outermost inward.
+Format: MAGIC, SHA-256 of the rest [32], size of the body as uint64 (little-endian), the body in a zstd frame. The body
+is safetensors. Its tensor `plain`, uint8, is the state in msgpack. In the state, a msgpack extension with key and
+strides stands for each tensor. The strides are kept because the rounding of kernels may depend on the memory layout.
+Dimensions are stored from the outermost inward.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _SIZE = struct.Struct("<Q")
 
 
 def pack_state(state: State) -> bytes:
-    """The bytes of a state; TypeError where it holds what a state may not."""
+    """Pack a state into bytes; TypeError if it holds anything but plain values and tensors."""
     tensors: dict[str, Tensor] = {}
 
-    def take(value: object) -> msgpack.ExtType:
+    def replace_tensor(value: object) -> msgpack.ExtType:
         if not isinstance(value, Tensor):
             raise TypeError(f"a state holds plain values and tensors, found {type(value).__name__}")
         key, dense = str(len(tensors)), value.clone()
         tensors[key] = dense.permute(_outermost_first(dense.stride()))
         return msgpack.ExtType(TENSOR, msgpack.packb([key, dense.stride()]))
 
-    plain = msgpack.packb(state, default=take)
+    plain = msgpack.packb(state, default=replace_tensor)
     tensors[PLAIN] = torch.frombuffer(bytearray(plain), dtype=torch.uint8)
     body = save(tensors)
     content = _SIZE.pack(len(body)) + compress(body)
@@ -47,16 +48,16 @@ def pack_state(state: State) -> bytes:
 
 
 def unpack_state(data: bytes) -> State:
-    """The state of `pack_state`, its tensors of the same values, dtypes and layouts; ReplayError for other bytes."""
+    """Unpack what `pack_state` packed, with equal tensor values, dtypes and layouts; ReplayError for other bytes."""
     magic, digest, content = data[: len(MAGIC)], data[len(MAGIC) :][:_DIGEST], data[len(MAGIC) + _DIGEST :]
     if magic != MAGIC:
         raise ReplayError(
-            f"expected a checkpoint, which begins with {MAGIC!r}, found {magic!r}; begin the replay anew"
+            f"expected a checkpoint, which begins with {MAGIC!r}, found {magic!r}; start the replay again"
         )
     if hashlib.sha256(content).digest() != digest:
         raise ReplayError(
-            f"expected a whole checkpoint, found one of {len(data)} bytes that is damaged or truncated; go on from an "
-            "earlier one, or begin the replay anew"
+            f"expected a complete checkpoint, found one of {len(data)} bytes that is damaged or truncated; resume from "
+            "an earlier one, or start the replay again"
         )
     try:
         (size,) = _SIZE.unpack_from(content)
@@ -76,13 +77,14 @@ def unpack_state(data: bytes) -> State:
 def _unpack_body(body: bytes) -> State:
     tensors = load(body)
 
-    def give(code: int, data: bytes) -> Tensor:
+    def restore_tensor(code: int, data: bytes) -> Tensor:
         key, strides = msgpack.unpackb(data)
         order = _outermost_first(strides)
         packed = tensors[key].permute(sorted(range(len(order)), key=order.__getitem__))
         return torch.empty_strided(packed.shape, strides, dtype=packed.dtype).copy_(packed)
 
-    return msgpack.unpackb(tensors[PLAIN].numpy().tobytes(), ext_hook=give)
+    state: State = msgpack.unpackb(tensors[PLAIN].numpy().tobytes(), ext_hook=restore_tensor)
+    return state
 
 
 def _outermost_first(strides: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The newest frames of one camera, kept for prompts on what the user has just seen."""
+"""The newest frames of one camera, kept so that users can prompt on a frame that they have just seen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from ..types import State
 
 
 class CachedFrame(NamedTuple):
-    """A frame as it was tracked: `frame_number` is the tracker's step."""
+    """A tracked frame."""
 
     seq: int
     frame_number: int
+    """the tracker's step"""
     features: Features
     logits: dict[int, Tensor]
-    """[h, w] of each object on it, as tracked or, later, as prompted."""
+    """[h, w] of each object on the frame, as tracked or as prompted later"""
     scaling: Scaling
 
     def state(self) -> State:
-        """What `of` takes."""
+        """Return the state that `from_state` takes."""
         return {
             "seq": self.seq,
             "frame_number": self.frame_number,
@@ -39,8 +40,8 @@ class CachedFrame(NamedTuple):
         }
 
     @classmethod
-    def of(cls, state: State, device: torch.device) -> CachedFrame:
-        """The frame that `state` was asked of, its tensors on `device`."""
+    def from_state(cls, state: State, device: torch.device) -> CachedFrame:
+        """Build a frame from what `state` returned, with its tensors on `device`."""
         height, width = state["frame_size"]
         return cls(
             state["seq"],
@@ -52,47 +53,45 @@ class CachedFrame(NamedTuple):
 
 
 class FrameCache:
-    """The last `most` frames of a camera."""
+    """The last `capacity` frames of a camera."""
 
-    def __init__(self, camera: str, most: int) -> None:
-        self._camera, self._most = camera, most
+    def __init__(self, camera: str, capacity: int) -> None:
+        self._camera, self._capacity = camera, capacity
         self._frames: OrderedDict[int, CachedFrame] = OrderedDict()
 
     def __iter__(self) -> Iterator[CachedFrame]:
         return iter(self._frames.values())
 
-    def keep(self, frame: CachedFrame) -> None:
-        """Hold the newest frame, and let go of the oldest."""
-        self._frames.pop(frame.seq, None)  # a camera that started again counts from the beginning
+    def add(self, frame: CachedFrame) -> None:
+        """Add the newest frame and drop the oldest."""
+        self._frames.pop(frame.seq, None)  # a restarted camera counts from the beginning
         self._frames[frame.seq] = frame
-        while len(self._frames) > self._most:
+        while len(self._frames) > self._capacity:
             self._frames.popitem(last=False)
 
-    def recall(self, seq: int | None) -> CachedFrame:
-        """The frame `seq`, None for the latest; UnknownFrameError where it is not held."""
+    def get(self, seq: int | None) -> CachedFrame:
+        """Return the frame `seq`, or the latest for None; UnknownFrameError if it is not in the cache."""
         if not self._frames:
-            raise UnknownFrameError(
-                f"camera {self._camera}: expected a frame to prompt on, found that none has come yet"
-            )
+            raise UnknownFrameError(f"camera {self._camera}: expected a frame to prompt on, found none yet")
         if seq is None:
             return next(reversed(self._frames.values()))
         if seq not in self._frames:
             raise UnknownFrameError(
-                f"camera {self._camera}: expected seq among those held, {list(self._frames)}, found {seq}; "
+                f"camera {self._camera}: expected one of the cached seq, {list(self._frames)}, found {seq}; "
                 "prompt on a later frame, or raise tracker.feature_cache"
             )
         return self._frames[seq]
 
-    def forget(self, object_id: int) -> None:
-        """Let go of an object's masks."""
+    def remove_object(self, object_id: int) -> None:
+        """Drop the masks of an object."""
         for frame in self:
             frame.logits.pop(object_id, None)
 
     def state(self) -> State:
-        """What `restore` takes."""
+        """Return the state that `restore` takes."""
         return {"frames": [frame.state() for frame in self]}
 
     def restore(self, state: State, device: torch.device) -> None:
-        """Hold the frames that were held when `state` was asked for, on `device`."""
-        frames = (CachedFrame.of(frame, device) for frame in state["frames"])
+        """Replace the frames by those that `state` returned, on `device`."""
+        frames = (CachedFrame.from_state(frame, device) for frame in state["frames"])
         self._frames = OrderedDict((frame.seq, frame) for frame in frames)

@@ -1,4 +1,4 @@
-"""Models for a node, as its settings name them, ready for the first frame."""
+"""Load the tracker and the detector that the settings name, and warm them up for the first frame."""
 
 from __future__ import annotations
 
@@ -19,61 +19,64 @@ from ..types import Frame
 from .pipeline import Pipeline
 from .prompts import FramePrompt
 
-LESS = "end other processes that use it, or lower --tracker.max_objects, --tracker.bank_size or --model.image_size"
+MEMORY_HINT = (
+    "stop other processes that use it, or lower --tracker.max_objects, --tracker.bank_size or "
+    "--model.image_size"
+)
 
 
 def load_model(
-    settings: ModelSettings, tracker: TrackerSettings, engine: EngineSettings | None = None
+    model_settings: ModelSettings, tracker: TrackerSettings, engine: EngineSettings | None = None
 ) -> TrackerModel:
-    """Load the weights that `settings` name, run by what `engine` says, and warm them up where the first frames would
-    be slow.
+    """Load the tracker, install the engine that `engine` selects, and warm up where the first frames would be slow.
 
-    Raises ModelError when they cannot serve, also for want of memory, and without `engine.fallback` EngineError or
-    MissingExtraError when engines cannot.
+    Raises ModelError if the weights cannot be used or do not fit into memory. Without `engine.fallback`, raises
+    EngineError or MissingExtraError if the engine cannot be used.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    wanted = Settings(model=settings, tracker=tracker, engine=engine or EngineSettings())
-    with telling_out_of_memory(ModelError, f"while {settings.name} was loaded", LESS):
+    if model_settings.threads:
+        torch.set_num_threads(model_settings.threads)
+    settings = Settings(model=model_settings, tracker=tracker, engine=engine or EngineSettings())
+    with telling_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
         model = load_tracker(
-            settings.name,
-            device=settings.device,
-            dtype=settings.dtype,
-            compile=settings.compile,
-            image_size=settings.image_size,
+            model_settings.name,
+            device=model_settings.device,
+            dtype=model_settings.dtype,
+            compile=model_settings.compile,
+            image_size=model_settings.image_size,
         )
-        own = model.stages
-        serve(model, wanted)
-        if settings.compile:
-            keep_compiled(wanted.engine.folder)
-        if wanted.engine.graphs:
+        torch_stages = model.stages
+        serve(model, settings)
+        if model_settings.compile:
+            keep_compiled(settings.engine.folder)
+        if settings.engine.graphs:
             use_graphs(model)
-        if model.can_track and (settings.compile or model.device.type == "cuda"):
-            warm_up(model, wanted, own)
+        if model.can_track and (model_settings.compile or model.device.type == "cuda"):
+            warm_up(model, settings, torch_stages)
     return model
 
 
-def warm_up(model: TrackerModel, settings: Settings, own: Stages) -> None:
-    """Track on blank frames, so that all that is made at first use is there: kernels, contexts, CUDA graphs, memory.
+def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:
+    """Track on blank frames, so that kernels, contexts, CUDA graphs and memory exist before the first real frame.
 
-    own: the model's torch stages; they take the place of others that fail here, and the model's name says why. Raises
-    EngineError where `engine.fallback` is off, and whatever torch raises where its own stages fail.
+    If other stages than `torch_stages` fail here, `torch_stages` replace them, and the model's name states the
+    reason. Raises EngineError instead if `engine.fallback` is off. Raises the error of torch if `torch_stages` fail.
     """
     try:
-        _track_blanks(model, settings.tracker)
+        _track_blank_frames(model, settings.tracker)
         return
     except FAILURES as error:
-        if model.stages is own:
+        if model.stages is torch_stages:
             raise
         reason = engine_failure(error, "on the first frames")
         if not settings.engine.fallback:
             raise reason from error
-    use_torch(model, own, settings, reason)  # only now is nothing held of what failed
-    _track_blanks(model, settings.tracker)
+    # outside of the except block: the traceback, which holds the failed stages' memory, is released by now
+    use_torch(model, torch_stages, settings, reason)
+    _track_blank_frames(model, settings.tracker)
 
 
-def _track_blanks(model: TrackerModel, settings: TrackerSettings) -> None:
-    """One object, and for stages of fixed shapes as many as each batch size needs."""
+def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
+    """Track one object; with static shapes, as many objects as each batch size needs."""
     pipeline = Pipeline(model, settings, "warm-up")
     side = model.image_size
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
@@ -81,24 +84,25 @@ def _track_blanks(model: TrackerModel, settings: TrackerSettings) -> None:
     for count in range(1, settings.max_objects + 1 if model.static_shapes else 2):
         pipeline.add(FramePrompt(points=[(side / 2, side / 2)]))
         pipeline.step(blank)
-        if count & (count - 1) == 0:
+        if count & (count - 1) == 0:  # a power of two: the next object needs the next batch size
             pipeline.step(blank)
 
 
-def load_finder(
+def load_configured_detector(
     settings: DetectorSettings,
     model: ModelSettings,
     tracker: TrackerModel | None = None,
     engine: EngineSettings | None = None,
 ) -> Detector | None:
-    """The detector that `settings` name, None for none; on the device and in the arithmetic of the tracker.
+    """Load the detector that `settings` name, with the device and dtype of the tracker; None if `kind` is "none".
 
-    tracker: whose encoder it may share. engine: what runs it. Raises ModelError or VocabularyError when it cannot
-    serve, and without `engine.fallback` EngineError or MissingExtraError when its engine cannot.
+    tracker: the model whose encoder the detector may share. engine: selects the detector's engine. Raises ModelError
+    or VocabularyError if the detector cannot be used. Without `engine.fallback`, raises EngineError or
+    MissingExtraError if its engine cannot be used.
     """
     if settings.kind == "none":
         return None
-    with telling_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", LESS):
+    with telling_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", MEMORY_HINT):
         detector = load_detector(
             settings.kind,
             settings.name,

@@ -1,4 +1,4 @@
-"""What sees: the model, the detector, and a pipeline for each camera. The node and a replay run the same one."""
+"""The perception core of the node and of a replay: the model, the detector, and a pipeline for each camera."""
 
 from __future__ import annotations
 
@@ -11,82 +11,85 @@ from typing import Any, Self
 import cv2
 import torch
 
-from ..detection.base import Detector
+from ..detection.base import Detector, PromptSet, prepare_prompts
 from ..detection.load import NANO as NANO_DETECTOR
 from ..detection.phrases import clean_prompts
-from ..detection.prompt_set import PromptSet, want
 from ..engines.key import checkpoint_digest
 from ..errors import EngineError, RequestError
 from ..models import TrackerModel
 from ..settings import Settings
 from ..types import MaskEncoding
-from .loading import load_finder, load_model
+from .loading import load_configured_detector, load_model
 from .pipeline import Pipeline, require_tracking
 
 
 class Perception:
-    """Pipelines of up to any number of cameras that share one model and one detector, and what they look for.
+    """The pipelines of all cameras. They share one model, one detector, and one set of prompts.
 
-    It is what the operations of `operations` change.
+    The operations of the control socket change this object.
     """
 
     def __init__(self, settings: Settings, model: TrackerModel, detector: Detector | None) -> None:
         self.paused = False
         self.settings, self.model, self.detector = settings, model, detector
         self._pipelines: dict[str, Pipeline] = {}
-        self._wanted: PromptSet | None = None
+        self._prompt_set: PromptSet | None = None
         if settings.detector.prompts:
             self.set_prompts(settings.detector.prompts)
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
-        """With the model and the detector that `settings` name.
+        """Load the model and the detector that `settings` name.
 
-        Raises ModelError, VocabularyError, EngineError or MissingExtraError when they cannot serve.
+        Raises ModelError, VocabularyError, EngineError or MissingExtraError if they cannot be used.
         """
         model = load_model(settings.model, settings.tracker, settings.engine)
-        return cls(settings, model, load_finder(settings.detector, settings.model, model, settings.engine))
+        return cls(
+            settings,
+            model,
+            load_configured_detector(settings.detector, settings.model, model, settings.engine),
+        )
 
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:
-        """One for each camera that is served."""
+        """The pipeline of each camera."""
         return self._pipelines
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """What is looked for by name."""
-        return self._wanted.phrases if self._wanted else ()
+        """The phrases that the detector searches for."""
+        return self._prompt_set.phrases if self._prompt_set else ()
 
     @property
     def mask_encoding(self) -> MaskEncoding:
-        """How masks in replies travel."""
+        """The encoding of masks in replies."""
         return self.settings.tracker.mask_encoding
 
     def serve(self, camera: str) -> Pipeline:
-        """The pipeline of a camera, a new one where it has none."""
+        """Return the pipeline of a camera; create it if the camera has none."""
         if camera not in self._pipelines:
             pipeline = Pipeline(
                 self.model, self.settings.tracker, camera, self.detector, self.settings.detector
             )
-            if self._wanted is not None:
-                pipeline.set_prompts(self._wanted)
+            if self._prompt_set is not None:
+                pipeline.set_prompts(self._prompt_set)
             self._pipelines[camera] = pipeline
         return self._pipelines[camera]
 
     def drop(self, camera: str) -> None:
-        """Forget a camera and its objects; nothing happens where it is not served."""
+        """Remove a camera and its objects, if the camera has a pipeline."""
         self._pipelines.pop(camera, None)
 
     def set_prompts(
         self,
         phrases: Sequence[object],
         scores: Mapping[str, float] | None = None,
-        most: Mapping[str, int] | None = None,
+        max_counts: Mapping[str, int] | None = None,
     ) -> tuple[str, ...]:
-        """Look for these on all cameras from the next frame on; without phrases for nothing. -> them, as they are used.
+        """Detect these phrases on all cameras, starting with the next frame; no phrases stop detection.
 
-        `scores` and `most` are the threshold and the greatest number of some of them. Raises RequestError, and nothing
-        has changed then.
+        scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. Return the
+        cleaned phrases. Raises RequestError for phrases that cannot be used; nothing is changed then.
         """
         if self.detector is None:
             raise RequestError(
@@ -96,13 +99,15 @@ class Perception:
         require_tracking(self.model)
         cleaned = clean_prompts(phrases)
         score = self.settings.detector.score
-        self._wanted = want(self.detector, cleaned, score, scores, most) if cleaned else None
+        self._prompt_set = (
+            prepare_prompts(self.detector, cleaned, score, scores, max_counts) if cleaned else None
+        )
         for pipeline in self._pipelines.values():
-            pipeline.set_prompts(self._wanted)
+            pipeline.set_prompts(self._prompt_set)
         return cleaned
 
     def status(self) -> dict[str, Any]:
-        """What sees, and what it looks for."""
+        """Return the names of model and detector, the prompts, the device and the dtype."""
         return {
             "paused": self.paused,
             "model": self.model.name,
@@ -114,7 +119,7 @@ class Perception:
         }
 
     def describe(self) -> dict[str, Any]:
-        """All that a recording must tell for its masks to be made again: settings, digests, device, versions."""
+        """Return what is needed to compute the same masks again: settings, digests, device and versions."""
         return {
             **self.status(),
             "settings": self.settings.model_dump(mode="json"),
@@ -133,13 +138,13 @@ class Perception:
     def _digests(self) -> dict[str, str]:
         settings = self.settings
         return {
-            "model_digest": digest_of(settings.model.name),
-            "detector_digest": digest_of(_detector_folder(settings)) if self.detector else "",
+            "model_digest": compute_digest(settings.model.name),
+            "detector_digest": compute_digest(_detector_folder(settings)) if self.detector else "",
         }
 
 
-def digest_of(name: str) -> str:
-    """SHA-256 of the weights of this name or folder; empty where they are not files here."""
+def compute_digest(name: str) -> str:
+    """Return the SHA-256 of the weights with this name or in this folder; empty if there are no local files."""
     try:
         return checkpoint_digest(name)
     except EngineError:
@@ -152,7 +157,7 @@ def _detector_folder(settings: Settings) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    """Of a CPU its instruction set too, which decides how torch's kernels round."""
+    """Return the device's name. A CPU's includes its instruction set, which decides how torch's kernels round."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or 'cpu'} {torch.backends.cpu.get_cpu_capability()}"

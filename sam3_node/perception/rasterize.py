@@ -1,4 +1,4 @@
-"""Low-resolution logits to a binary mask at frame size, touching the object's region alone."""
+"""Turn low-resolution logits into a binary mask at frame size. Only the object's region is upsampled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..types import Mask
 
 
 def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> Mask:
-    """Logits float32 [h, w] -> the mask, at `frame_size` (height, width), of where they are positive.
+    """Return the mask at `frame_size` (height, width) where logits float32 [h, w] are positive.
 
-    Equals a bilinear upsampling of the whole (torch, align_corners=False) compared with zero.
+    Equals bilinear upsampling of all logits (torch, align_corners=False), compared with zero.
     """
     positive = Mask.from_full(logits > 0)
     if not positive.crop.size:
@@ -22,7 +22,7 @@ def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> M
     x0, y0, x1, y1 = positive.box
     rows, top, y_scale = _aligned_span(y0, y1, logits.shape[0], frame_size[0])
     columns, left, x_scale = _aligned_span(x0, x1, logits.shape[1], frame_size[1])
-    # dsize=None: cv2 then scales by exactly fx, fy; warpAffine would round coordinates to 1/32 pixel
+    # with dsize=None cv2 scales by exactly fx and fy; warpAffine would round coordinates to 1/32 pixel
     region = cv2.resize(logits[rows, columns], None, fx=x_scale, fy=y_scale, interpolation=cv2.INTER_LINEAR)
     mask = Mask.from_full(region > 0)
     if not mask.crop.size:
@@ -32,10 +32,10 @@ def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> M
 
 
 def _aligned_span(begin: int, end: int, low: int, high: int) -> tuple[slice, int, float]:
-    """The span of the low axis that [begin, end) needs, where on the high axis it starts, and the scale.
+    """Return the span of the low axis that [begin, end) needs, its start on the high axis, and the scale.
 
-    One pixel more at each side, as far as a positive logit reaches. Both ends lie where a pixel edge of one
-    axis falls on a pixel edge of the other, so that the span scales to a whole number of pixels.
+    The span has one pixel more at each side, because a positive logit reaches that far. At both ends, pixel edges of
+    the two axes coincide, so the span scales to a whole number of pixels.
     """
     step = low // gcd(low, high)
     first = max(begin - 1, 0) // step * step

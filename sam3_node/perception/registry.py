@@ -1,4 +1,4 @@
-"""What is known of each object besides its memory: id, label, age and state."""
+"""The registry of one camera's objects: id, label, age and state of each, without its memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from ..types import Instance, Mask, State, TrackState
 
 @dataclass(slots=True)
 class ObjectStatus:
-    """An object between frames: tentative until its first, and if found by name until it is believed.
-
-    `age` counts the frames that it was tracked on.
-    """
+    """An object between two frames."""
 
     id: int
     label: str
     state: TrackState = "tentative"
+    """tentative until its first frame; a detected object until it is confirmed"""
     score: float = 0.0
     age: int = 0
+    """number of frames that it was tracked on"""
     frames_since_seen: int = 0
 
 
 class ObjectRegistry:
-    """The objects of one camera. Ids count up from 1 and are never used again."""
+    """The objects of one camera. Ids count up from 1 and are never reused."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -42,54 +41,56 @@ class ObjectRegistry:
         return len(self._objects)
 
     def reserve(self) -> int:
-        """The id that the next object will have; CapacityError when there is no room for it."""
+        """Return the id of the next object; CapacityError if all slots are taken."""
         if len(self._objects) >= self.capacity:
             raise CapacityError(
-                f"expected room for one more, found all {self.capacity} places taken; "
+                f"expected a free slot for one more object, found all {self.capacity} slots taken; "
                 "remove an object or raise tracker.max_objects"
             )
         return self._last_id + 1
 
     def add(self, object_id: int, label: str) -> None:
-        """Enter the object whose id was reserved."""
+        """Add the object whose id was reserved."""
         self._objects[object_id] = ObjectStatus(object_id, label)
         self._last_id = object_id
 
     def require(self, object_id: int) -> None:
-        """Raise UnknownObjectError unless there is such an object."""
+        """Raise UnknownObjectError unless there is an object with this id."""
         if object_id not in self._objects:
             raise UnknownObjectError(f"no object {object_id}; there are {sorted(self._objects) or 'none'}")
 
     def remove(self, object_id: int) -> None:
-        """Forget an object."""
+        """Remove an object; UnknownObjectError if there is none with this id."""
         self.require(object_id)
         del self._objects[object_id]
 
     def label(self, object_id: int) -> str:
-        """What an object is called."""
+        """Return the label of an object."""
         return self._objects[object_id].label
 
     def rename(self, object_id: int, label: str) -> None:
-        """Call an object otherwise."""
+        """Change the label of an object."""
         self._objects[object_id].label = label
 
     def state(self) -> State:
-        """What `restore` takes."""
-        return {"last_id": self._last_id, "objects": [asdict(known) for known in self]}
+        """Return the state that `restore` takes."""
+        return {"last_id": self._last_id, "objects": [asdict(status) for status in self]}
 
     def restore(self, state: State) -> None:
-        """Know the objects that were known when `state` was asked for, and no others."""
+        """Replace all objects by those that `state` returned."""
         self._last_id = state["last_id"]
-        self._objects = {known["id"]: ObjectStatus(**known) for known in state["objects"]}
+        self._objects = {status["id"]: ObjectStatus(**status) for status in state["objects"]}
 
     def observe(
         self, object_id: int, mask: Mask, score: float, visible: bool, tentative: bool = False
     ) -> Instance:
-        """Take note of an object on the next frame. It is occluded when not visible or without a pixel."""
-        known = self._objects[object_id]
-        seen = visible and mask.area > 0
-        known.age += 1
-        known.score = score
-        known.state = "tentative" if tentative else "tracked" if seen else "occluded"
-        known.frames_since_seen = 0 if seen else known.frames_since_seen + 1
-        return Instance(object_id, known.label, score, known.state, known.age, known.frames_since_seen, mask)
+        """Record an object's mask on the next frame. It is occluded if it is not visible or its mask is empty."""
+        status = self._objects[object_id]
+        in_view = visible and mask.area > 0
+        status.age += 1
+        status.score = score
+        status.state = "tentative" if tentative else "tracked" if in_view else "occluded"
+        status.frames_since_seen = 0 if in_view else status.frames_since_seen + 1
+        return Instance(
+            object_id, status.label, score, status.state, status.age, status.frames_since_seen, mask
+        )

@@ -1,19 +1,22 @@
-"""How long each stage of one frame took."""
+"""Measure the duration of each stage of a frame."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+# typed here, because torch does not annotate the constructor
+_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
 
 
 class StageTimer:
     """Times the stages of a frame in microseconds, without waiting for the device.
 
-    Host stages, and all stages on a CPU, are timed by the wall clock; device stages on a GPU by CUDA events,
-    which `read` reads after the frame's copy to the host has synchronised.
+    The wall clock times host stages, and all stages on a CPU. CUDA events time device stages on a GPU. `read` reads
+    them after the frame's copy to the host, which has synchronised with the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,7 +25,7 @@ class StageTimer:
         self._events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
 
     def start(self) -> None:
-        """Begin a frame."""
+        """Start a frame."""
         self._spent_us = {}
 
     @contextmanager
@@ -40,7 +43,7 @@ class StageTimer:
                 yield
             return
         if stage not in self._events:
-            self._events[stage] = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events[stage] = (_new_event(enable_timing=True), _new_event(enable_timing=True))
         begin, end = self._events[stage]
         begin.record()
         yield
@@ -48,7 +51,7 @@ class StageTimer:
         self._spent_us[stage] = -1  # keeps the stages in order until `read`
 
     def read(self) -> dict[str, int]:
-        """The stages of this frame in their order; on a GPU only after the device has finished them."""
+        """Return the microseconds of each stage, in order. On a GPU, call it after the device has finished."""
         return {stage: self._elapsed_us(stage, spent) for stage, spent in self._spent_us.items()}
 
     def _elapsed_us(self, stage: str, spent_us: int) -> int:

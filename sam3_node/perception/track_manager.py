@@ -1,6 +1,7 @@
-"""Work beside the main stream of a GPU.
+"""Manage the objects that the detector finds on one camera: when to detect, and what to do with each detection.
 
-Looking for things by name on one camera: when to detect, and what becomes of what is found."""
+On a GPU the detector runs on a CUDA stream of its own (`SideStream`), beside the work of the frame step.
+"""
 
 from __future__ import annotations
 
@@ -13,75 +14,60 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector
-from ..detection.prompt_set import PromptSet
+from ..detection.base import Detector, PromptSet
 from ..geometry import Scaling
 from ..models import Features
-from ..models.sam.tracker_model import Decoded
+from ..models.sam.stages import Decoded
 from ..settings import DetectorSettings
 from ..tracking import Track, Tracker, Tracks
-from ..tracking.association import Association, Comparison, Rules, associate, compare
-from ..tracking.lifecycle import Lifecycle, LifeRules
+from ..tracking.association import (
+    Association,
+    AssociationRules,
+    PairwiseScores,
+    associate,
+    compute_pairwise_scores,
+)
+from ..tracking.lifecycle import Lifecycle, LifecycleRules
 from ..types import Detection, State
 from .registry import ObjectRegistry
 
+# A detection with this part of its prompt's threshold still counts for an object that is already tracked
+# (arXiv 2110.06864); a new object needs the whole threshold.
+WEAK_SCORE_FACTOR = 0.5
+CORRECTION_IOU = 0.8  # a detection corrects the tracked mask if their IoU is below this
+MIN_DETECTION_GAP = 2  # frames between two detections, if only an uncertain mask asks for the second
+MAX_DETECTIONS = 32  # best detections of a frame that are used; each costs the decoding of a mask
 
-class SideStream:
-    """A CUDA stream of its own, so that its work runs while the main stream's does; on a CPU nothing of the kind.
-
-    Whoever works in `run` waits for its results there, so that they are plain numbers on the host afterwards.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ready = torch.cuda.Event() if self._stream is not None else None
-
-    def mark(self) -> None:
-        """What was given to the main stream so far is what work in `run` builds on; what comes later, it does not
-        wait for.
-        """
-        if self._ready is not None:
-            self._ready.record()
-
-    @contextmanager
-    def run(self) -> Iterator[None]:
-        """Give work to the side stream."""
-        if self._stream is None or self._ready is None:
-            yield
-            return
-        self._stream.wait_event(self._ready)
-        with torch.cuda.stream(self._stream):
-            yield
-
-
-WEAK = 0.5  # of a prompt's threshold, from where on a detection counts for what is tracked (arXiv 2110.06864)
-AGREE = 0.8  # IoU of masks below which a detection corrects what is tracked
-MIN_GAP = 2  # frames between detections that doubt alone asks for
-MOST = 32  # detections of a frame that are looked at, the best ones: each costs a mask
+# typed here, because torch does not annotate the constructors
+_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
 
 
 class FrameContext(NamedTuple):
-    """One frame as it was tracked: BGR image [h, w, 3], features, the tracker's step, scaling and capture time."""
+    """One tracked frame, as the detection step needs it."""
 
     image: npt.NDArray[np.uint8]
+    """BGR [h, w, 3]"""
     features: Features
     frame_number: int
+    """the tracker's step"""
     scaling: Scaling
     now_ns: int
+    """capture time"""
 
 
-class _Found(NamedTuple):
-    """Detections of one frame, the best first, and the masks that their boxes give."""
+class _Candidates(NamedTuple):
+    """The detections of one frame, the best first, and the masks that their boxes give."""
 
     detections: list[Detection]
     proposals: Decoded
 
 
 class TrackManager:
-    """Detects now and then and gives what is found to the tracker: objects that are new, corrected, or back.
+    """Runs the detector at intervals, and adds, corrects or recovers objects of the tracker with its detections.
 
-    remove: forgets an object everywhere. An object that was not found by name is never touched; a detection on it is
-    nothing new.
+    remove: a function that removes an object everywhere. Objects that users added are never changed. A detection that
+    matches such an object is ignored.
     """
 
     def __init__(
@@ -93,209 +79,246 @@ class TrackManager:
         settings: DetectorSettings,
     ) -> None:
         self.turned_away = 0
-        """Detections that there was no room for."""
+        """Number of detections that were dropped because all object slots were taken."""
         self._detector, self._tracker, self._objects, self._remove = detector, tracker, objects, remove
-        self._settings, self._rules = settings, Rules()
-        self._beside = SideStream(tracker.model.device)
-        self._lives = Lifecycle(LifeRules(max_lost_s=settings.max_lost_s))
-        self._wanted: PromptSet | None = None
-        self._since = 0  # frames since the last detection
-        self._asked = self._doubt = False
-        self._sure: set[int] = set()
+        self._settings, self._rules = settings, AssociationRules()
+        self._side_stream = SideStream(tracker.model.device)
+        self._lifecycle = Lifecycle(LifecycleRules(max_lost_s=settings.max_lost_s))
+        self._prompt_set: PromptSet | None = None
+        self._frames_since_detection = 0
+        self._requested = self._uncertain = False
+        self._confident_ids: set[int] = set()
 
     @property
     def detector_name(self) -> str:
-        """Of the detector's model."""
+        """Name of the detector's model."""
         return self._detector.name
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """What is looked for now."""
-        return self._wanted.phrases if self._wanted else ()
+        """The phrases that the detector searches for now."""
+        return self._prompt_set.phrases if self._prompt_set else ()
 
-    def set_prompts(self, wanted: PromptSet | None) -> None:
-        """Look for these from the next frame on; objects that only had other names are forgotten."""
-        self._wanted, self._asked = wanted, wanted is not None
-        for object_id in self._lives.keep_labels(self.phrases):
+    def set_prompts(self, prompts: PromptSet | None) -> None:
+        """Search for these prompts, starting with the next frame. Remove objects that have no label among them."""
+        self._prompt_set, self._requested = prompts, prompts is not None
+        for object_id in self._lifecycle.keep_labels(self.phrases):
             self._remove(object_id)
 
     def state(self) -> State:
-        """What `restore` takes, the names that are looked for and their limits among it."""
-        wanted = self._wanted
+        """Return the state that `restore` takes. It includes the prompts and their limits."""
+        prompts = self._prompt_set
+        limits = prompts and {"thresholds": dict(prompts.thresholds), "max_counts": dict(prompts.max_counts)}
         return {
-            "wanted": wanted and {"thresholds": dict(wanted.thresholds), "most": dict(wanted.most)},
-            "since": self._since,
-            "asked": self._asked,
-            "doubt": self._doubt,
-            "sure": sorted(self._sure),
+            "prompts": limits,
+            "frames_since_detection": self._frames_since_detection,
+            "requested": self._requested,
+            "uncertain": self._uncertain,
+            "confident_ids": sorted(self._confident_ids),
             "turned_away": self.turned_away,
-            "lives": self._lives.state(),
+            "lifecycle": self._lifecycle.state(),
         }
 
     def restore(self, state: State) -> None:
-        """Look for what was looked for, and go on, from when `state` was asked for.
+        """Continue from the moment at which `state` was called, with the same prompts.
 
-        Raises RequestError where the detector does not know these names; nothing has changed then.
+        Raises RequestError if the detector cannot search for these prompts; nothing is changed then.
         """
-        wanted = state["wanted"]
-        if wanted is not None:
-            wanted = PromptSet(self._detector.prepare(tuple(wanted["thresholds"])), **wanted)
-        self._wanted = wanted
-        self._since, self._asked, self._doubt = state["since"], state["asked"], state["doubt"]
-        self._sure, self.turned_away = set(state["sure"]), state["turned_away"]
-        self._lives.restore(state["lives"])
+        limits = state["prompts"]
+        query = limits and self._detector.prepare(tuple(limits["thresholds"]))
+        self._prompt_set = None if limits is None else PromptSet(query, **limits)
+        self._frames_since_detection = state["frames_since_detection"]
+        self._requested, self._uncertain = state["requested"], state["uncertain"]
+        self._confident_ids, self.turned_away = set(state["confident_ids"]), state["turned_away"]
+        self._lifecycle.restore(state["lifecycle"])
 
     def forget(self, object_id: int) -> None:
-        """An object was removed."""
-        self._lives.forget(object_id)
-        self._sure.discard(object_id)
+        """Drop the state of a removed object."""
+        self._lifecycle.forget(object_id)
+        self._confident_ids.discard(object_id)
 
     def is_tentative(self, object_id: int) -> bool:
-        """Whether an object was found by name, and not often enough to be believed."""
-        return object_id in self._lives and self._lives.is_tentative(object_id)
+        """Return True if the detector found the object, but not often enough to confirm it."""
+        return object_id in self._lifecycle and self._lifecycle.is_tentative(object_id)
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
-        """Take note of an object's mask on a frame. One that is no longer sure asks for a detection, once."""
-        if object_id not in self._lives:
+        """Record an object's mask on a frame. When its score falls below the limit, request one detection."""
+        if object_id not in self._lifecycle:
             return
-        self._lives.observe(object_id, score, visible, now_ns)
+        self._lifecycle.observe(object_id, score, visible, now_ns)
         if visible and score >= self._settings.min_track_score:
-            self._sure.add(object_id)
-        elif object_id in self._sure:
-            self._sure.remove(object_id)
-            self._doubt = True
+            self._confident_ids.add(object_id)
+        elif object_id in self._confident_ids:
+            self._confident_ids.remove(object_id)
+            self._uncertain = True
 
-    def encoded(self) -> None:
-        """The frame's features are under way: a detection of it need not wait for what the device is given next."""
-        self._beside.mark()
+    def mark_encoded(self) -> None:
+        """Mark the point at which the frame's features are queued. Detection waits for work up to this point only."""
+        self._side_stream.mark()
 
     def is_due(self) -> bool:
-        """Whether to detect on this frame, the next one that is stepped; to be asked once a frame."""
-        self._since += 1
-        if self._wanted is None:
+        """Return True if the detector must run on this frame. Call it exactly once for each frame."""
+        self._frames_since_detection += 1
+        if self._prompt_set is None:
             return False
-        doubt = self._doubt and self._since >= MIN_GAP
-        return self._asked or doubt or self._since >= self._settings.every
+        uncertain = self._uncertain and self._frames_since_detection >= MIN_DETECTION_GAP
+        return self._requested or uncertain or self._frames_since_detection >= self._settings.every
 
-    def look(self, sight: FrameContext, tracks: Tracks) -> dict[int, Track]:
-        """Detect on a frame that was tracked; the masks of objects that are new, corrected or back on it.
+    def detect(self, frame: FrameContext, tracks: Tracks) -> dict[int, Track]:
+        """Detect on a tracked frame; return the tracks that are new, corrected or recovered on it, by object id.
 
-        Raises ModelError where the detector fails; nothing has changed then.
+        Raises ModelError if the detector fails; no object is changed then.
         """
-        self._since, self._asked, self._doubt = 0, False, False
-        detections = self._detect(sight)
+        self._frames_since_detection, self._requested, self._uncertain = 0, False, False
+        detections = self._run_detector(frame)
         results: dict[int, Track] = {}
         if detections:
-            found, boxes = self._propose(detections, sight)
-            comparison = self._compare(tracks, found, boxes)
-            self._settle(tracks.ids, found, comparison, sight, results)
+            candidates, boxes = self._propose(detections, frame)
+            scores = self._score_pairs(tracks, candidates, boxes)
+            self._apply_association(tracks.ids, candidates, scores, frame, results)
         else:
-            for object_id in self._lives.ids:
-                self._lives.miss(object_id)
-        for object_id in self._lives.expired(sight.now_ns):
+            for object_id in self._lifecycle.ids:
+                self._lifecycle.mark_missed(object_id)
+        for object_id in self._lifecycle.expired(frame.now_ns):
             self._drop(object_id, results)
         return results
 
-    def _detect(self, sight: FrameContext) -> list[Detection]:
-        assert self._wanted is not None
-        thresholds = self._wanted.thresholds
-        least = WEAK * min(thresholds.values())
-        with self._beside.run():
-            detections = self._detector.detect(sight.image, self._wanted.query, least, sight.features.trunk)
-        return [d for d in detections if d.score >= WEAK * thresholds[d.label]][:MOST]
+    def _run_detector(self, frame: FrameContext) -> list[Detection]:
+        assert self._prompt_set is not None
+        query, thresholds = self._prompt_set.query, self._prompt_set.thresholds
+        min_score = WEAK_SCORE_FACTOR * min(thresholds.values())
+        with self._side_stream.run():
+            detections = self._detector.detect(frame.image, query, min_score, frame.features.trunk)
+        return [d for d in detections if d.score >= WEAK_SCORE_FACTOR * thresholds[d.label]][:MAX_DETECTIONS]
 
-    def _propose(self, detections: list[Detection], sight: FrameContext) -> tuple[_Found, Tensor]:
-        """With boxes [D, 4] in model pixels."""
-        boxes = torch.from_numpy(sight.scaling.to_model([d.box for d in detections]))
-        return _Found(detections, self._tracker.propose(sight.features, boxes)), boxes
+    def _propose(self, detections: list[Detection], frame: FrameContext) -> tuple[_Candidates, Tensor]:
+        """Decode a mask for each detection; return them with the boxes [D, 4] in model pixels."""
+        boxes = torch.from_numpy(frame.scaling.to_model([d.box for d in detections]))
+        return _Candidates(detections, self._tracker.propose(frame.features, boxes)), boxes
 
-    def _compare(self, tracks: Tracks, found: _Found, boxes: Tensor) -> Comparison:
-        proposals, model = found.proposals, self._tracker.model
+    def _score_pairs(self, tracks: Tracks, candidates: _Candidates, boxes: Tensor) -> PairwiseScores:
+        proposals, model = candidates.proposals, self._tracker.model
         logits = torch.where(tracks.visible[:, None, None], tracks.logits, -1)
         scale = model.mask_size[0] / model.image_size
         appearance = self._tracker.appearance(tracks.ids)
-        return compare(logits, proposals.logits, boxes.float() * scale, appearance, proposals.pointer)
+        return compute_pairwise_scores(
+            logits, proposals.logits, boxes.float() * scale, appearance, proposals.pointer
+        )
 
-    def _settle(
+    def _apply_association(
         self,
         ids: list[int],
-        found: _Found,
-        comparison: Comparison,
-        sight: FrameContext,
+        candidates: _Candidates,
+        scores: PairwiseScores,
+        frame: FrameContext,
         results: dict[int, Track],
     ) -> None:
-        """Carry out what the association says; `ids` are those of its rows."""
-        association = self._associate(ids, found, comparison)
-        for row, index in (association.seen | association.returned).items():
-            if ids[row] not in self._lives:
+        """Associate, then update the objects. `ids` are the objects of the rows of `scores`."""
+        association = self._associate(ids, candidates, scores)
+        pairs = association.matched | association.recovered
+        for row, index in pairs.items():
+            if ids[row] not in self._lifecycle:
                 continue
-            self._sight(ids[row], found.detections[index], sight)
-            if row in association.returned or self._disagrees(comparison, row, index, found):
-                results[ids[row]] = self._adopt(ids[row], index, found, sight)
-        given = {ids[row] for row in association.seen | association.returned}
-        for object_id in self._lives.ids:
-            if object_id not in given:
-                self._lives.miss(object_id)
-        for first, second in association.twins:
-            self._merge(ids[first], ids[second], results)
-        for index in association.fresh:
-            self._begin(index, found, sight, results)
+            self._mark_detected(ids[row], candidates.detections[index], frame)
+            if row in association.recovered or self._disagrees(scores, row, index, candidates):
+                results[ids[row]] = self._adopt(ids[row], index, candidates, frame)
+        detected = {ids[row] for row in pairs}
+        for object_id in self._lifecycle.ids:
+            if object_id not in detected:
+                self._lifecycle.mark_missed(object_id)
+        for first, second in association.duplicate_tracks:
+            self._drop_duplicate(ids[first], ids[second], results)
+        for index in association.new:
+            self._start_track(index, candidates, frame, results)
 
-    def _associate(self, ids: list[int], found: _Found, comparison: Comparison) -> Association:
-        labels = [self._lives.label(i) if i in self._lives else "" for i in ids]
-        away = [i in self._lives and self._lives.is_away(i) for i in ids]
-        names = [detection.label for detection in found.detections]
-        association = associate(comparison, labels, away, names, self._rules)
+    def _associate(self, ids: list[int], candidates: _Candidates, scores: PairwiseScores) -> Association:
+        labels = [self._lifecycle.label(i) if i in self._lifecycle else "" for i in ids]
+        is_lost = [i in self._lifecycle and self._lifecycle.is_lost(i) for i in ids]
+        detection_labels = [detection.label for detection in candidates.detections]
+        association = associate(scores, labels, is_lost, detection_labels, self._rules)
         if self._settings.association:
             return association
-        return Association(association.seen, {}, association.fresh, [])
+        return Association(association.matched, {}, association.new, [])
 
-    def _disagrees(self, comparison: Comparison, row: int, index: int, found: _Found) -> bool:
-        """Whether a detection that is believed has another mask than the object it is."""
-        agrees = comparison.mask_iou[row, index] >= AGREE
-        return self._settings.association and not agrees and self._is_believed(found.detections[index])
+    def _disagrees(self, scores: PairwiseScores, row: int, index: int, candidates: _Candidates) -> bool:
+        """Return True if a detection above its threshold has another mask than the object that it matches."""
+        agrees = bool(scores.mask_iou[row, index] >= CORRECTION_IOU)
+        passes = self._passes_threshold(candidates.detections[index])
+        return self._settings.association and not agrees and passes
 
-    def _is_believed(self, detection: Detection) -> bool:
-        assert self._wanted is not None
-        return detection.score >= self._wanted.thresholds[detection.label]
+    def _passes_threshold(self, detection: Detection) -> bool:
+        assert self._prompt_set is not None
+        return detection.score >= self._prompt_set.thresholds[detection.label]
 
-    def _merge(self, first: int, second: int, results: dict[int, Track]) -> None:
-        """Of two objects with one mask, drop the one that is no longer detected; the younger, if both are not."""
+    def _drop_duplicate(self, first: int, second: int, results: dict[int, Track]) -> None:
+        """Of two objects with the same mask, drop the one that is no longer detected; the younger if neither is."""
         for object_id in (second, first):
-            if object_id in self._lives and self._lives.is_repeat(object_id):
+            if object_id in self._lifecycle and self._lifecycle.is_duplicate(object_id):
                 return self._drop(object_id, results)
 
-    def _begin(self, index: int, found: _Found, sight: FrameContext, results: dict[int, Track]) -> None:
-        """A new object, where there may be one more of its name, and room."""
-        detection = found.detections[index]
-        if not self._is_believed(detection) or self._is_full(detection.label):
+    def _start_track(
+        self, index: int, candidates: _Candidates, frame: FrameContext, results: dict[int, Track]
+    ) -> None:
+        """Add a new object, unless its label has reached its limit or no slot can be freed."""
+        detection = candidates.detections[index]
+        if not self._passes_threshold(detection) or self._is_label_full(detection.label):
             return
         if len(self._objects) >= self._objects.capacity:
-            victim = self._lives.gives_way(detection.score)
-            if victim is None:
+            evicted = self._lifecycle.eviction_candidate(detection.score)
+            if evicted is None:
                 self.turned_away += 1
                 return
-            self._drop(victim, results)
+            self._drop(evicted, results)
         object_id = self._objects.reserve()
         self._objects.add(object_id, detection.label)
-        self._sight(object_id, detection, sight)
-        results[object_id] = self._adopt(object_id, index, found, sight)
+        self._mark_detected(object_id, detection, frame)
+        results[object_id] = self._adopt(object_id, index, candidates, frame)
 
-    def _sight(self, object_id: int, detection: Detection, sight: FrameContext) -> None:
-        """A detection of an object, which may change what it is called."""
-        self._lives.sight(object_id, detection.label, detection.score, sight.now_ns)
-        label = self._lives.label(object_id)
-        if not self._is_full(label):
+    def _mark_detected(self, object_id: int, detection: Detection, frame: FrameContext) -> None:
+        """Record a detection of an object. It may change the object's label."""
+        self._lifecycle.mark_detected(object_id, detection.label, detection.score, frame.now_ns)
+        label = self._lifecycle.label(object_id)
+        if not self._is_label_full(label):
             self._objects.rename(object_id, label)
 
-    def _is_full(self, label: str) -> bool:
-        """Whether there are as many objects of this name as there may be."""
-        limit = self._wanted.most.get(label) if self._wanted else None
-        return limit is not None and sum(self._objects.label(i) == label for i in self._lives.ids) >= limit
+    def _is_label_full(self, label: str) -> bool:
+        """Return True if the number of objects with this label has reached its limit."""
+        limit = self._prompt_set.max_counts.get(label) if self._prompt_set else None
+        return (
+            limit is not None and sum(self._objects.label(i) == label for i in self._lifecycle.ids) >= limit
+        )
 
-    def _adopt(self, object_id: int, index: int, found: _Found, sight: FrameContext) -> Track:
-        return self._tracker.adopt(sight.features, sight.frame_number, object_id, found.proposals, index)
+    def _adopt(self, object_id: int, index: int, candidates: _Candidates, frame: FrameContext) -> Track:
+        return self._tracker.adopt(frame.features, frame.frame_number, object_id, candidates.proposals, index)
 
     def _drop(self, object_id: int, results: dict[int, Track]) -> None:
         results.pop(object_id, None)
         self._remove(object_id)
+
+
+class SideStream:
+    """A CUDA stream whose work runs concurrently with the main stream's. On a CPU it does nothing.
+
+    Code in `run` must copy its results to the host there. Afterwards they are plain numbers, and no other stream has
+    to wait for them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._stream = _new_stream(device) if is_cuda else None
+        self._ready = _new_event() if is_cuda else None
+
+    def mark(self) -> None:
+        """Mark the main stream's current end. Work in `run` waits for all work before it, and for none after it."""
+        if self._ready is not None:
+            self._ready.record()
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Queue the work of the block on the side stream."""
+        if self._stream is None or self._ready is None:
+            yield
+            return
+        self._stream.wait_event(self._ready)
+        with torch.cuda.stream(self._stream):
+            yield

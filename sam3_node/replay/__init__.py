@@ -1,1 +1,1 @@
-"""Recordings through the same pipeline as the node's, without sockets: as the node did it, or every frame."""
+"""Replay of recordings through the node's pipeline without sockets: as the node ran, or on every frame."""

@@ -1,76 +1,63 @@
-"""What the writers of outputs read: masks and frames that can be gone through again.
-
-What a replay does, in order: steps on frames, and edits between them."""
+"""The actions of a replay: steps on frames, edits between them, and notes on what the recording lacks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError
-from ..types import Frame, MaskFrame
-
-Masks = Callable[[], Iterator[MaskFrame]]
-"""Each call goes through all masks again, from the beginning; frames of one camera in the order of its frames."""
-
-Frames = Callable[[], Iterator[Frame]]
-"""Each call goes through the recording again, from the beginning."""
-
-Progress = Callable[[int], None]
-"""Told how many masks of an output are written."""
-
+from ..types import Frame
 
 log = logging.getLogger(__name__)
 
 RESTARTED = "restarted"
-FORGOTTEN = "forgotten"
+"""Edit: the node started again, and with it all state."""
+REMOVED = "removed"
+"""Edit: remove the objects of a camera that have this label."""
 MAX_NOTES = 20
 
 
 class Edit(NamedTuple):
-    """A control operation; or of a node's events SERVED or DROPPED; RESTARTED: all is as it was at the
-    start; FORGOTTEN: the camera's objects of this label are removed."""
+    """A change between steps: a control operation, SERVED or DROPPED from the node's events, RESTARTED or REMOVED."""
 
     op: str
     args: Mapping[str, Any] = {}
 
 
 class Step(NamedTuple):
-    """A frame to track on, with what its masks message tells of it beside the masks.
-
-    `failed`: the live node's step on it raised. `edits` are carried out on the frame once it is stepped; the masks that
-    they answer are the frame's.
-    """
+    """A frame to track on, with the fields that its masks message has beside the masks."""
 
     frame: Frame
     received_ns: int
     skipped: int = 0
     failed: bool = False
+    """True if the live node's step on this frame raised an exception."""
     edits: tuple[Edit, ...] = ()
+    """Edits to make on the frame after its step. Masks that they return become the frame's masks."""
 
 
 Action = Step | Edit
 
 
 class Notes:
-    """What a recording lacks, in words. Each one is a ReplayError unless it is `lenient`."""
+    """Remarks on a recording. A gap raises ReplayError unless the notes are `lenient`."""
 
     def __init__(self, lenient: bool) -> None:
         self.lines: list[str] = []
         self._lenient = lenient
 
-    def gap(self, text: str) -> None:
-        """Something that cannot be repeated."""
+    def add_gap(self, text: str) -> None:
+        """Note that something cannot be repeated. Raises ReplayError unless lenient."""
         if not self._lenient:
             raise ReplayError(
-                f"{text}; what came before is kept. --allow-gaps goes on nevertheless, with masks that may differ from "
-                "here on; --every takes the frames without it"
+                f"{text}; earlier results are kept. --allow-gaps goes on, with masks that may differ after this point; "
+                "--every needs no recorded steps"
             )
-        self.tell(text)
+        self.add(text)
 
-    def tell(self, text: str) -> None:
-        """Something worth knowing."""
+    def add(self, text: str) -> None:
+        """Log a remark, and keep it if there are fewer than MAX_NOTES."""
         log.warning("%s", text)
         if len(self.lines) < MAX_NOTES:
             self.lines.append(text)

@@ -1,4 +1,4 @@
-"""Whether a replay's masks are those that were recorded, bit for bit."""
+"""Compares replayed masks with recorded ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..types import Instance, MaskFrame
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Frames with recorded masks, how many of them were replayed with the same, and what the first difference is."""
+class MaskComparison:
+    """Number of frames with recorded masks, number of these with identical replayed masks, and the first difference."""
 
     frames: int
     identical: int
@@ -28,57 +28,53 @@ class Comparison:
         return f"different: the masks of {self.frames - self.identical} of {self.frames} recorded frames; {self.first}"
 
 
-def compare(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) -> Comparison:
-    """Hold masks against recorded ones; both are in the order in which they were found.
+def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) -> MaskComparison:
+    """Compare replayed masks with recorded ones, both in the order of the steps.
 
-    All must be equal but for the times that the stages took and that of publishing.
+    All fields must be equal, except the times of the stages and of publishing.
     """
-    ours, count, identical, first = iter(replayed), 0, 0, None
-    found = next(ours, None)
+    remaining, count, identical, first = iter(replayed), 0, 0, None
+    masks = next(remaining, None)
     for expected in recorded:
         count += 1
-        if found is None or _frame(found) != _frame(expected):
-            first = first or _say(expected, "was not replayed")
+        if masks is None or masks.key != expected.key:
+            first = first or _describe(expected, "was not replayed")
             continue
-        difference = _difference(_lasting(found), _lasting(expected))
+        difference = _find_difference(_without_times(masks), _without_times(expected))
         identical += difference is None
-        first = first or (difference and _say(expected, difference))
-        found = next(ours, None)
-    if found is not None:
-        first = first or _say(found, "was not recorded")
-    return Comparison(count, identical, first)
+        first = first or (difference and _describe(expected, difference))
+        masks = next(remaining, None)
+    if masks is not None:
+        first = first or _describe(masks, "was not recorded")
+    return MaskComparison(count, identical, first)
 
 
-def _frame(masks: MaskFrame) -> tuple[str, int, int]:
-    return masks.camera, masks.seq, masks.capture_ns
+def _describe(masks: MaskFrame, difference: str) -> str:
+    return f"camera {masks.camera}, frame {masks.seq} {difference}"
 
 
-def _say(masks: MaskFrame, what: str) -> str:
-    return f"camera {masks.camera}, frame {masks.seq} {what}"
-
-
-def _lasting(masks: MaskFrame) -> MaskFrame:
+def _without_times(masks: MaskFrame) -> MaskFrame:
     return replace(masks, stages_us={}, published_ns=0)
 
 
-def _difference(found: MaskFrame, expected: MaskFrame) -> str | None:
-    for one in fields(MaskFrame):
-        here, there = getattr(found, one.name), getattr(expected, one.name)
-        if one.name != "instances" and here != there:
-            return f"had {one.name} {there!r}, has {here!r}"
-    ids, recorded = ([instance.id for instance in one.instances] for one in (found, expected))
+def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
+    for item in fields(MaskFrame):
+        here, there = getattr(masks, item.name), getattr(expected, item.name)
+        if item.name != "instances" and here != there:
+            return f"had {item.name} {there!r}, has {here!r}"
+    ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
-    pairs = zip(found.instances, expected.instances, strict=True)
-    return next((text for pair in pairs if (text := _unlike(*pair))), None)
+    pairs = zip(masks.instances, expected.instances, strict=True)
+    return next((text for pair in pairs if (text := _find_instance_difference(*pair))), None)
 
 
-def _unlike(found: Instance, expected: Instance) -> str | None:
-    for one in fields(Instance):
-        here, there = getattr(found, one.name), getattr(expected, one.name)
-        if one.name != "mask" and here != there:
-            return f"had {one.name} {there!r} of object {found.id}, has {here!r}"
-    if found.mask.box == expected.mask.box and np.array_equal(found.mask.crop, expected.mask.crop):
+def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
+    for item in fields(Instance):
+        here, there = getattr(instance, item.name), getattr(expected, item.name)
+        if item.name != "mask" and here != there:
+            return f"had {item.name} {there!r} of object {instance.id}, has {here!r}"
+    if instance.mask.box == expected.mask.box and np.array_equal(instance.mask.crop, expected.mask.crop):
         return None
-    pixels = np.count_nonzero(found.mask.full() != expected.mask.full())
-    return f"has another mask of object {found.id}: {pixels} pixels differ"
+    pixels = np.count_nonzero(instance.mask.full() != expected.mask.full())
+    return f"has another mask of object {instance.id}: {pixels} pixels differ"

@@ -1,6 +1,6 @@
-"""Masks as palette PNGs in DAVIS' layout: <camera>/<seq>.png, whose pixels are 0 or the index of an object.
+"""Reads and writes masks as palette PNGs in the layout of DAVIS: <camera>/<seq>.png, with object indices as pixels.
 
-Beside them <camera>/objects.json tells which object an index is: a list of {index, id, label, first_seq}.
+Pixels are 0 for the background. <camera>/objects.json lists the objects as {index, id, label, first_seq}.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
 from ..types import Buffer, Mask, MaskFrame
-from .actions import Masks, Progress
 
 Labels = npt.NDArray[np.uint8]
 INDICES = 255
@@ -28,7 +28,10 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def colours() -> Labels:
-    """DAVIS' and Pascal VOC's palette, RGB [256, 3]: the bits of the index, dealt to the channels from the top."""
+    """Return the palette of DAVIS and Pascal VOC, RGB [256, 3].
+
+    The bits of the index are spread over the three channels, from each channel's top bit down.
+    """
     index = np.arange(256)
     table = np.zeros((256, 3), np.uint8)
     for shift in range(8):
@@ -39,9 +42,9 @@ def colours() -> Labels:
 
 
 def encode_labels(labels: Labels) -> bytes:
-    """An 8-bit palette PNG, which OpenCV does not write, of uint8 [h, w] indices."""
+    """Encode uint8 [h, w] indices as an 8-bit palette PNG, which OpenCV cannot write."""
     height, width = labels.shape
-    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter: none
+    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter type; 0 is none
     rows[:, 1:] = labels
     header = struct.pack(">IIBBBBB", width, height, 8, _PALETTE_TYPE, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"PLTE", colours().tobytes()), (b"IDAT", zlib.compress(rows.tobytes(), 6)))
@@ -49,23 +52,26 @@ def encode_labels(labels: Labels) -> bytes:
 
 
 def decode_labels(data: Buffer) -> Labels:
-    """The indices, uint8 [h, w], of a palette PNG, or the values of a grey one, in which 255 alone means one object: 1.
+    """Decode a palette PNG to its indices, or an 8-bit grey PNG to its values, as uint8 [h, w].
 
-    Raises WireError for anything else.
+    In a grey PNG with no values but 0 and 255, 255 becomes 1. Raises WireError for anything else.
     """
-    pixels = _decode(data)
+    pixels = _decode_png(data)
     if pixels is None or pixels.dtype != np.uint8:
-        raise WireError(f"expected a palette or 8-bit grey PNG, found {_kind(pixels)}")
+        raise WireError(f"expected a palette or 8-bit grey PNG, found {_describe(pixels)}")
     if pixels.ndim == 2:
         return np.where(pixels == 255, 1, pixels).astype(np.uint8) if _is_binary(pixels) else pixels
-    table = _packed(_palette_of(bytes(data)))
+    table = _pack_rgb(_read_palette(bytes(data)))
     order = np.argsort(table, kind="stable")
-    place = np.searchsorted(table[order], _packed(pixels[..., 2::-1]))
-    return order[np.minimum(place, len(order) - 1)].astype(np.uint8)
+    position = np.searchsorted(table[order], _pack_rgb(pixels[..., 2::-1]))
+    return order[np.minimum(position, len(order) - 1)].astype(np.uint8)
 
 
 def read_mask(path: Path, value: int | None = None) -> Mask:
-    """What a label image has as `value`, without one all that is not 0. ReplayError where that is nothing."""
+    """Read the pixels of a label image that equal `value`; without a value, all nonzero pixels.
+
+    Raises ReplayError if there are none.
+    """
     labels = read_labels(path)
     mask = Mask.from_full(labels == value if value is not None else labels != 0)
     if not mask.area:
@@ -76,7 +82,7 @@ def read_mask(path: Path, value: int | None = None) -> Mask:
 
 
 def read_labels(path: Path) -> Labels:
-    """`decode_labels` of a file; ReplayError names it."""
+    """Decode a file with `decode_labels`. Raises ReplayError with the file's name."""
     try:
         return decode_labels(path.read_bytes())
     except OSError as error:
@@ -85,40 +91,43 @@ def read_labels(path: Path) -> Labels:
         raise ReplayError(f"mask {path}: {error}") from error
 
 
-def index_of(object_id: int) -> int:
-    """The palette index of an object: 1..255, its id as far as those reach, then they repeat."""
+def palette_index(object_id: int) -> int:
+    """Return the palette index of an object, 1..255: its id up to 255; above, indices repeat."""
     return 1 + (object_id - 1) % INDICES
 
 
-def paint(masks: MaskFrame) -> Labels:
-    """All masks of a frame as one image of indices, uint8 [h, w]; where some overlap, the best score is on top."""
+def paint_indices(masks: MaskFrame) -> Labels:
+    """Draw all masks of a frame as one image of indices, uint8 [h, w]. The highest score is on top."""
     image = np.zeros((masks.height, masks.width), np.uint8)
     for instance in sorted(masks.instances, key=lambda instance: (instance.score, -instance.id)):
-        _fill(image, instance.mask, index_of(instance.id))
+        _fill(image, instance.mask, palette_index(instance.id))
     return image
 
 
-def write_palette(folder: Path, masks: Masks, progress: Progress) -> None:
-    """Write the PNGs and tables of all cameras into `folder`; of frames of one camera and seq the last stays."""
+def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Callable[[int], None]) -> None:
+    """Write the PNGs and object tables of all cameras into `folder`.
+
+    Of several frames with one camera and seq, the last one stays.
+    """
     tables: dict[str, dict[int, dict[str, Any]]] = {}
-    for count, found in enumerate(masks(), start=1):
-        place = folder / found.camera
-        if found.camera not in tables:
-            place.mkdir(parents=True, exist_ok=True)
-        _enter(tables.setdefault(found.camera, {}), found)
-        (place / f"{found.seq:05d}.png").write_bytes(encode_labels(paint(found)))
+    for count, frame in enumerate(masks, start=1):
+        camera_folder = folder / frame.camera
+        if frame.camera not in tables:
+            camera_folder.mkdir(parents=True, exist_ok=True)
+        _add_rows(tables.setdefault(frame.camera, {}), frame)
+        (camera_folder / f"{frame.seq:05d}.png").write_bytes(encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():
         (folder / camera / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")
 
 
-def _enter(table: dict[int, dict[str, Any]], found: MaskFrame) -> None:
-    for instance in found.instances:
+def _add_rows(table: dict[int, dict[str, Any]], frame: MaskFrame) -> None:
+    for instance in frame.instances:
         row = {
-            "index": index_of(instance.id),
+            "index": palette_index(instance.id),
             "id": instance.id,
             "label": instance.label,
-            "first_seq": found.seq,
+            "first_seq": frame.seq,
         }
         table.setdefault(instance.id, row)
 
@@ -132,7 +141,7 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def _decode(data: Buffer) -> npt.NDArray[Any] | None:
+def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
     if bytes(data[: len(_SIGNATURE)]) != _SIGNATURE:
         return None
     try:
@@ -141,7 +150,7 @@ def _decode(data: Buffer) -> npt.NDArray[Any] | None:
         return None
 
 
-def _kind(pixels: npt.NDArray[Any] | None) -> str:
+def _describe(pixels: npt.NDArray[Any] | None) -> str:
     return "no PNG, or a broken one" if pixels is None else f"one of {pixels.dtype} values"
 
 
@@ -149,7 +158,7 @@ def _is_binary(pixels: Labels) -> bool:
     return bool(((pixels == 0) | (pixels == 255)).all())
 
 
-def _palette_of(data: bytes) -> Labels:
+def _read_palette(data: bytes) -> Labels:
     start = data.find(b"PLTE")
     if start < 0 or data[25] != _PALETTE_TYPE:
         raise WireError("expected a palette or 8-bit grey PNG, found one of full colour")
@@ -157,5 +166,5 @@ def _palette_of(data: bytes) -> Labels:
     return np.frombuffer(data[start + 4 : start + 4 + length], np.uint8).reshape(-1, 3)
 
 
-def _packed(rgb: Labels) -> npt.NDArray[np.int32]:
+def _pack_rgb(rgb: Labels) -> npt.NDArray[np.int32]:
     return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32)

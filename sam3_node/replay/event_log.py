@@ -1,6 +1,8 @@
-"""What a live node did, from its masks and events in the order in which it sent them, and what of it is unknown.
+"""The steps and edits of a live node, read from its recorded masks and events, and matched with recorded frames.
 
-The frames of a plan, found while a recording is read once, with few held at a time."""
+The masks and events give the node's actions in their order, and show where the recording has gaps. The frames of these
+steps are then found in one pass over the recording, with few frames in memory.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from ..types import Frame, MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Fields
 from .actions import RESTARTED, Action, Edit, Notes, Step
 
+WINDOW = 256
+"""Steps to look ahead: the recorded order of steps and that of frames may differ by this number of steps."""
 
-class Stepped(NamedTuple):
-    """A frame that the live node stepped; of one whose step raised, only camera and seq are known."""
+
+class LoggedStep(NamedTuple):
+    """A frame that the live node stepped. If the step failed, only camera and seq are recorded."""
 
     camera: str
     seq: int
@@ -26,45 +31,52 @@ class Stepped(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether its step raised."""
+        """True if the step raised an exception."""
         return self.capture_ns is None
+
+    def matches(self, frame: Frame) -> bool:
+        """Return True if this step was on this frame."""
+        same = (frame.camera, frame.seq) == (self.camera, self.seq)
+        return same and self.capture_ns in (None, frame.capture_ns)
 
 
 class Gap(NamedTuple):
-    """Something that is not in the recording, so that what follows cannot be repeated as it was."""
+    """Something that the recording lacks, so that a replay after it may differ from the live run."""
 
     text: str
 
 
-Planned = Stepped | Edit | Gap
+LogEntry = LoggedStep | Edit | Gap
 
 
-def planned(log: Iterable[MaskFrame | Event], description: Mapping[str, Any] | None) -> Iterator[Planned]:
-    """Steps and edits in the node's order. `description` is what the node told of itself when recording began.
+def read_event_log(
+    items: Iterable[MaskFrame | Event], description: Mapping[str, Any] | None
+) -> Iterator[LogEntry]:
+    """Yield steps, edits and gaps in the node's order.
 
-    A gap is before the first action that follows it: what had happened before the recording began, events and masks
-    that are not in it.
+    `description` is the node's own, from when the recording began. A gap comes before the first action after it. Gaps
+    are changes before the recording began, and events and masks that are missing in it.
     """
-    reader = _Reader(description or {})
-    for item in log:
-        yield from reader.event(item) if isinstance(item, Event) else reader.masks(item)
+    reader = _LogReader(description or {})
+    for item in items:
+        yield from reader.read_event(item) if isinstance(item, Event) else reader.read_masks(item)
 
 
 @dataclass(slots=True)
-class _Reader:
+class _LogReader:
     description: Mapping[str, Any]
-    begun: bool = False
+    has_begun: bool = False
     next_event: int | None = None
     last_seq: dict[str, int | None] = field(default_factory=dict)
-    """By camera served, the last frame taken; None where that is not known."""
+    """The last frame taken of each served camera; None if it is unknown."""
 
-    def event(self, event: Event) -> Iterator[Planned]:
-        yield from self._in_order(event)
+    def read_event(self, event: Event) -> Iterator[LogEntry]:
+        yield from self._check_event_order(event)
         args = Fields(event.args, f"event {event.op}")
         if event.op == FAILED:
             camera, seq = args.text("camera"), args.integer("seq")
             self.last_seq[camera] = seq
-            yield Stepped(camera, seq)
+            yield LoggedStep(camera, seq)
             return
         if event.op == SERVED:
             self.last_seq[args.text("camera")] = None
@@ -72,45 +84,45 @@ class _Reader:
             self.last_seq.pop(args.text("camera"), None)
         yield Edit(event.op, event.args)
 
-    def masks(self, masks: MaskFrame) -> Iterator[Planned]:
+    def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))
         if masks.camera not in self.last_seq:
             yield Edit(SERVED, {"camera": masks.camera})
         elif (last := self.last_seq[masks.camera]) is not None:
             yield from self._check_seq(masks, last)
         self.last_seq[masks.camera] = masks.seq
-        yield Stepped(masks.camera, masks.seq, masks.capture_ns, masks.received_ns, masks.skipped)
+        yield LoggedStep(masks.camera, masks.seq, masks.capture_ns, masks.received_ns, masks.skipped)
 
-    def _begin(self, first: int) -> Iterator[Gap]:
-        """Of the first thing in the recording; `first` is the number of the event that it begins with."""
-        if self.begun or first == 0:
-            self.begun = True
+    def _begin(self, first_event: int) -> Iterator[Gap]:
+        """Yield a gap if the node had been changed before the recording, which begins with event `first_event`."""
+        if self.has_begun or first_event == 0:
+            self.has_begun = True
             return
-        self.begun = True
+        self.has_begun = True
         cameras: Mapping[str, Any] = self.description.get("cameras", {})
-        changes = self.description.get("events", first) - len(cameras)
+        changes = self.description.get("events", first_event) - len(cameras)
         if changes or self.description.get("prompts") or not self.description:
             objects = sum(camera.get("objects", 0) for camera in cameras.values())
             yield Gap(
-                "expected a recording from the node's start on, found one that begins later, when it had been changed "
-                f"{changes} times by requests and had {objects} objects: they are not in the recording"
+                "expected a recording from the node's start, found one that begins later: requests had changed the "
+                f"node {changes} times, and it had {objects} objects; they are not in the recording"
             )
 
-    def _in_order(self, event: Event) -> Iterator[Planned]:
+    def _check_event_order(self, event: Event) -> Iterator[LogEntry]:
         expected = self.next_event
         if expected is None:
-            # the node was described when its masks were already heard: what it told in between is here and there
+            # the recorder received masks before it got the description: events in between are in both
             described = self.description.get("events", event.n)
             yield from self._begin(min(event.n, described))
             expected = min(event.n, described)
-        elif event.n < expected:  # counts from 0 again
+        elif event.n < expected:  # a restarted node counts from 0 again
             yield Edit(RESTARTED)
             self.last_seq.clear()
             expected = 0
         if event.n > expected:
             yield Gap(
-                f"expected event {expected} of the node, found {event.n} ({event.op}): what happened in between is "
-                "not in the recording"
+                f"expected event {expected} of the node, found {event.n} ({event.op}): the events in between are not "
+                "in the recording"
             )
         self.next_event = event.n + 1
 
@@ -118,90 +130,83 @@ class _Reader:
         # a camera that was started again counts from the beginning
         if masks.seq > last and masks.seq != last + masks.skipped + 1:
             yield Gap(
-                f"camera {masks.camera}: expected the masks of all frames that were stepped between {last} and "
+                f"camera {masks.camera}: expected the masks of all frames that the node stepped between {last} and "
                 f"{masks.seq}, found that {masks.seq - last - 1 - masks.skipped} of them are not in the recording"
             )
 
 
-WINDOW = 256  # planned steps looked ahead at: by how many the order of steps and that of frames may differ
+def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: Notes) -> Iterator[Action]:
+    """Yield the log's actions, with the recorded frame of each step. A step without a frame is left out and noted.
 
-
-def with_frames(plan: Iterable[Planned], frames: Iterable[Frame], notes: Notes) -> Iterator[Action]:
-    """The plan with the frame of each step; a step whose frame is not among `frames` is left out, and a gap.
-
-    `frames` are those of all cameras, each camera's in its order; of those read ahead only such are held as one of the
-    next WINDOW steps needs.
+    `frames` are those of all cameras, in order for each camera. Of the frames read ahead, only those that the next
+    WINDOW steps need are kept in memory.
     """
-    waiting, source = deque[Planned](), iter(plan)
-    finder = _Finder(iter(frames))
+    upcoming, source = deque[LogEntry](), iter(entries)
+    matcher = _FrameMatcher(iter(frames))
     while True:
-        for item in islice(source, WINDOW - len(waiting)):
-            waiting.append(item)
-            finder.want(item)
-        if not waiting:
+        for entry in islice(source, WINDOW - len(upcoming)):
+            upcoming.append(entry)
+            matcher.expect(entry)
+        if not upcoming:
             return
-        item = waiting.popleft()
-        if isinstance(item, Edit):
-            yield item
-        elif isinstance(item, Gap):
-            notes.gap(item.text)
-        elif (frame := finder.find(item)) is not None:
-            yield Step(frame, item.received_ns, item.skipped, item.failed)
+        entry = upcoming.popleft()
+        if isinstance(entry, Edit):
+            yield entry
+        elif isinstance(entry, Gap):
+            notes.add_gap(entry.text)
+        elif (frame := matcher.find(entry)) is not None:
+            yield Step(frame, entry.received_ns, entry.skipped, entry.failed)
         else:
-            notes.gap(
-                f"camera {item.camera}: expected frame {item.seq}, which the node stepped, found that it is not in "
+            notes.add_gap(
+                f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "
                 "the recording"
             )
 
 
-class _Finder:
-    """Takes frames from a source until it finds the one that is asked for; keeps on the way what is wanted later."""
+class _FrameMatcher:
+    """Reads frames until it finds the one of a step, and keeps the frames that later steps expect."""
 
     def __init__(self, frames: Iterator[Frame]) -> None:
         self._frames = frames
-        self._wanted: Counter[tuple[str, int]] = Counter()
-        self._held: dict[tuple[str, int], deque[Frame]] = {}
+        self._expected: Counter[tuple[str, int]] = Counter()
+        self._kept: dict[tuple[str, int], deque[Frame]] = {}
 
-    def want(self, item: Planned) -> None:
-        if isinstance(item, Stepped):
-            self._wanted[item.camera, item.seq] += 1
+    def expect(self, entry: LogEntry) -> None:
+        """Keep the frame of this step when it is read."""
+        if isinstance(entry, LoggedStep):
+            self._expected[entry.camera, entry.seq] += 1
 
-    def find(self, item: Stepped) -> Frame | None:
-        key = item.camera, item.seq
-        frame = self._take_held(item) or self._read_until(item)
-        self._wanted[key] -= 1
-        if not self._wanted[key]:
-            del self._wanted[key]
-            self._held.pop(key, None)
+    def find(self, step: LoggedStep) -> Frame | None:
+        """Return the frame of an expected step, None if the recording does not have it."""
+        place = step.camera, step.seq
+        frame = self._take_kept(step) or self._read_until(step)
+        self._expected[place] -= 1
+        if not self._expected[place]:
+            del self._expected[place]
+            self._kept.pop(place, None)
         return frame
 
-    def _take_held(self, item: Stepped) -> Frame | None:
-        held = self._held.get((item.camera, item.seq), deque())
-        while held:
-            frame = held.popleft()
-            if _is_of(item, frame):
+    def _take_kept(self, step: LoggedStep) -> Frame | None:
+        kept = self._kept.get((step.camera, step.seq), deque())
+        while kept:
+            frame = kept.popleft()
+            if step.matches(frame):
                 return frame
         return None
 
-    def _read_until(self, item: Stepped) -> Frame | None:
-        if self._is_passed(item):
+    def _read_until(self, step: LoggedStep) -> Frame | None:
+        if self._is_passed(step):
             return None
         for frame in self._frames:
-            key = frame.camera, frame.seq
-            if _is_of(item, frame):
+            place = frame.camera, frame.seq
+            if step.matches(frame):
                 return frame
-            if key in self._wanted:
-                self._held.setdefault(key, deque()).append(frame)
-                if frame.camera == item.camera and key != (item.camera, item.seq):
-                    return None  # a camera's frames are in order: this one is needed later
+            if place in self._expected:
+                self._kept.setdefault(place, deque()).append(frame)
+                if frame.camera == step.camera and place != (step.camera, step.seq):
+                    return None  # a camera's frames are in order: a later step needs this one
         return None
 
-    def _is_passed(self, item: Stepped) -> bool:
-        """Whether a frame that is needed later from the same camera has been read already."""
-        return any(held and camera == item.camera for (camera, _), held in self._held.items())
-
-
-def _is_of(item: Stepped, frame: Frame) -> bool:
-    """A frame is known by its time of capture too, as seq begins again where a camera was started again."""
-    same = (frame.camera, frame.seq) == (item.camera, item.seq)
-    return same and item.capture_ns in (None, frame.capture_ns)
+    def _is_passed(self, step: LoggedStep) -> bool:
+        """Return True if a later frame of the same camera has been read already."""
+        return any(frames and camera == step.camera for (camera, _), frames in self._kept.items())

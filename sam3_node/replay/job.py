@@ -1,6 +1,8 @@
-"""What to replay, how, and what to write: a value that travels as JSON.
+"""A replay job: the recordings, the options, and the settings that the model is loaded with.
 
-The settings of a replay: those of the recording's node, and over them what was chosen for the replay."""
+A job is a plain value, so that it can be written to JSON and sent to other machines. Its settings are the recorded
+node's, overridden by those that the user set for the replay.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,19 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 SECTIONS = ("model", "tracker", "detector", "engine")
-"""Of the settings: those that masks depend on."""
+"""The sections of the settings that masks depend on."""
+
+Sections = dict[str, dict[str, Any]]
+"""Settings by section and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectOnFrame:
-    """An object as it is shown on one frame of a camera, in pixels of that frame.
+    """An object marked on one frame of a camera, in pixels of that frame.
 
-    The frame is the one of this `seq`, without it the `index`-th of the camera, from 0. `points` [n](x, y) with
-    `labels` [n] (1 inside, 0 outside; all 1 when absent) and/or a `box` (x0, y0, x1, y1); or `mask`, an image file of
-    the frame's size, whose pixels of this `value` are inside (without it: all that are not zero).
+    `seq` selects the frame; without it, `index` counts the camera's frames from 0. `points` [n](x, y) with
+    `labels` [n] (1 inside, 0 outside; all 1 when absent) and/or a `box` (x0, y0, x1, y1) mark the object. Instead,
+    `mask` may name an image file of the frame's size: pixels of this `value` (default: all nonzero pixels) are inside.
     """
 
     camera: str | None = None
@@ -46,24 +51,24 @@ class ObjectOnFrame:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """That of a map with these names; ReplayError for another one."""
-        known = _known(cls, value, "object")
-        lists = {name: _tuples(known[name]) for name in ("points", "labels", "box") if known.get(name)}
-        shown = cls(**{**known, **lists})
-        if not (shown.points or shown.box or shown.mask):
+        """Read an object from a map of field names. Raises ReplayError for anything else."""
+        values = _check_fields(cls, value, "object")
+        lists = {name: _to_tuples(values[name]) for name in ("points", "labels", "box") if values.get(name)}
+        marked = cls(**{**values, **lists})
+        if not (marked.points or marked.box or marked.mask):
             raise ReplayError(f"object: expected points, a box or a mask file, found none in {value!r:.200}")
-        return shown
+        return marked
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Recordings to replay, how, and the results wanted. Paths may be URLs.
+    """Recordings to replay, how to replay them, and the outputs to write. Paths may be URLs.
 
-    `settings` are those that were chosen, by section and field: over the recording's own in `as-recorded`, else over
-    the defaults. `names` and `objects` are what to look for; `every` repeats the recording's own edits where neither
-    is given. `topics` are the cameras or topics to take, empty for all. `start` and `stop` (exclusive, None for the
-    end) are the frames to take in `every`, counted from 0 over all these cameras. `allow_gaps`: go on where a recording
-    lacks what would be needed to repeat it.
+    `settings` are those that the user set, by section and field. They override the recording's own settings in
+    `as-recorded`, and the defaults otherwise. `names` and `objects` select what to track; without both, `every` repeats
+    the recorded edits. `topics` are the cameras or topics to read; empty means all. `start` and `stop` (exclusive; None
+    for the end) select frames in `every`, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on
+    where the recording lacks data.
     """
 
     bags: tuple[str, ...]
@@ -80,49 +85,47 @@ class Job:
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        _among("mode", self.mode, MODES)
-        _among("strategy", self.strategy, STRATEGIES)
+        _check_choice("mode", self.mode, MODES)
+        _check_choice("strategy", self.strategy, STRATEGIES)
         for output in self.outputs:
-            _among("output", output, OUTPUTS)
+            _check_choice("output", output, OUTPUTS)
         for section in self.settings:
-            _among("settings", section, SECTIONS)
+            _check_choice("settings", section, SECTIONS)
         if not self.bags:
             raise ReplayError("bags: expected at least one recording, found none")
         if (self.start, self.stop) != (0, None) and self.mode != "every":
             raise ReplayError("start, stop: expected the mode every; as-recorded has to begin at the start")
         if self.mode == "as-recorded" and (self.names or self.objects):
             raise ReplayError(
-                "as-recorded repeats what the node was asked while it was recorded: expected no names or objects "
-                "beside it; use every with them"
+                "as-recorded repeats the requests that the recorded node got: expected no names or objects beside it; "
+                "use every with them"
             )
         if self.mode == "as-recorded" and self.strategy != "forward":
             raise ReplayError(
-                "as-recorded does what the node did, in its order: expected the strategy forward, found "
+                "as-recorded repeats the node's steps in their order: expected the strategy forward, found "
                 f"{self.strategy}; use every with it"
             )
 
     def to_json(self) -> str:
-        """As JSON, keys in a fixed order."""
+        """Return the job as JSON with keys in a fixed order."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The job of `to_json`; ReplayError for anything else."""
+        """Read the JSON of `to_json`. Raises ReplayError for anything else."""
         try:
-            known = _known(cls, json.loads(text), "job")
+            values = _check_fields(cls, json.loads(text), "job")
         except ValueError as error:
             raise ReplayError(f"job: expected JSON, found {error}") from error
-        objects = tuple(map(ObjectOnFrame.from_json, known.pop("objects", ())))
-        values: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in known.items()
-        }
+        objects = tuple(map(ObjectOnFrame.from_json, values.pop("objects", ())))
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(objects=objects, **values)
 
-    def each(self) -> tuple[Job, ...]:
-        """A job for each recording: with one, this; of several, each in a folder of `out` named as the recording."""
+    def split_by_recording(self) -> tuple[Job, ...]:
+        """Return one job for each recording. Several recordings get a folder each in `out`, named like the file."""
         if len(self.bags) == 1:
             return (self,)
-        folders = _distinct([PurePosixPath(bag.rstrip("/")).stem or "bag" for bag in self.bags])
+        folders = _make_unique([PurePosixPath(bag.rstrip("/")).stem or "bag" for bag in self.bags])
         out = self.out.rstrip("/")
         return tuple(
             replace(self, bags=(bag,), out=f"{out}/{folder}")
@@ -130,54 +133,51 @@ class Job:
         )
 
 
-def chosen_settings(settings: Settings) -> dict[str, dict[str, Any]]:
-    """What was set on purpose, by profile, environment or command line, in the sections that matter here."""
-    found = {}
-    for name in SECTIONS:
-        section = getattr(settings, name)
-        if section.model_fields_set:
-            found[name] = section.model_dump(mode="json", include=section.model_fields_set)
-    return found
-
-
-def _known(kind: type, value: object, what: str) -> dict[str, Any]:
-    """The map, if all its names are fields of `kind`."""
-    names = [one.name for one in fields(kind)]
+def _check_fields(kind: type, value: object, what: str) -> dict[str, Any]:
+    """Return the map if each of its keys is a field of the dataclass `kind`."""
+    names = [item.name for item in fields(kind)]
     if not isinstance(value, dict) or not set(value) <= set(names):
         raise ReplayError(f"{what}: expected a map of {', '.join(names)}, found {value!r:.200}")
     return dict(value)
 
 
-def _among(what: str, found: str, expected: Sequence[str]) -> None:
-    if found not in expected:
-        raise ReplayError(f"{what}: expected one of {', '.join(expected)}, found {found!r:.60}")
+def _check_choice(what: str, value: str, expected: Sequence[str]) -> None:
+    if value not in expected:
+        raise ReplayError(f"{what}: expected one of {', '.join(expected)}, found {value!r:.60}")
 
 
-def _tuples(value: object) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+def _to_tuples(value: object) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Those that come again with a number behind them."""
+def _make_unique(names: Sequence[str]) -> list[str]:
+    """Append a number to each repeated name."""
     taken: list[str] = []
     for name in names:
-        count, other = 2, name
-        while other in taken:
-            other, count = f"{name}-{count}", count + 1
-        taken.append(other)
+        count, unique = 2, name
+        while unique in taken:
+            unique, count = f"{name}-{count}", count + 1
+        taken.append(unique)
     return taken
 
 
-Sections = dict[str, dict[str, Any]]
+def chosen_settings(settings: Settings) -> Sections:
+    """Return the settings that masks depend on and that a profile, the environment or the command line set."""
+    chosen: Sections = {}
+    for name in SECTIONS:
+        section = getattr(settings, name)
+        if section.model_fields_set:
+            chosen[name] = section.model_dump(mode="json", include=section.model_fields_set)
+    return chosen
 
 
 def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
-    """What to load for a job on a recording whose node has told `description` of itself, None where none has.
+    """Build the settings of a job. `description` is the recorded node's own, None if the recording has none.
 
-    As recorded, device, arithmetic and threads are those that the node had: on a CPU the number of threads is a part
-    of how sums are rounded. Raises ReplayError where they do not validate.
+    In `as-recorded`, device, data type and threads are those of the recorded node: on a CPU the number of threads
+    changes how sums are rounded. Raises ReplayError if the settings are not valid.
     """
-    base = _recorded(description, job) if description else {}
+    base = _recorded_sections(description, job) if description else {}
     tree = {name: {**base.get(name, {}), **job.settings.get(name, {})} for name in SECTIONS}
     try:
         return Settings(**tree)  # type: ignore[arg-type]
@@ -187,44 +187,16 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
         ) from error
 
 
-def same_sections(first: Settings, second: Settings) -> bool:
-    """Whether masks may be the same with both."""
-    return all(getattr(first, name) == getattr(second, name) for name in SECTIONS)
-
-
-def differences(settings: Settings, here: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """In what, of all that masks depend on, a replay is another than the recorded node was, a line each.
-
-    `here` and `recorded` are what a Perception tells of itself.
-    """
-    before, now = _facts(recorded), _facts(here)
-    for name in SECTIONS:
-        section = getattr(settings, name).model_dump(mode="json")
-        before |= {
-            f"{name}.{key}": value for key, value in recorded.get("settings", {}).get(name, {}).items()
-        }
-        now |= {f"{name}.{key}": value for key, value in section.items()}
-    for name in ("device", "dtype", "threads"):  # told resolved, under their own names
-        before.pop(f"model.{name}", None)
-    return [
-        f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
-        for name in now
-        if name in before and before[name] != now[name]
-    ]
-
-
-def _facts(description: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: description.get(name) for name in ("model", "device", "device_name", "dtype", "threads")}
-    return {**plain, **description.get("versions", {})}
-
-
-def _recorded(description: Mapping[str, Any], job: Job) -> Sections:
+def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:
     recorded = description.get("settings", {})
     sections = {name: dict(recorded.get(name, {})) for name in SECTIONS}
     if job.mode == "as-recorded":
-        sections["model"] |= _resolved(description)
+        # the description has the values that the node resolved from `auto`
+        sections["model"] |= {
+            name: description[name] for name in ("device", "dtype", "threads") if description.get(name)
+        }
         return sections
-    # every frame anew: by what this machine has
+    # bit-exact results are not needed here, so this machine's device and engines are used
     sections["model"] = {
         name: value for name, value in sections["model"].items() if name in ("name", "image_size")
     }
@@ -234,7 +206,34 @@ def _recorded(description: Mapping[str, Any], job: Job) -> Sections:
     return sections
 
 
-def _resolved(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What the node had made of `auto`."""
-    names = {"device": "device", "dtype": "dtype", "threads": "threads"}
-    return {name: description[key] for name, key in names.items() if description.get(key)}
+def have_equal_sections(first: Settings, second: Settings) -> bool:
+    """Return True if both settings give the same masks."""
+    return all(getattr(first, name) == getattr(second, name) for name in SECTIONS)
+
+
+def describe_differences(
+    settings: Settings, replayed: Mapping[str, Any], recorded: Mapping[str, Any]
+) -> list[str]:
+    """Describe how a replay differs from the recorded node in anything that masks depend on, a line for each.
+
+    `replayed` and `recorded` are descriptions of a Perception.
+    """
+    before, now = _collect_facts(recorded), _collect_facts(replayed)
+    for name in SECTIONS:
+        section = getattr(settings, name).model_dump(mode="json")
+        before |= {
+            f"{name}.{key}": value for key, value in recorded.get("settings", {}).get(name, {}).items()
+        }
+        now |= {f"{name}.{key}": value for key, value in section.items()}
+    for name in ("device", "dtype", "threads"):  # compared under their own names, with their resolved values
+        before.pop(f"model.{name}", None)
+    return [
+        f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
+
+
+def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {name: description.get(name) for name in ("model", "device", "device_name", "dtype", "threads")}
+    return {**facts, **description.get("versions", {})}

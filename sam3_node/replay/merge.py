@@ -1,4 +1,4 @@
-"""Masks of two passes over the same frames, forward and backward in time, as one stream."""
+"""Merges the masks of a forward and a backward pass over the same frames to one stream."""
 
 from __future__ import annotations
 
@@ -6,103 +6,106 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import ReplayError
+from ..geometry import mask_iou
 from ..types import Instance, MaskFrame
-from .second_pass import is_sure
-from .shards import SECOND, Shards
-from .stitch import intersection
+from .second_pass import is_confident
+from .shards import SECOND_PASS, Shards
 from .store import Store
 
-AGREE = 0.5
-"""IoU from which on both passes have the same thing on the first frame of a span."""
+MIN_AGREEMENT_IOU = 0.5
+"""Minimum IoU of both passes on the first frame of a span for them to agree."""
 
 
-def results(store: Store, doubt: float) -> Iterator[MaskFrame]:
-    """The masks of a replay whose parts are all there, of both passes where there are two; `doubt` is `merge`'s."""
-    first, second = Shards(store), Shards(store, SECOND)
-    return merge(first.masks(), turned(second.each()), doubt) if len(second) else first.masks()
+def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
+    """Yield the masks of a replay whose shards are complete, merged if there are two passes.
 
-
-def merge(forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], doubt: float) -> Iterator[MaskFrame]:
-    """The frames of the forward pass; of an object that both have there, what scored higher, of equals the forward one.
-
-    `backward` has some of these frames, in the same order: that of the recording, over all cameras. An id means the
-    same object in both. Where the forward pass was sure (`doubt`) on the first frame of a span of the backward one, and
-    they do not AGREE there, the span shows another thing and is left out.
-
-    A frame keeps the forward pass's times; its objects come in the forward pass's order, then those that backward alone
-    has. `age` and `frames_since_seen` are counted anew, by the order of the frames. Two frames in memory. Raises
-    ReplayError at the end where `backward` has a frame that is not among `forward`'s.
+    `min_score` is the parameter of `merge`.
     """
-    ages, judge, behind = _Ages(), _Judge(doubt), iter(backward)
-    waiting = next(behind, None)
-    for found in forward:
-        if waiting is not None and _frame(waiting) == _frame(found):
-            found, waiting = judge.better(found, waiting), next(behind, None)
-        yield ages.count(found)
-    if waiting is not None:
+    first, second = Shards(store), Shards(store, SECOND_PASS)
+    if not len(second):
+        return first.masks()
+    return merge(first.masks(), reverse_shards(second.readers()), min_score)
+
+
+def reverse_shards(readers: Sequence[Callable[[], Iterable[MaskFrame]]]) -> Iterator[MaskFrame]:
+    """Yield the masks of a backward pass in the order of the frames, one shard in memory at a time.
+
+    `readers` are those of `Shards.readers`. The shards, and the frames in them, are stored latest first.
+    """
+    for read in reversed(readers):
+        yield from reversed(list(read()))
+
+
+def merge(
+    forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
+) -> Iterator[MaskFrame]:
+    """Yield the forward pass's frames. An object in both passes has the mask with the higher score, forward on a tie.
+
+    `backward` has some of these frames in the same order, which is the recording's over all cameras. Ids mean the same
+    objects in both. A backward span is left out if the forward pass was confident (`min_score`) on the span's first
+    frame and both masks there have an IoU below MIN_AGREEMENT_IOU: then the span follows another object.
+
+    A frame keeps the forward pass's times. Its objects are in the forward pass's order, then those of the backward pass
+    alone. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
+    at the end if a frame of `backward` is not in `forward`.
+    """
+    ages, selector, remaining = _AgeCounter(), _PassSelector(min_score), iter(backward)
+    behind = next(remaining, None)
+    for masks in forward:
+        if behind is not None and behind.key == masks.key:
+            masks, behind = selector.select(masks, behind), next(remaining, None)
+        yield ages.count(masks)
+    if behind is not None:
         raise ReplayError(
-            f"camera {waiting.camera}: expected the second pass's frame {waiting.seq} among those of the first, found "
-            "that it is not; begin the replay anew with --again"
+            f"camera {behind.camera}: expected the second pass's frame {behind.seq} among those of the first, found "
+            "that it is not; start over with --again"
         )
 
 
-def turned(parts: Sequence[Callable[[], Iterable[MaskFrame]]]) -> Iterator[MaskFrame]:
-    """What a backward pass left, in the order of the frames: `parts` in the order in which it wrote them.
-
-    The frames within each part are in that order, too, which is the latest first. One part is in memory at a time.
-    """
-    for part in reversed(parts):
-        yield from reversed(list(part()))
-
-
-class _Ages:
-    """Counts on how many frames each object was tracked so far, and since when it is not seen."""
+class _AgeCounter:
+    """Counts for each object the frames that it was tracked on, and the frames since it was seen."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+        self._counts: dict[tuple[str, int], tuple[int, int]] = {}
 
-    def count(self, found: MaskFrame) -> MaskFrame:
-        """The same frame, with both."""
-        instances = tuple(self._counted((found.camera, one.id), one) for one in found.instances)
-        return replace(found, instances=instances)
+    def count(self, masks: MaskFrame) -> MaskFrame:
+        """Return the frame with both counts updated."""
+        instances = tuple(self._count_instance((masks.camera, item.id), item) for item in masks.instances)
+        return replace(masks, instances=instances)
 
-    def _counted(self, key: tuple[str, int], one: Instance) -> Instance:
-        # an object is 0 frames old only where it is shown on its first frame
-        age, since = self._known.get(key, (min(one.age, 1) - 1, 0))
-        age, since = age + 1, since + 1 if one.frames_since_seen else 0
-        self._known[key] = age, since
-        return replace(one, age=age, frames_since_seen=since)
+    def _count_instance(self, key: tuple[str, int], instance: Instance) -> Instance:
+        # the age is 0 only on a first frame that the object was marked on
+        age, since = self._counts.get(key, (min(instance.age, 1) - 1, 0))
+        age, since = age + 1, since + 1 if instance.frames_since_seen else 0
+        self._counts[key] = age, since
+        return replace(instance, age=age, frames_since_seen=since)
 
 
-class _Judge:
-    """Chooses between both passes, whose frames come in order. On the last frame of a span an object is 1 frame old."""
+class _PassSelector:
+    """Selects masks of both passes, whose frames come in order. On the last frame of a span, an object has age 1."""
 
-    def __init__(self, doubt: float) -> None:
-        self._doubt = doubt
+    def __init__(self, min_score: float) -> None:
+        self._min_score = min_score
         self._spans: dict[tuple[str, int], tuple[int, bool]] = {}
 
-    def better(self, forward: MaskFrame, backward: MaskFrame) -> MaskFrame:
-        """One frame as `merge` gives it."""
-        chosen: dict[int, Instance] = {one.id: one for one in forward.instances}
-        for one in backward.instances:
-            before = chosen.get(one.id)
-            if self._is_same(forward.camera, before, one) and (before is None or one.score > before.score):
-                chosen[one.id] = one
-        return replace(forward, instances=tuple(chosen.values()))
+    def select(self, forward: MaskFrame, backward: MaskFrame) -> MaskFrame:
+        """Return one frame as `merge` describes it."""
+        selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
+        for instance in backward.instances:
+            before = selected.get(instance.id)
+            agrees = self._check_span(forward.camera, before, instance)
+            if agrees and (before is None or instance.score > before.score):
+                selected[instance.id] = instance
+        return replace(forward, instances=tuple(selected.values()))
 
-    def _is_same(self, camera: str, before: Instance | None, one: Instance) -> bool:
-        """Whether the span that this is of is to be believed."""
-        age, same = self._spans.get((camera, one.id), (1, True))
+    def _check_span(self, camera: str, before: Instance | None, instance: Instance) -> bool:
+        """Return True if the instance belongs to a span that agrees with the forward pass on its first frame."""
+        age, agrees = self._spans.get((camera, instance.id), (1, True))
         if age <= 1:
-            same = before is None or not is_sure(before, self._doubt) or _iou(before, one) >= AGREE
-        self._spans[camera, one.id] = one.age, same
-        return same
-
-
-def _iou(a: Instance, b: Instance) -> float:
-    shared = intersection(a.mask, b.mask)
-    return shared / (a.area + b.area - shared)
-
-
-def _frame(masks: MaskFrame) -> tuple[str, int, int]:
-    return masks.camera, masks.seq, masks.capture_ns
+            agrees = (
+                before is None
+                or not is_confident(before, self._min_score)
+                or mask_iou(before.mask, instance.mask) >= MIN_AGREEMENT_IOU
+            )
+        self._spans[camera, instance.id] = instance.age, agrees
+        return agrees

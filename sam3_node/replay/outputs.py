@@ -1,6 +1,7 @@
-"""Videos of masks drawn on the recorded frames that they were found on, one for each camera.
+"""Writes the outputs of a replay: masks as MCAP, COCO JSON and palette PNGs, and videos with masks drawn in.
 
-What a replay leaves: masks as MCAP, COCO JSON, palette PNGs and overlay videos, each whole or not there."""
+Each output is complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -16,133 +17,134 @@ from ..errors import OutputError, ReplayError, WireError
 from ..types import Frame, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image, pack_masks
-from .actions import Frames, Masks, Progress
-from .coco import write_coco
-from .davis_png import write_palette
+from .coco import MaskSource, write_coco
+from .davis_png import write_palette_pngs
+
+FrameSource = Callable[[], Iterator[Frame]]
+"""Each call yields the frames of the recording from the beginning."""
 
 T = TypeVar("T", MaskFrame, Frame)
 
 
-def write_overlays(folder: Path, masks: Masks, frames: Frames, progress: Progress) -> None:
-    """Write overlay-<camera>.mp4 for each camera, in a pass over both for each of them.
-
-    Masks whose frame is not there, or does not decode, are passed over; where there is none at all, so is the video.
-    """
-    count = 0
-    for camera in sorted({found.camera for found in masks()}):
-        with TimedVideoWriter(folder / f"overlay-{camera}.mp4") as film:
-            for found, frame in pair(_of(camera, masks()), _of(camera, frames())):
-                _draw(film, found, frame)
-                progress(count + film.frames)
-        count += film.frames
-
-
-def pair(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
-    """Masks of one camera with their frames, which are in the same order; those without one are left out.
-
-    A frame is known by seq and time of capture, as seq begins again where a camera was started again.
-    """
-    frame = next(frames, None)
-    for found in masks:
-        while frame is not None and not _is_of(found, frame) and not _is_past(found, frame):
-            frame = next(frames, None)
-        if frame is None:
-            return
-        if _is_of(found, frame):
-            yield found, frame
-
-
-def _of(camera: str, values: Iterator[T]) -> Iterator[T]:
-    return (value for value in values if value.camera == camera)
-
-
-def _is_of(found: MaskFrame, frame: Frame) -> bool:
-    return (frame.seq, frame.capture_ns) == (found.seq, found.capture_ns)
-
-
-def _is_past(found: MaskFrame, frame: Frame) -> bool:
-    return frame.seq > found.seq and frame.capture_ns > found.capture_ns
-
-
-def _draw(film: TimedVideoWriter, found: MaskFrame, frame: Frame) -> None:
-    try:
-        image = decode_image(frame)
-    except WireError:
-        return
-    film.write(overlay(image, found), found.capture_ns)
-
-
 class _Sources(NamedTuple):
-    masks: Masks
-    frames: Frames
-
-
-def _write_bag(folder: Path, sources: _Sources, progress: Progress) -> None:
-    with RecordingWriter(folder / "masks.mcap") as bag:
-        for count, found in enumerate(sources.masks(), start=1):
-            _, body = pack_masks(found, "rle")
-            bag.write_masks(body, found, found.age_origin_ns)
-            progress(count)
-
-
-def _write_json(folder: Path, sources: _Sources, progress: Progress) -> None:
-    write_coco(folder / "masks.json", sources.masks, progress)
-
-
-def _write_png(folder: Path, sources: _Sources, progress: Progress) -> None:
-    (folder / "png").mkdir()
-    write_palette(folder / "png", sources.masks, progress)
-
-
-def _write_overlay(folder: Path, sources: _Sources, progress: Progress) -> None:
-    write_overlays(folder, *sources, progress)
-
-
-_WRITERS: dict[str, Callable[[Path, _Sources, Progress], None]] = {
-    "mcap": _write_bag,
-    "coco": _write_json,
-    "png": _write_png,
-    "overlay": _write_overlay,
-}
-KINDS = tuple(_WRITERS)
-"""masks.mcap, a recording of masks alone; masks.json in COCO's form; png/<camera>/ in DAVIS'; overlay-<camera>.mp4."""
+    masks: MaskSource
+    frames: FrameSource
 
 
 def write_outputs(
-    out: Path, kinds: Sequence[str], masks: Masks, frames: Frames, progress: Callable[[str, int], None]
+    out: Path,
+    kinds: Sequence[str],
+    masks: MaskSource,
+    frames: FrameSource,
+    progress: Callable[[str, int], None],
 ) -> list[Path]:
-    """Write these of KINDS into the folder `out` -> the files and folders that are there now.
+    """Write outputs of these KINDS into the folder `out`. Returns the files and folders written.
 
-    Each takes its place when it is whole; the same masks and frames give the same bytes. `progress` gets a kind and how
-    many masks of it are written. Raises ReplayError for an unknown kind, before anything is written, OutputError
-    where `out` cannot be written, and what `masks` and `frames` raise.
+    An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
+    called with a kind and the number of masks written. Raises ReplayError for an unknown kind before anything is
+    written, OutputError if `out` cannot be written, and the exceptions of `masks` and `frames`.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
     written: list[Path] = []
     for kind in dict.fromkeys(kinds):
-        with _whole(out, kind, written) as folder:
+        with _replace_when_complete(out, kind, written) as folder:
             _WRITERS[kind](folder, _Sources(masks, frames), partial(progress, kind))
     return written
 
 
 @contextmanager
-def _whole(out: Path, kind: str, written: list[Path]) -> Iterator[Path]:
-    """A folder to write into, beside the place where what is in it goes at the end; nothing goes where it fails."""
-    aside = out / f".{kind}.partial"
+def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterator[Path]:
+    """Provide a folder whose content is moved to `out` at the end of the block, unless the block fails."""
+    partial_folder = out / f".{kind}.partial"
     try:
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        (aside / "new").mkdir(parents=True)
-        yield aside / "new"
-        written += [_move(item, out / item.name, aside) for item in sorted((aside / "new").iterdir())]
+        shutil.rmtree(partial_folder, ignore_errors=True)  # left by a killed run
+        (partial_folder / "new").mkdir(parents=True)
+        yield partial_folder / "new"
+        items = sorted((partial_folder / "new").iterdir())
+        written += [_move(item, out / item.name, partial_folder) for item in items]
     except OSError as error:
         raise OutputError(f"cannot write {kind} into {out}: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
 
 
-def _move(item: Path, place: Path, aside: Path) -> Path:
-    if place.is_dir():
-        place.rename(aside / f"old {place.name}")
-    return item.replace(place)
+def _move(item: Path, target: Path, partial_folder: Path) -> Path:
+    if target.is_dir():
+        target.rename(partial_folder / f"old {target.name}")
+    return item.replace(target)
+
+
+def _write_mcap(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    with RecordingWriter(folder / "masks.mcap") as bag:
+        for count, masks in enumerate(sources.masks(), start=1):
+            _, body = pack_masks(masks, "rle")
+            bag.write_masks(body, masks, masks.age_origin_ns)
+            progress(count)
+
+
+def _write_json(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    write_coco(folder / "masks.json", sources.masks, progress)
+
+
+def _write_png(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    (folder / "png").mkdir()
+    write_palette_pngs(folder / "png", sources.masks(), progress)
+
+
+def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    """Write overlay-<camera>.mp4 for each camera, in one pass over masks and frames for each.
+
+    Masks whose frame is missing or cannot be decoded are skipped. A camera without any drawn frame has no video.
+    """
+    count = 0
+    for camera in sorted({masks.camera for masks in sources.masks()}):
+        with TimedVideoWriter(folder / f"overlay-{camera}.mp4") as film:
+            pairs = pair_frames(
+                _select_camera(camera, sources.masks()), _select_camera(camera, sources.frames())
+            )
+            for masks, frame in pairs:
+                _draw(film, masks, frame)
+                progress(count + film.frames)
+        count += film.frames
+
+
+_WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
+    "mcap": _write_mcap,
+    "coco": _write_json,
+    "png": _write_png,
+    "overlay": _write_overlays,
+}
+KINDS = tuple(_WRITERS)
+"""masks.mcap, a recording of masks alone; masks.json in COCO format; png/<camera>/ in DAVIS format;
+overlay-<camera>.mp4."""
+
+
+def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
+    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are left out."""
+    frame = next(frames, None)
+    for frame_masks in masks:
+        while frame is not None and frame.key != frame_masks.key and not _is_past(frame_masks, frame):
+            frame = next(frames, None)
+        if frame is None:
+            return
+        if frame.key == frame_masks.key:
+            yield frame_masks, frame
+
+
+def _is_past(masks: MaskFrame, frame: Frame) -> bool:
+    # both are compared: seq starts again when a camera is restarted
+    return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
+
+
+def _select_camera(camera: str, values: Iterator[T]) -> Iterator[T]:
+    return (value for value in values if value.camera == camera)
+
+
+def _draw(film: TimedVideoWriter, masks: MaskFrame, frame: Frame) -> None:
+    try:
+        image = decode_image(frame)
+    except WireError:
+        return
+    film.write(overlay(image, masks), masks.capture_ns)

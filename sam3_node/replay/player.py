@@ -1,4 +1,4 @@
-"""Carries out actions on what sees, as the node does it; what it has come to can be kept and taken up again."""
+"""Applies replay actions to a `Perception`, as the node does, and checkpoints its state."""
 
 from __future__ import annotations
 
@@ -14,57 +14,56 @@ from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import DROPPED, SERVED, decode_mask
-from .actions import FORGOTTEN, RESTARTED, Action, Edit, Step
+from .actions import REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """An action that was carried out, and of a step that did not fail its masks."""
+    """A completed action, with the masks of a step that did not fail."""
 
     action: Action
     masks: MaskFrame | None
 
 
 class Player:
-    """Steps frames and makes edits on one Perception, whose cameras it drops first.
-
-    `counts` since the first action: frames, failed (whose step raised), refused (edits that were not possible).
-    """
+    """Steps frames and makes edits on one Perception. It drops the Perception's cameras first."""
 
     def __init__(self, perception: Perception) -> None:
         self.counts: Counter[str] = Counter()
+        """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible)."""
         self.stages_us: Counter[str] = Counter()
-        """Time of each stage, over all frames since this was made."""
+        """Time of each stage, over all frames since this was created."""
         self._perception = perception
-        self._looked_for: dict[str, Any] | None = None
+        self._last_prompts: dict[str, Any] | None = None
         self._restart()
 
     def play(self, action: Action) -> MaskFrame | None:
-        """Carry out one action. Whatever is wrong with a frame or an edit is logged and counted, and costs no more."""
+        """Apply one action. An error of a frame or an edit is logged and counted, and has no other effect."""
         if isinstance(action, Edit):
             self._edit(action)
             return None
         masks = self._step(action)
         for edit in action.edits:
-            found = self._edit(edit)
-            masks = masks and with_answer(masks, edit, found)
+            reply = self._edit(edit)
+            masks = masks and update_masks(masks, edit, reply)
         return masks
 
     def checkpoint(self) -> bytes:
-        """What `resume` takes."""
-        cameras = {camera: one.state() for camera, one in self._perception.pipelines.items()}
+        """Return the state for `resume`."""
+        cameras = {camera: pipeline.state() for camera, pipeline in self._perception.pipelines.items()}
         paused = self._perception.paused
-        return pack_state({"looked_for": self._looked_for, "paused": paused, "cameras": cameras})
+        # the key `looked_for` is part of the file format
+        return pack_state({"looked_for": self._last_prompts, "paused": paused, "cameras": cameras})
 
     def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Go on from where another player was. Raises ReplayError where model or settings are others than its."""
+        """Continue from another player's checkpoint. Raises ReplayError if model or settings differ from its own."""
         state = unpack_state(checkpoint)
         self._restart()
         if state["looked_for"] is not None:
             self._carry_out(Edit("set_prompts", state["looked_for"]))
-        for camera, one in state["cameras"].items():
-            self._perception.serve(camera).restore(one)
+        for camera, pipeline_state in state["cameras"].items():
+            self._perception.serve(camera).restore(pipeline_state)
         self._perception.paused = state["paused"]
         self.counts = Counter(counts)
 
@@ -73,7 +72,7 @@ class Player:
         self.counts["frames"] += 1
         try:
             masks = self._perception.serve(frame.camera).step(frame, step.received_ns, step.skipped)
-        except Exception as error:  # as in the node, one bad frame does not end it
+        except Exception as error:  # as in the node, one bad frame does not end the run
             self.counts["failed"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
@@ -81,13 +80,13 @@ class Player:
         self.stages_us.update(masks.stages_us)
         if step.failed:
             self.counts["not_failed"] += 1
-            log.warning("camera %s: frame %d failed in the node, and not here", frame.camera, frame.seq)
+            log.warning("camera %s: frame %d failed in the node, but not here", frame.camera, frame.seq)
             return None
-        # times of this run have no place in results: the same job gives the same bytes
+        # without this run's times, the same job gives the same bytes
         return replace(masks, stages_us={})
 
     def _edit(self, edit: Edit) -> Any:
-        """What the operation answers, None where it was refused."""
+        """Return the operation's reply, None if it was refused."""
         try:
             return self._carry_out(edit)
         except Exception as error:
@@ -104,20 +103,20 @@ class Player:
             return perception.serve(edit.args["camera"])
         if edit.op == DROPPED:
             return perception.drop(edit.args["camera"])
-        if edit.op == FORGOTTEN:
-            return self._forget(**edit.args)
+        if edit.op == REMOVED:
+            return self._remove(**edit.args)
         if edit.op not in CHANGES:
             raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
-        answer = carry_out(perception, edit.op, edit.args)
+        reply = carry_out(perception, edit.op, edit.args)
         if edit.op == "set_prompts":
-            self._looked_for = dict(edit.args)
-        return answer
+            self._last_prompts = dict(edit.args)
+        return reply
 
-    def _forget(self, camera: str, label: str) -> None:
+    def _remove(self, camera: str, label: str) -> None:
         pipeline = self._perception.serve(camera)
-        for known in pipeline.objects:
-            if known.label == label:
-                pipeline.remove(known.id)
+        for tracked in pipeline.objects:
+            if tracked.label == label:
+                pipeline.remove(tracked.id)
 
     def _restart(self) -> None:
         perception = self._perception
@@ -127,24 +126,24 @@ class Player:
         prompts = perception.settings.detector.prompts
         if perception.prompts or prompts:
             perception.set_prompts(prompts)
-        self._looked_for = None
+        self._last_prompts = None
 
 
-def forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]:
-    """The strategy that a live node has: each action once, in order."""
+def play_forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]:
+    """Apply each action once, in order, as a live node does."""
     for action in actions:
         yield Outcome(action, player.play(action))
 
 
-def with_answer(masks: MaskFrame, edit: Edit, found: Any) -> MaskFrame:
-    """The masks of a frame once an object was shown or corrected on it."""
-    if not isinstance(found, dict) or found.get("seq") != masks.seq or "mask" not in found:
+def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
+    """Return a frame's masks with the mask in the reply to an edit, if the edit added or corrected an object on it."""
+    if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
         return masks
-    mask, score = decode_mask(found["mask"]), found["score"]
-    others = {instance.id: instance for instance in masks.instances}
-    known = others.get(found["id"])
-    if known is None:
+    mask, score = decode_mask(reply["mask"]), reply["score"]
+    instances = {instance.id: instance for instance in masks.instances}
+    edited = instances.get(reply["id"])
+    if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"
-        known = Instance(found["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
-    others[known.id] = replace(known, score=score, mask=mask)
-    return replace(masks, instances=tuple(others.values()))
+        edited = Instance(reply["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
+    instances[edited.id] = replace(edited, score=score, mask=mask)
+    return replace(masks, instances=tuple(instances.values()))

@@ -1,4 +1,4 @@
-"""Reading and decoding ahead of the model, in threads, so that the model never waits while anything is ready."""
+"""Prefetching: threads read and decode frames ahead of the model, so that the model does not wait for them."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ MAX_BYTES = 256 << 20
 
 
 class Prefetcher(Closeable):
-    """The actions of a source in their order, colour decoded to bgr8. To be iterated once; a context manager.
+    """Iterates over actions in their order, with the colour of their frames decoded to bgr8. A context manager.
 
-    A thread reads `actions`, `threads` others decode, until `most_frames` frames or `most_bytes` of pixels wait (a
-    single frame may be larger). A frame that does not decode is passed on as it is. What the source raises is raised
-    after all that came before it.
+    One thread reads `actions` and `threads` others decode, up to `max_frames` frames or `max_bytes` of pixels ahead
+    (a single frame may be larger). A frame that cannot be decoded is passed on unchanged. An exception of the source is
+    raised after all actions before it. Can be iterated over once.
     """
 
     def __init__(
         self,
         actions: Iterable[Action],
         threads: int = THREADS,
-        most_frames: int = MAX_FRAMES,
-        most_bytes: int = MAX_BYTES,
+        max_frames: int = MAX_FRAMES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._actions = actions
-        self._most_frames, self._most_bytes = most_frames, most_bytes
-        self._waiting: deque[tuple[int, Future[Action] | Action]] = deque()
-        self._held = self._bytes = 0
+        self._max_frames, self._max_bytes = max_frames, max_bytes
+        self._queue: deque[tuple[int, Future[Action] | Action]] = deque()
+        self._count = self._bytes = 0
         self._changed = threading.Condition()
         self._ended = self._closed = False
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(threads, "decode")
-        self._reader = threading.Thread(target=self._read, name="read ahead", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
         self._reader.start()
 
     def __iter__(self) -> Iterator[Action]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ended)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._queue or self._ended)
+                if not self._queue:
                     break
-                size, item = self._waiting.popleft()
+                size, item = self._queue.popleft()
             yield item.result() if isinstance(item, Future) else item
             with self._changed:
-                self._held -= 1
+                self._count -= 1
                 self._bytes -= size
                 self._changed.notify_all()
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Stop reading and decoding; what waits is gone. Idempotent."""
+        """Stop reading and decoding, and discard the queue. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._reader.join()
         self._pool.shutdown(cancel_futures=True)
-        self._waiting.clear()
+        self._queue.clear()
 
     def _read(self) -> None:
         try:
@@ -80,33 +80,29 @@ class Prefetcher(Closeable):
                 self._changed.notify_all()
 
     def _add(self, action: Action) -> bool:
-        """Whether there is more to be read."""
-        size = _size(action)
+        """Wait for space and queue the action. Return False if this was closed meanwhile."""
+        size = 0 if isinstance(action, Edit) else action.frame.width * action.frame.height * 3
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(size))
+            self._changed.wait_for(lambda: self._closed or self._has_space(size))
             if self._closed:
                 return False
-            self._held += 1
+            self._count += 1
             self._bytes += size
-            item = action if isinstance(action, Edit) else self._pool.submit(_decoded, action)
-            self._waiting.append((size, item))
+            item = action if isinstance(action, Edit) else self._pool.submit(_decode_step, action)
+            self._queue.append((size, item))
             self._changed.notify_all()
         return True
 
-    def _has_room(self, size: int) -> bool:
-        return not self._held or (self._held < self._most_frames and self._bytes + size <= self._most_bytes)
+    def _has_space(self, size: int) -> bool:
+        return not self._count or (self._count < self._max_frames and self._bytes + size <= self._max_bytes)
 
 
-def _size(action: Action) -> int:
-    return 0 if isinstance(action, Edit) else action.frame.width * action.frame.height * 3
+def _decode_step(step: Step) -> Action:
+    return step._replace(frame=decode_colour(step.frame))
 
 
-def _decoded(step: Step) -> Action:
-    return step._replace(frame=decoded(step.frame))
-
-
-def decoded(frame: Frame) -> Frame:
-    """The frame with its colour as bgr8; as it is where it does not decode, so that its step fails as it would have."""
+def decode_colour(frame: Frame) -> Frame:
+    """Return the frame with its colour as bgr8. A frame that cannot be decoded is returned as it is: its step fails."""
     try:
         return replace(frame, encoding="bgr8", colour=encode_image(decode_image(frame), "bgr8"))
     except Exception:

@@ -1,5 +1,7 @@
-"""A job from beginning to end: parts as they come, then the outputs, then the summary, whose presence says that all is
-there. What was killed at any moment is gone on with from its last complete part."""
+"""Runs a job: steps its frames, writes shards as it goes, then the outputs, and the summary as completion marker.
+
+A job that was killed at any moment continues from its last complete shard.
+"""
 
 from __future__ import annotations
 
@@ -13,208 +15,224 @@ from ..perception.perception import Perception
 from ..settings import Settings
 from ..types import MaskFrame
 from .actions import Action
-from .compare import Comparison, compare
-from .completion import SUMMARY, Finish, Progress, StoppedError, clear, digests_of, identity_of, keep_identity
-from .job import Job, Strategy, differences, same_sections
-from .player import Outcome, Player, forward
+from .compare import MaskComparison, compare_masks
+from .completion import (
+    SUMMARY,
+    Completion,
+    ProgressCallback,
+    StoppedError,
+    build_identity,
+    check_identity,
+    clear_results,
+    read_digests,
+)
+from .job import Job, Strategy, describe_differences, have_equal_sections
+from .player import Outcome, Player, play_forward
 from .prefetch import Prefetcher
 from .schedule import Schedule
 from .second_pass import (
     ReverseFrameBuffer,
     Span,
-    actions,
-    backward,
-    bidirectional_spans,
-    multi_shot_spans,
-    placed_frames,
-    put_aside,
+    buffer_frames,
+    find_bidirectional_spans,
+    find_multi_shot_spans,
+    index_frames,
+    play_backward,
+    schedule_backward,
 )
-from .shards import SECOND, ShardLimits, Shards, ShardWriter
-from .summary import Summary, Tally, of_tally
-from .url_store import local_bag, open_store
+from .shards import SECOND_PASS, ShardLimits, Shards, ShardWriter
+from .store import local_bag, open_store
+from .summary import ReplayCounts, Summary
 
 Load = Callable[[Settings], Perception]
 LIMITS = ShardLimits()
-AGAIN: dict[Strategy, Callable[[Iterable[MaskFrame], float], Iterator[Span]]] = {
-    "bidirectional": bidirectional_spans,
-    "multi-shot": multi_shot_spans,
+SPAN_FINDERS: dict[Strategy, Callable[[Iterable[MaskFrame], float], Iterator[Span]]] = {
+    "bidirectional": find_bidirectional_spans,
+    "multi-shot": find_multi_shot_spans,
 }
-"""What a strategy tracks again, in a second pass: of the masks of the first, with `detector.min_track_score`."""
+"""For each strategy with a second pass: finds the spans to track again, from the first pass's masks and
+`detector.min_track_score`."""
 
 
 class PerceptionCache:
-    """Loads what sees, and keeps it for the next job that has the same settings."""
+    """Loads a Perception, and keeps it for the next job with the same settings."""
 
     def __init__(self) -> None:
-        self._kept: Perception | None = None
+        self._perception: Perception | None = None
 
     def __call__(self, settings: Settings) -> Perception:
-        if self._kept is None or not same_sections(self._kept.settings, settings):
-            self._kept = None  # there may not be room for both
-            self._kept = Perception.load(settings)
-        return self._kept
+        if self._perception is None or not have_equal_sections(self._perception.settings, settings):
+            self._perception = None  # memory may not hold two at once
+            self._perception = Perception.load(settings)
+        return self._perception
 
 
 def run_job(
     job: Job,
     load: Load = Perception.load,
-    progress: Progress = lambda *_: None,
+    progress: ProgressCallback = lambda *_: None,
     stop: threading.Event | None = None,
     again: bool = False,
     limits: ShardLimits = LIMITS,
 ) -> Summary:
-    """Replay the first recording of a job into the folder `job.out`, and write its outputs; `job.each` has one each.
+    """Replay a job's first recording into the folder `job.out`, and write its outputs.
 
-    A job that was killed goes on from its last complete part; of a finished one only outputs are written that are not
-    there. `again` starts over. Raises StoppedError soon after `stop` is set, ReplayError for results of another job in
-    the folder, and what reading, loading and writing raise; what was done by then is kept.
+    For several recordings, see `Job.split_by_recording`. A killed job continues from its last complete shard. For a
+    finished job, only missing outputs are written. `again` starts over. Raises StoppedError soon after `stop` is set,
+    ReplayError if the folder has results of another job, and the exceptions of reading, loading and writing. Results so
+    far are kept.
     """
     store = open_store(job.out)
     with store.held(), local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
         if again:
-            clear(store)
-        keep_identity(store, identity_of(job, schedule.settings, path))
-        run = _Run(schedule, store, progress, stop or threading.Event())
+            clear_results(store)
+        check_identity(store, build_identity(job, schedule.settings, path))
+        run = _JobRun(schedule, store, progress, stop or threading.Event())
         if store.exists(SUMMARY):
             return run.write(Summary.from_json(store.read(SUMMARY)))
         return run.write(run.replay(load(schedule.settings), limits))
 
 
 def is_finished(job: Job) -> bool:
-    """Whether there is nothing left to do in the job's folder."""
-    return finished(job) is not None
+    """Return True if the results of a job are complete."""
+    return read_finished_summary(job) is not None
 
 
-def finished(job: Job) -> Summary | None:
-    """What came of a job that is finished."""
+def read_finished_summary(job: Job) -> Summary | None:
+    """Return the summary of a finished job, None for another one."""
     store = open_store(job.out)
     summary = Summary.from_json(store.read(SUMMARY)) if store.exists(SUMMARY) else None
     return summary if summary and set(job.outputs) <= set(summary.outputs) else None
 
 
 def clear_job(job: Job) -> None:
-    """Forget all that was done of a job; outputs stay until others take their place."""
+    """Delete all results of a job, except its outputs, which later outputs replace."""
     store = open_store(job.out)
     with store.held():
-        clear(store)
+        clear_results(store)
 
 
-def compare_job(job: Job) -> Comparison:
-    """The masks in a job's folder beside those that the live node found."""
+def compare_job(job: Job) -> MaskComparison:
+    """Compare the masks in a job's folder with those of the live node."""
     with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
-        return compare(Shards(open_store(job.out)).masks(), schedule.recorded_masks())
+        return compare_masks(Shards(open_store(job.out)).masks(), schedule.recorded_masks())
 
 
 class _Pass(NamedTuple):
-    """One time through the recording: actions, of about `total` frames, carried out by `play`, after `before` frames of
-    an earlier one."""
+    """One pass over the recording: actions on about `total` frames, after `frames_before` frames of an earlier pass."""
 
     name: str
     actions: Iterable[Action]
     total: int | None
     player: Player
-    work: ShardWriter
-    play: Callable[[Iterable[Action], Player], Iterator[Outcome]] = forward
-    before: int = 0
+    writer: ShardWriter
+    play: Callable[[Iterable[Action], Player], Iterator[Outcome]] = play_forward
+    frames_before: int = 0
 
 
-class _Again(NamedTuple):
-    """Of a second pass: after how many of its frames it went on, and what else is to be known."""
+class _SecondPassResult(NamedTuple):
+    """Number of frames that earlier runs of the second pass had done, and notes for the summary."""
 
     resumed_from: int
     notes: list[str]
 
 
-class _Run(Finish):
-    """What is done before the end."""
+class _JobRun(Completion):
+    """Both passes of a job, and its completion."""
 
     def replay(self, perception: Perception, limits: ShardLimits) -> Summary:
-        """All that is not yet in parts."""
+        """Play all actions that are not in shards yet."""
         self._check_weights(perception)
         player = Player(perception)
-        work = ShardWriter(Shards(self.store), player, limits)
-        resumed_from, schedule, job = work.frames, self.schedule, self.schedule.job
-        self._work_through(_Pass("replaying", schedule.actions(), schedule.count(), player, work))
-        stepped = max(work.frames - resumed_from, 1)
-        again = self._go_back(perception, limits, work.tally)
-        return of_tally(
-            work.tally,
+        writer = ShardWriter(Shards(self.store), player, limits)
+        resumed_from, schedule, job = writer.frames, self.schedule, self.schedule.job
+        total = schedule.count_frames()
+        self._run_pass(_Pass("replaying", schedule.actions(), total, player, writer))
+        stepped = max(writer.frames - resumed_from, 1)
+        second = self._run_second_pass(perception, limits, writer.totals)
+        return Summary.from_counts(
+            writer.totals,
             bag=job.bags[0],
             mode=job.mode,
             strategy=job.strategy,
             model=perception.model.name,
             device=str(perception.model.device),
-            resumed_from=resumed_from + again.resumed_from,
+            resumed_from=resumed_from + second.resumed_from,
             lost=schedule.lost,
-            notes=[*schedule.notes.lines, *again.notes],
+            notes=[*schedule.notes.lines, *second.notes],
             stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
         )
 
-    def _go_back(self, perception: Perception, limits: ShardLimits, first: Tally) -> _Again:
-        """The strategy's second pass, where it tracks anything again; its time is added to that of the first."""
-        masks, doubt = Shards(self.store).masks, self.schedule.settings.detector.min_track_score
-        find = AGAIN.get(self.schedule.job.strategy)
-        spans = list(find(masks(), doubt)) if find else []
+    def _run_second_pass(
+        self, perception: Perception, limits: ShardLimits, first: ReplayCounts
+    ) -> _SecondPassResult:
+        """Run the strategy's second pass if it has spans to track again, and add its time to the first pass's."""
+        masks, detector = Shards(self.store).masks, self.schedule.settings.detector
+        find_spans = SPAN_FINDERS.get(self.schedule.job.strategy)
+        spans = list(find_spans(masks(), detector.min_track_score)) if find_spans else []
         if not spans:
-            return _Again(0, [])
-        with ReverseFrameBuffer(self.store.folder) as spool:
-            for count in put_aside(spool, spans, placed_frames(masks(), self.schedule.frames())):
+            return _SecondPassResult(0, [])
+        with ReverseFrameBuffer(self.store.folder) as buffer:
+            frames = index_frames(masks(), self.schedule.frames())
+            for count in buffer_frames(buffer, spans, frames):
                 self.progress("reading", count, None)
                 if self.stop.is_set():
                     raise StoppedError(first.counts["frames"])
             player = Player(perception)
-            work = ShardWriter(Shards(self.store, SECOND), player, limits)
-            resumed_from = work.frames
-            searching = bool(self.schedule.settings.detector.prompts)
-            steps = actions(spool, spans, searching)
-            play = partial(backward, labels=first.objects)
-            self._work_through(
-                _Pass("going back", steps, len(spool), player, work, play, first.counts["frames"])
+            writer = ShardWriter(Shards(self.store, SECOND_PASS), player, limits)
+            resumed_from = writer.frames
+            actions = schedule_backward(buffer, spans, bool(detector.prompts))
+            play = partial(play_backward, labels=first.objects)
+            frames_before = first.counts["frames"]
+            self._run_pass(
+                _Pass("tracking backward", actions, len(buffer), player, writer, play, frames_before)
             )
-        first.work_s += work.tally.work_s
-        return _Again(resumed_from, _notes(spans, work.tally))
+        first.work_s += writer.totals.work_s
+        return _SecondPassResult(resumed_from, _make_notes(spans, writer.totals))
 
-    def _work_through(self, one: _Pass) -> None:
-        work = one.work
-        with Prefetcher(islice(one.actions, work.standing.actions, None)) as ahead:
-            for outcome in one.play(_keeping(ahead, work), one.player):
-                work.take(outcome)
-                self.progress(one.name, work.frames, one.total)
+    def _run_pass(self, current: _Pass) -> None:
+        writer = current.writer
+        with Prefetcher(islice(current.actions, writer.cursor.actions, None)) as actions:
+            for outcome in current.play(_flush_on_error(actions, writer), current.player):
+                writer.add(outcome)
+                self.progress(current.name, writer.frames, current.total)
                 if self.stop.is_set():
-                    work.end_part()
-                    raise StoppedError(one.before + work.frames)
-        work.end_part()
+                    writer.flush()
+                    raise StoppedError(current.frames_before + writer.frames)
+        writer.flush()
 
     def _check_weights(self, perception: Perception) -> None:
-        """Raises ReplayError for other weights than those of the parts that are there, or of the recorded node."""
-        schedule, digests = self.schedule, digests_of(perception.describe())
-        keep_identity(self.store, digests)
+        """Raise ReplayError if the weights differ from those of the existing shards or of the recorded node."""
+        schedule, digests = self.schedule, read_digests(perception.describe())
+        check_identity(self.store, digests)
         recorded = schedule.description
         if schedule.job.mode != "as-recorded" or recorded is None:
             return
-        for name, found in digests.items():
-            if found != recorded.get(name, found):
-                schedule.notes.gap(
-                    f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {found:.12}…"
+        for name, digest in digests.items():
+            if digest != recorded.get(name, digest):
+                schedule.notes.add_gap(
+                    f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {digest:.12}…"
                 )
-        for line in differences(schedule.settings, perception.describe(), recorded):
-            schedule.notes.tell(line)
+        for line in describe_differences(schedule.settings, perception.describe(), recorded):
+            schedule.notes.add(line)
 
 
-def _keeping(actions: Iterable[Action], work: ShardWriter) -> Iterator[Action]:
-    """The actions; where reading them fails, what was done with those before is put on disk first."""
+def _flush_on_error(actions: Iterable[Action], writer: ShardWriter) -> Iterator[Action]:
+    """Yield the actions. If reading them fails, write the outcomes of earlier ones to disk first."""
     try:
         yield from actions
     except Exception:
-        work.end_part()
+        writer.flush()
         raise
 
 
-def _notes(spans: Sequence[Span], second: Tally) -> list[str]:
+def _make_notes(spans: Sequence[Span], second: ReplayCounts) -> list[str]:
     refused = second.counts["refused"]
     notes = [
         f"{len(spans) - refused} spans of objects tracked again, backward over {second.counts['frames']} frames"
     ]
     if refused:
-        notes.append(f"{refused} more were not: no room for all objects at once; raise tracker.max_objects")
+        notes.append(
+            f"{refused} more spans were not tracked: too many objects at once; raise tracker.max_objects"
+        )
     return notes

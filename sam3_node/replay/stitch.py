@@ -1,7 +1,7 @@
-"""Long recordings cut into segments that overlap, and the masks of the segments joined again.
+"""Long recordings cut into overlapping segments, and the masks of the segments stitched to one stream.
 
-What two segments found on the frames that both have says which of their objects are one: those of one label whose masks
-overlap enough, in the best assignment of all at once (Kuhn 1955).
+The frames that two segments share tell which of their objects are the same: objects with one label whose masks overlap
+enough, in the best assignment of all pairs at once (Kuhn 1955).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..types import Instance, Mask, MaskFrame
+from ..geometry import mask_intersection
+from ..types import FrameKey, Instance, MaskFrame
 
-SAME = 0.5
+MIN_IOU = 0.5
 
-Object = tuple[str, int]  # camera and id
-Key = tuple[str, int, int]
+CameraObject = tuple[str, int]
+"""Camera and id of an object."""
 
 
 class Segment(NamedTuple):
@@ -30,10 +31,10 @@ class Segment(NamedTuple):
     stop: int
 
 
-def cut(frame_count: int, length: int, overlap: int) -> list[Segment]:
-    """Segments of `length` frames, the last one shorter, each beginning `overlap` frames before the former ends.
+def cut_segments(frame_count: int, length: int, overlap: int) -> list[Segment]:
+    """Cut a recording into segments of `length` frames. Each begins `overlap` frames before the previous one ends.
 
-    Raises ValueError unless 0 <= overlap < length.
+    The last segment may be shorter. Raises ValueError unless 0 <= overlap < length.
     """
     if not 0 <= overlap < length:
         raise ValueError(f"expected an overlap of 0 to {length - 1} frames (length - 1), found {overlap}")
@@ -41,77 +42,83 @@ def cut(frame_count: int, length: int, overlap: int) -> list[Segment]:
     return [Segment(start, min(start + length, frame_count)) for start in starts]
 
 
-def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int, same: float = SAME) -> Iterator[MaskFrame]:
-    """The masks of consecutive segments as one stream, each frame once, twice `overlap` frames in memory at most.
+def stitch(
+    segments: Iterable[Iterable[MaskFrame]], overlap: int, min_iou: float = MIN_IOU
+) -> Iterator[MaskFrame]:
+    """Yield the masks of consecutive segments as one stream, each frame once.
 
-    An object of a segment gets the id of the one before it that has its label and, over the frames of the overlap on
-    which both are in view, an IoU of at least `same` with it; any other one gets a new id, so that none is used again.
-    Those of the first segment stay. Frames up to the middle of an overlap are the earlier segment's. Ages stay.
+    An object gets the id of the previous segment's object with the same label and an IoU of at least `min_iou`, over
+    the frames of the overlap with both in view. Without one, it gets a new id; no id is used twice. Ids of the first
+    segment are unchanged, as are ages. Frames up to the middle of an overlap come from the earlier segment. At most
+    twice `overlap` frames are in memory.
     """
-    ids = _Ids()
-    held: deque[MaskFrame] = deque()
+    ids = _StitchedIds()
+    tail: deque[MaskFrame] = deque()
     for number, segment in enumerate(segments):
         frames = iter(segment)
         head = list(islice(frames, overlap))
-        ids.begin(match(held, head, same), keep=number == 0)
-        middle = _middle(held, head)
-        yield from _before(held, middle)
-        held = deque(ids.rename(found) for found in _since(head, middle))
-        for found in frames:
-            held.append(ids.rename(found))
-            if len(held) > overlap:
-                yield held.popleft()
-    yield from held
+        ids.begin(match_objects(tail, head, min_iou), keep=number == 0)
+        middle = _find_middle(tail, head)
+        yield from _take_before(tail, middle)
+        tail = deque(ids.rename(masks) for masks in _skip_to(head, middle))
+        for masks in frames:
+            tail.append(ids.rename(masks))
+            if len(tail) > overlap:
+                yield tail.popleft()
+    yield from tail
 
 
-def match(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame], same: float = SAME) -> dict[Object, int]:
-    """Objects (camera, id) of `later` -> ids in `earlier`, by IoU over all pixels of the frames that show both."""
-    overlaps = _overlaps(earlier, later)
-    found: dict[Object, int] = {}
+def match_objects(
+    earlier: Iterable[MaskFrame], later: Iterable[MaskFrame], min_iou: float = MIN_IOU
+) -> dict[CameraObject, int]:
+    """Map objects (camera, id) of `later` to ids of `earlier`, by IoU over all pixels of the shared frames."""
+    overlaps = _compute_ious(earlier, later)
+    matches: dict[CameraObject, int] = {}
     for camera, ious in overlaps.items():
         rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
         table = np.array([[ious.get((a, b), 0.0) for b in columns] for a in rows])
-        table[table < same] = 0
+        table[table < min_iou] = 0
         for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
             if table[row, column] > 0:
-                found[camera, columns[column]] = rows[row]
-    return found
+                matches[camera, columns[column]] = rows[row]
+    return matches
 
 
-class _Ids:
-    """What the objects of the segment at hand are called in the whole."""
+class _StitchedIds:
+    """Maps the ids of the current segment to ids of the stitched stream."""
 
     def __init__(self) -> None:
-        self._names: dict[Object, int] = {}
-        self._greatest: dict[str, int] = {}
+        self._ids: dict[CameraObject, int] = {}
+        self._max_id: dict[str, int] = {}
         self._keep = True
 
-    def begin(self, joined: Mapping[Object, int], keep: bool) -> None:
-        """The next segment; `joined` are the ids of those known, and others `keep` their own or get new ones."""
-        self._names, self._keep = dict(joined), keep
+    def begin(self, matched: Mapping[CameraObject, int], keep: bool) -> None:
+        """Start a segment. `matched` objects have these ids; all others `keep` their id or get a new one."""
+        self._ids, self._keep = dict(matched), keep
 
-    def rename(self, found: MaskFrame) -> MaskFrame:
-        instances = (replace(one, id=self._name(found.camera, one.id)) for one in found.instances)
-        return replace(found, instances=tuple(instances))
+    def rename(self, masks: MaskFrame) -> MaskFrame:
+        """Return the frame's masks with the ids of the stream."""
+        instances = (replace(item, id=self._get_id(masks.camera, item.id)) for item in masks.instances)
+        return replace(masks, instances=tuple(instances))
 
-    def _name(self, camera: str, object_id: int) -> int:
-        greatest = self._greatest.get(camera, 0)
-        name = self._names.setdefault((camera, object_id), object_id if self._keep else greatest + 1)
-        self._greatest[camera] = max(greatest, name)
-        return name
+    def _get_id(self, camera: str, object_id: int) -> int:
+        max_id = self._max_id.get(camera, 0)
+        new_id = self._ids.setdefault((camera, object_id), object_id if self._keep else max_id + 1)
+        self._max_id[camera] = max(max_id, new_id)
+        return new_id
 
 
-def _overlaps(
+def _compute_ious(
     earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]
 ) -> dict[str, dict[tuple[int, int], float]]:
-    """For each camera the IoU of pairs of ids, summed over frames before dividing."""
-    frames = {_key(found): found for found in earlier}
+    """Compute the IoU of pairs of ids, by camera. Pixels are summed over all frames before dividing."""
+    frames = {masks.key: masks for masks in earlier}
     sums: dict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
-    for found in later:
-        before = frames.get(_key(found))
-        for a, b in _pairs(before, found):
-            shared = intersection(a.mask, b.mask)
-            total = sums[found.camera, a.id, b.id]
+    for masks in later:
+        before = frames.get(masks.key)
+        for a, b in _pair_instances(before, masks):
+            shared = mask_intersection(a.mask, b.mask)
+            total = sums[masks.camera, a.id, b.id]
             total[0] += shared
             total[1] += a.area + b.area - shared
     ious: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
@@ -120,42 +127,28 @@ def _overlaps(
     return ious
 
 
-def _pairs(before: MaskFrame | None, found: MaskFrame) -> Iterator[tuple[Instance, Instance]]:
-    """Those of one label that are both in view."""
+def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tuple[Instance, Instance]]:
+    """Yield pairs of instances with one label that are both in view."""
     for a in before.instances if before else ():
-        for b in found.instances:
+        for b in masks.instances:
             if a.label == b.label and a.mask.crop.size and b.mask.crop.size:
                 yield a, b
 
 
-def intersection(a: Mask, b: Mask) -> int:
-    """Pixels inside both masks, which are of images of one size."""
-    x0, y0 = max(a.box[0], b.box[0]), max(a.box[1], b.box[1])
-    x1, y1 = min(a.box[2], b.box[2]), min(a.box[3], b.box[3])
-    if x0 >= x1 or y0 >= y1:
-        return 0
-    crops = (m.crop[y0 - m.box[1] : y1 - m.box[1], x0 - m.box[0] : x1 - m.box[0]] for m in (a, b))
-    return int(np.count_nonzero(np.logical_and(*crops)))
+def _find_middle(tail: Sequence[MaskFrame], head: Sequence[MaskFrame]) -> FrameKey | None:
+    """Return the first frame to take from the later segment, None if the segments share no frame."""
+    head_keys = {masks.key for masks in head}
+    shared = [masks.key for masks in tail if masks.key in head_keys]
+    return shared[len(shared) // 2] if shared else None
 
 
-def _key(found: MaskFrame) -> Key:
-    return found.camera, found.seq, found.capture_ns
-
-
-def _middle(held: Sequence[MaskFrame], head: Sequence[MaskFrame]) -> Key | None:
-    """The first frame that is the later segment's, None where no frame is common."""
-    known = {_key(found) for found in head}
-    common = [_key(found) for found in held if _key(found) in known]
-    return common[len(common) // 2] if common else None
-
-
-def _before(held: Sequence[MaskFrame], middle: Key | None) -> Iterator[MaskFrame]:
-    for found in held:
-        if _key(found) == middle:
+def _take_before(tail: Sequence[MaskFrame], middle: FrameKey | None) -> Iterator[MaskFrame]:
+    for masks in tail:
+        if masks.key == middle:
             return
-        yield found
+        yield masks
 
 
-def _since(head: Sequence[MaskFrame], middle: Key | None) -> Iterator[MaskFrame]:
-    keys = [_key(found) for found in head]
+def _skip_to(head: Sequence[MaskFrame], middle: FrameKey | None) -> Iterator[MaskFrame]:
+    keys = [masks.key for masks in head]
     return islice(head, keys.index(middle) if middle else 0, None)

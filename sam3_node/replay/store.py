@@ -1,77 +1,115 @@
-"""Where a replay keeps its results: named values, each there as a whole or not at all."""
+"""Stores for the results of a replay, in a folder or at a URL (s3://, gs:// and other protocols of fsspec).
+
+A store keeps named values, each complete or absent. An object store does so by itself, but has no locks: the process
+that came last writes, and the one before it fails at its next write. Recordings at URLs are copied to this machine.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import os
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+from urllib.parse import unquote
 
-from ..errors import OutputError
+from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
+from ..files import UNFINISHED, temp_dir, write_atomically
 
-UNFINISHED, LOCK = ".unfinished", ".lock"
+LOCK = ".lock"
+LOCAL_PROTOCOLS = ("file", "local")
 
 
 class HeldError(OutputError):
-    """Another process writes to this place."""
+    """Raised when another process writes to the same store."""
 
 
 class Store(Protocol):
-    """Named values. Names are relative paths with `/`. Every method raises OutputError where the place fails."""
+    """Named values. Names are relative paths with `/`. Every method raises OutputError if the storage fails."""
 
     @property
     def folder(self) -> Path:
-        """Where on this machine files can be put aside, and files be made that are to be kept."""
+        """A folder on this machine for temporary files, and for files to `keep`."""
 
     def keep(self, paths: Sequence[Path]) -> None:
-        """Keep files and folders that were made in `folder`, as values of their names there."""
+        """Store files and folders that were made in `folder` as values, named by their paths in it."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Keep a value, in place of one of this name; after a crash either is there as a whole."""
+        """Store a value, or replace it. After a crash, either the old or the new value is complete."""
 
     def read(self, name: str) -> bytes:
-        """A value that is there."""
+        """Return an existing value."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is a value of this name."""
+        """Return True if there is a value of this name."""
 
     def names(self, folder: str = "") -> list[str]:
-        """The names that begin with `folder` and a `/` (all, without one), in their order."""
+        """Return the sorted names that begin with `folder` and a `/`; all names without a folder."""
 
     def delete(self, name: str) -> None:
-        """Forget a value; nothing happens where there is none."""
+        """Delete a value if it exists."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing meanwhile. Raises HeldError where one does that cannot be kept from it."""
+        """Keep other processes from writing during a `with` block. Raises HeldError if another one holds the lock."""
+
+
+def open_store(place: str) -> Store:
+    """Open the store of a folder or URL.
+
+    Raises OutputError, or MissingExtraError if the package for the URL's protocol is not installed.
+    """
+    path = local_path(place)
+    return UrlStore(place) if path is None else FolderStore(path)
+
+
+@contextmanager
+def local_bag(bag: str) -> Iterator[Path]:
+    """Return the path of a recording. One at a URL is copied, and the copy is removed at the end of the block.
+
+    Raises BagError if there is no recording, or if it cannot be fetched.
+    """
+    path = local_path(bag)
+    if path is not None:
+        yield path
+        return
+    system, remote = _open_file_system(bag)
+    with temp_dir() as folder:
+        copy = folder / PurePosixPath(remote).name
+        try:
+            system.get(remote, str(copy), recursive=system.isdir(remote))
+        except FileNotFoundError as error:
+            raise BagError(f"expected a recording, found nothing at {bag}") from error
+        except Exception as error:  # each protocol has its own exceptions
+            raise BagError(f"cannot fetch {bag}: {error}") from error
+        yield copy
+
+
+def local_path(place: str) -> Path | None:
+    """Return the path of a local file or folder, also of a file:// URL; None for other URLs."""
+    protocol, mark, rest = place.partition("://")
+    if not mark:
+        return Path(place)
+    return Path(unquote(rest)) if protocol in LOCAL_PROTOCOLS else None
 
 
 class FolderStore:
-    """A folder of files, made where it is missing. Raises OutputError where it cannot be."""
+    """Values as files in a folder, which is created if it is missing. Raises OutputError if that fails."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with _telling(folder):
+        with _translate_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, paths: Sequence[Path]) -> None:
-        """They are where they are to be."""
+        """Do nothing: the files are in their place already."""
 
     def write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        beside = path.with_name(path.name + UNFINISHED)
-        with _telling(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-            _sync_folder(path.parent)
+        with _translate_errors(self.folder / name):
+            write_atomically(self.folder / name, data)
 
     def read(self, name: str) -> bytes:
-        with _telling(self.folder / name):
+        with _translate_errors(self.folder / name):
             return (self.folder / name).read_bytes()
 
     def exists(self, name: str) -> bool:
@@ -79,7 +117,7 @@ class FolderStore:
 
     def names(self, folder: str = "") -> list[str]:
         root = self.folder / folder
-        with _telling(root):
+        with _translate_errors(root):
             files = sorted(path for path in root.rglob("*") if path.is_file())
         return [
             path.relative_to(self.folder).as_posix()
@@ -88,12 +126,12 @@ class FolderStore:
         ]
 
     def delete(self, name: str) -> None:
-        with _telling(self.folder / name):
+        with _translate_errors(self.folder / name):
             (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        with _telling(self.folder), (self.folder / LOCK).open("w") as file:
+        with _translate_errors(self.folder), (self.folder / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -104,17 +142,121 @@ class FolderStore:
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
+    """Turn OSError into OutputError."""
     try:
         yield
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror or error}") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """The new name itself is on disk only then."""
-    handle = os.open(folder, os.O_RDONLY)
+class UrlStore:
+    """Values below a URL. Raises MissingExtraError if the package for its protocol is not installed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._system, self._root = _open_file_system(url)
+        self._token: bytes | None = None
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """A temporary folder of this machine, which exists while the store is held."""
+        if self._folder is None:
+            raise OutputError(f"{self.url}: expected the store to be held while files are made for it")
+        return self._folder
+
+    def write(self, name: str, data: bytes) -> None:
+        self._check_token()
+        with self._translate_errors(name):
+            self._system.pipe_file(self._path(name), data)
+
+    def read(self, name: str) -> bytes:
+        with self._translate_errors(name):
+            data: bytes = self._system.cat_file(self._path(name))
+            return data
+
+    def exists(self, name: str) -> bool:
+        with self._translate_errors(name):
+            self._system.invalidate_cache()
+            return bool(self._system.isfile(self._path(name)))
+
+    def names(self, folder: str = "") -> list[str]:
+        with self._translate_errors(folder):
+            self._system.invalidate_cache()
+            paths = sorted(self._system.find(self._path(folder)))
+        names = [path.removeprefix(self._root).lstrip("/") for path in paths]
+        return [name for name in names if name != LOCK]
+
+    def delete(self, name: str) -> None:
+        self._check_token()
+        with self._translate_errors(name), suppress(FileNotFoundError):
+            self._system.rm_file(self._path(name))
+
+    def keep(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self._check_token()
+            name = path.relative_to(self.folder).as_posix()
+            with self._translate_errors(name):
+                self._upload(path, self._path(name))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Take over the store. The previous holder gets an OutputError at its next write."""
+        token = uuid.uuid4().bytes
+        with self._translate_errors(LOCK):
+            self._system.pipe_file(self._path(LOCK), token)
+        self._token = token
+        try:
+            with temp_dir() as self._folder:
+                yield
+            if self._read_token() == token:
+                self.delete(LOCK)
+        finally:
+            self._token = self._folder = None
+
+    def _upload(self, path: Path, remote: str) -> None:
+        if path.is_file():
+            self._system.put_file(str(path), remote)
+            return
+        with suppress(FileNotFoundError):  # the new folder may have fewer files
+            self._system.rm(remote, recursive=True)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        remotes = [f"{remote}/{file.relative_to(path).as_posix()}" for file in files]
+        self._system.put([str(file) for file in files], remotes)
+
+    def _check_token(self) -> None:
+        if self._token is not None and self._read_token() != self._token:
+            raise OutputError(f"{self.url}: another replay writes here now; this one ends")
+
+    def _read_token(self) -> bytes | None:
+        """Read the token of the process that holds the store now."""
+        with self._translate_errors(LOCK), suppress(FileNotFoundError):
+            token: bytes = self._system.cat_file(self._path(LOCK))
+            return token
+        return None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    @contextmanager
+    def _translate_errors(self, name: str) -> Iterator[None]:
+        """Turn the exceptions of the file system into OutputError."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise OutputError(f"{self.url}: expected {name}, found nothing") from error
+        except Exception as error:  # each protocol has its own exceptions
+            raise OutputError(f"{self.url}/{name}: {error}") from error
+
+
+def _open_file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it."""
+    fsspec = require("fsspec", "cloud")
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        system, path = fsspec.url_to_fs(url)
+    except ImportError as error:  # names the package that has the protocol
+        raise MissingExtraError(f"{url}: {error}, beside this package's extra 'cloud'") from error
+    except ValueError as error:
+        raise ReplayError(f"{url}: expected a path or a URL that fsspec knows: {error}") from error
+    return system, path.rstrip("/")

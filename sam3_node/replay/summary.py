@@ -1,6 +1,4 @@
-"""What a replay has done so far, counted, as it is kept with each part.
-
-What came of a replay."""
+"""The results of a replay in numbers: counts that are kept with each shard, and the summary written at the end."""
 
 from __future__ import annotations
 
@@ -15,24 +13,27 @@ from ..types import MaskFrame
 
 
 @dataclass(slots=True)
-class Tally:
-    """`counts` are those of a Player; `frames` have masks, by camera; `objects` are labels by camera and id; `work_s`
-    is the time that it took, over all runs."""
+class ReplayCounts:
+    """Counts of a replay so far, over all its runs."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    """The counts of a Player."""
     frames: Counter[str] = field(default_factory=Counter)
+    """Frames with masks, by camera."""
     objects: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Labels, by camera and id."""
     work_s: float = 0.0
+    """Time spent, without loading the model."""
 
     def add(self, masks: MaskFrame) -> None:
-        """Take note of one frame's masks."""
+        """Count one frame's masks."""
         self.frames[masks.camera] += 1
-        known = self.objects.setdefault(masks.camera, {})
+        labels = self.objects.setdefault(masks.camera, {})
         for instance in masks.instances:
-            known[str(instance.id)] = instance.label
+            labels[str(instance.id)] = instance.label
 
-    def plain(self) -> dict[str, Any]:
-        """What `of` takes: maps, numbers and text."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as maps, numbers and text, for `from_dict`."""
         return {
             "counts": dict(self.counts),
             "frames": dict(self.frames),
@@ -41,21 +42,18 @@ class Tally:
         }
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        """The tally that `plain` was asked of; an empty one of an empty map."""
-        if not plain:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the counts that `to_dict` gave; an empty map gives zero counts."""
+        if not values:
             return cls()
         return cls(
-            Counter(plain["counts"]), Counter(plain["frames"]), dict(plain["objects"]), plain["work_s"]
+            Counter(values["counts"]), Counter(values["frames"]), dict(values["objects"]), values["work_s"]
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One recording's. `frames` were stepped; `failed` of them raised, `refused` edits were not possible. `cameras` are
-    frames with masks by camera, `objects` how many there were; `seconds` all runs together, without loading;
-    `stages_ms` the mean of each stage, in the last run; `lost` what could not be read of the recording, `notes` what
-    else is to be known; `resumed_from` after how many frames the last run went on."""
+    """The result of one recording's replay."""
 
     bag: str
     mode: str
@@ -63,35 +61,59 @@ class Summary:
     model: str
     device: str
     frames: int
+    """Frames that were stepped."""
     failed: int
+    """Frames whose step raised an exception."""
     refused: int
+    """Edits that were not possible."""
     cameras: dict[str, int]
+    """Frames with masks, by camera."""
     objects: dict[str, int]
+    """Number of objects, by camera."""
     seconds: float
+    """Time of all runs together, without loading the model."""
     frames_per_s: float
     resumed_from: int
+    """Frames that earlier runs had done when the last run began."""
     lost: str | None = None
+    """Parts of the recording that could not be read."""
     notes: list[str] = field(default_factory=list)
     stages_ms: dict[str, float] = field(default_factory=dict)
+    """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
 
+    @classmethod
+    def from_counts(cls, totals: ReplayCounts, **others: Any) -> Self:
+        """Build a summary from counts; `others` are the fields that counts do not have."""
+        frames = totals.counts["frames"]
+        return cls(
+            frames=frames,
+            failed=totals.counts["failed"],
+            refused=totals.counts["refused"],
+            cameras=dict(totals.frames),
+            objects={camera: len(labels) for camera, labels in totals.objects.items()},
+            seconds=round(totals.work_s, 3),
+            frames_per_s=round(frames / totals.work_s, 2) if totals.work_s else 0.0,
+            **others,
+        )
+
     def to_json(self) -> str:
-        """As JSON, readable."""
+        """Return the summary as indented JSON."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """That of `to_json`; ReplayError for anything else."""
-        names = {one.name for one in fields(cls)}
+        """Read the JSON of `to_json`. Raises ReplayError for anything else."""
+        names = {item.name for item in fields(cls)}
         try:
             return cls(**{name: value for name, value in json.loads(text).items() if name in names})
         except (ValueError, TypeError, AttributeError) as error:
             raise ReplayError(
-                f"summary.json: expected that of a replay, found {error}; use --again"
+                f"summary.json: expected the summary of a replay, found {error}; use --again"
             ) from error
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the summary as lines of text."""
         objects, cameras = sum(self.objects.values()), ", ".join(self.cameras) or "none"
         lines = [
             f"{self.bag}: {self.frames} frames of {len(self.cameras)} cameras ({cameras}), {objects} objects, "
@@ -104,18 +126,3 @@ class Summary:
         if self.lost:
             lines.append(f"lost: {self.lost}")
         return lines + self.notes
-
-
-def of_tally(tally: Tally, **about: Any) -> Summary:
-    """The summary of what was counted; `about` are its other fields."""
-    frames = tally.counts["frames"]
-    return Summary(
-        frames=frames,
-        failed=tally.counts["failed"],
-        refused=tally.counts["refused"],
-        cameras=dict(tally.frames),
-        objects={camera: len(labels) for camera, labels in tally.objects.items()},
-        seconds=round(tally.work_s, 3),
-        frames_per_s=round(frames / tally.work_s, 2) if tally.work_s else 0.0,
-        **about,
-    )

@@ -1,4 +1,7 @@
-"""Which detection is which object: overlap of masks and boxes, appearance, and the best assignment of all at once."""
+"""Match the detections of a frame to the tracked objects, by overlap of masks and boxes and by appearance.
+
+All pairs are assigned at once, so that the sum over all pairs is the greatest possible.
+"""
 
 from __future__ import annotations
 
@@ -19,136 +22,149 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-class Comparison(NamedTuple):
-    """T objects and D detections, the best first, on one frame; on the host.
-
-    mask_iou and box_iou [T, D]: of an object's mask as tracked, and its box, with those of a detection; 0 where the
-    object is hidden. likeness [T, D]: the cosine, at most 1, of the detection's object pointer and the most similar one
-    that the object was prompted with. twins [T, T] and repeats [D, D]: mask IoU among objects and among detections.
-    """
+class PairwiseScores(NamedTuple):
+    """Scores of all pairs of T objects and D detections on one frame, on the host. The best detection comes first."""
 
     mask_iou: Floats
+    """[T, D]: IoU of the tracked mask and the detection's mask; 0 where the object is hidden."""
     box_iou: Floats
-    likeness: Floats
-    twins: Floats
-    repeats: Floats
+    """[T, D]: IoU of the boxes of these masks; 0 where the object is hidden."""
+    appearance_similarity: Floats
+    """[T, D]: cosine of the detection's object pointer and the most similar pointer of the object's prompted frames."""
+    duplicate_tracks: Floats
+    """[T, T]: mask IoU among objects."""
+    duplicate_detections: Floats
+    """[D, D]: mask IoU among detections."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """same: IoU of masks, or the mean of it and that of boxes, from which on a detection is what is tracked there.
-    label: what is added where both go by the same name, so that of two that fit, that one wins.
-    covered: IoU with an object's mask from which on a detection is nothing new, though it be nobody's.
-    alike: likeness from which on it is a hidden object that comes back.
-    twin: mask IoU from which on two objects are one.
-    """
+class AssociationRules:
+    """Thresholds of the association. Each applies from its value upward."""
 
-    same: float = 0.3
-    label: float = 0.1
-    covered: float = 0.5
-    alike: float = 0.5
-    twin: float = 0.8
+    min_overlap: float = 0.3
+    """Overlap (mask IoU, or the mean of mask and box IoU) at which a detection matches an object."""
+    label_bonus: float = 0.1
+    """Bonus where object and detection have the same label; it decides between two detections that both match."""
+    covered_iou: float = 0.5
+    """IoU with any object at which a detection starts no new object, even if it is matched to none."""
+    min_similarity: float = 0.5
+    """Appearance similarity at which a detection recovers a lost object."""
+    duplicate_iou: float = 0.8
+    """Mask IoU at which two objects, or two detections, are the same thing."""
 
 
 class Association(NamedTuple):
-    """Rows of objects and detections that belong together.
+    """The result of `associate`, as rows of objects and indices of detections."""
 
-    seen: object row -> detection that overlaps it. returned: row of an object that was away -> detection that looks
-    like it. fresh: detections that are of no object, the best first. twins: (row, later row) of the same mask.
+    matched: dict[int, int]
+    """Object row -> detection that overlaps it."""
+    recovered: dict[int, int]
+    """Row of a lost object -> detection that resembles it."""
+    new: list[int]
+    """Detections that belong to no object, the best first."""
+    duplicate_tracks: list[tuple[int, int]]
+    """Pairs (row, later row) of objects with the same mask."""
+
+
+def compute_pairwise_scores(
+    masks: Tensor, detections: Tensor, boxes: Tensor, appearance: tuple[Tensor, Tensor], pointers: Tensor
+) -> PairwiseScores:
+    """Compare objects with detections on the device, and copy the result to the host once.
+
+    masks [T, h, w] and detections [D, h, w] are logits. boxes [D, 4] are in pixels of these masks. appearance
+    ([T, P, C], bool [T, P]) is the result of `Tracker.appearance`. pointers [D, C] belong to the detections.
     """
-
-    seen: dict[int, int]
-    returned: dict[int, int]
-    fresh: list[int]
-    twins: list[tuple[int, int]]
-
-
-def compare(
-    masks: Tensor, found: Tensor, boxes: Tensor, appearance: tuple[Tensor, Tensor], pointers: Tensor
-) -> Comparison:
-    """Compare on the device, with one copy to the host at the end.
-
-    masks [T, h, w] and found [D, h, w] are logits of objects as tracked and of detections; boxes [D, 4] in pixels of
-    those; appearance ([T, P, C], bool [T, P]) as `Tracker.appearance` gives it; pointers [D, C].
-    """
-    tracked, new = masks > 0, found > 0
+    tracked, new = masks > 0, detections > 0
     parts = (
         mask_iou(tracked, new),
         box_iou(mask_boxes(tracked), boxes.to(masks.device)),
-        likeness(*appearance, pointers),
+        appearance_similarity(*appearance, pointers),
         mask_iou(tracked, tracked),
         mask_iou(new, new),
     )
     flat = torch.cat([part.float().flatten() for part in parts]).cpu().numpy().astype(np.float64)
     ends = np.cumsum([part.numel() for part in parts])[:-1]
-    return Comparison(
+    return PairwiseScores(
         *(values.reshape(part.shape) for values, part in zip(np.split(flat, ends), parts, strict=True))
     )
 
 
 def associate(
-    comparison: Comparison, labels: Sequence[str], away: Sequence[bool], names: Sequence[str], rules: Rules
+    scores: PairwiseScores,
+    track_labels: Sequence[str],
+    is_lost: Sequence[bool],
+    detection_labels: Sequence[str],
+    rules: AssociationRules,
 ) -> Association:
-    """Give detections, called `names` [D], to objects, called `labels` [T], the older first.
+    """Assign D detections to T objects, the older objects first.
 
-    away [T]: which objects may come back anywhere, since they are out of sight or were not detected for some time.
+    is_lost [T]: True for objects that are out of view or were missed for some time. A detection anywhere in the
+    frame may recover such an object.
     """
-    single = _single(comparison.repeats, rules.twin)
-    # a speck far from the object makes the box of its mask large, and says little
-    overlap = np.maximum(comparison.mask_iou, (comparison.mask_iou + comparison.box_iou) / 2)
-    same_name = np.array([[label == name for name in names] for label in labels], bool).reshape(overlap.shape)
-    seen = assign(np.where((overlap >= rules.same) & single, overlap + rules.label * same_name, 0))
-    free = single & _uncovered(comparison, set(seen.values()), rules.covered)
-    gone = np.array([absent and row not in seen for row, absent in enumerate(away)], bool)
-    may = gone[:, None] & free & same_name & (comparison.likeness >= rules.alike)
-    returned = assign(np.where(may, comparison.likeness, 0))
-    fresh = [int(d) for d in np.flatnonzero(free) if d not in returned.values()]
-    twins = [(int(i), int(j)) for i, j in np.argwhere(np.triu(comparison.twins, 1) >= rules.twin)]
-    return Association(seen, returned, fresh, twins)
+    unique = _find_unique(scores.duplicate_detections, rules.duplicate_iou)
+    # one stray pixel far from the object makes its box large, so a small box IoU alone says little
+    overlap = np.maximum(scores.mask_iou, (scores.mask_iou + scores.box_iou) / 2)
+    same_label = np.array([[a == b for b in detection_labels] for a in track_labels], bool).reshape(
+        overlap.shape
+    )
+    affinity = np.where((overlap >= rules.min_overlap) & unique, overlap + rules.label_bonus * same_label, 0)
+    matched = assign(affinity)
+    free = unique & _find_uncovered(scores, set(matched.values()), rules.covered_iou)
+    searching = np.array([lost and row not in matched for row, lost in enumerate(is_lost)], bool)
+    similar = scores.appearance_similarity >= rules.min_similarity
+    allowed = searching[:, None] & free & same_label & similar
+    recovered = assign(np.where(allowed, scores.appearance_similarity, 0))
+    new = [int(d) for d in np.flatnonzero(free) if d not in recovered.values()]
+    pairs = np.argwhere(np.triu(scores.duplicate_tracks, 1) >= rules.duplicate_iou)
+    return Association(matched, recovered, new, [(int(i), int(j)) for i, j in pairs])
 
 
 def assign(affinity: Floats) -> dict[int, int]:
-    """Rows to columns with the greatest sum of affinity [T, D]; a pair of 0 is none."""
+    """Assign rows to columns with the greatest sum of affinity [T, D]. A pair with affinity 0 is not assigned."""
     if not affinity.size:
         return {}
     rows, columns = linear_sum_assignment(affinity, maximize=True)
     return {int(r): int(c) for r, c in zip(rows, columns, strict=True) if affinity[r, c] > 0}
 
 
-def _single(repeats: Floats, twin: float) -> Bools:
-    """Which detections [D] have a mask, and not that of a better one."""
-    better = np.tril(repeats, -1).max(axis=1, initial=0) >= twin
-    return (np.diag(repeats) > 0) & ~better
+def _find_unique(duplicate_detections: Floats, duplicate_iou: float) -> Bools:
+    """Return bool [D]: True for detections with a mask that no better detection has."""
+    duplicate = np.tril(duplicate_detections, -1).max(axis=1, initial=0) >= duplicate_iou
+    unique: Bools = (np.diag(duplicate_detections) > 0) & ~duplicate
+    return unique
 
 
-def _uncovered(comparison: Comparison, taken: set[int], least: float) -> Bools:
-    """Which detections [D] are neither given away nor on an object that another one was given to."""
-    overlap = np.maximum(comparison.mask_iou, comparison.box_iou).max(axis=0, initial=0)
-    return (overlap < least) & np.array([d not in taken for d in range(len(overlap))], bool)
+def _find_uncovered(scores: PairwiseScores, matched: set[int], max_overlap: float) -> Bools:
+    """Return bool [D]: True for detections that are not matched and do not cover any object."""
+    overlap = np.maximum(scores.mask_iou, scores.box_iou).max(axis=0, initial=0)
+    uncovered: Bools = (overlap < max_overlap) & np.array(
+        [d not in matched for d in range(len(overlap))], bool
+    )
+    return uncovered
 
 
 def mask_iou(first: Tensor, second: Tensor) -> Tensor:
-    """IoU of bool [N, h, w] and [M, h, w] -> [N, M]; 0 where both are empty."""
+    """Return the IoU [N, M] of bool masks [N, h, w] and [M, h, w]; 0 where both are empty."""
     a, b = first.flatten(1).float(), second.flatten(1).float()
     shared = a @ b.T
     return shared / (a.sum(dim=1)[:, None] + b.sum(dim=1) - shared).clamp(min=1)
 
 
 def mask_boxes(masks: Tensor) -> Tensor:
-    """Tight boxes [N, 4] (x0, y0, x1, y1) of bool [N, h, w]; zeros where empty."""
+    """Return the tight boxes [N, 4] (x0, y0, x1, y1) of bool masks [N, h, w]; zeros for an empty mask."""
     spans = []
     for axis in (1, 2):  # columns, then rows
         filled = masks.any(dim=axis)
         length = filled.shape[1]
-        place = torch.arange(length, device=masks.device)
-        low = torch.where(filled, place, length).amin(dim=1)
-        high = torch.where(filled, place + 1, 0).amax(dim=1)
+        position = torch.arange(length, device=masks.device)
+        low = torch.where(filled, position, length).amin(dim=1)
+        high = torch.where(filled, position + 1, 0).amax(dim=1)
         spans.append((torch.minimum(low, high), high))
     (x0, x1), (y0, y1) = spans
     return torch.stack([x0, y0, x1, y1], dim=1).float()
 
 
-def likeness(remembered: Tensor, held: Tensor, pointers: Tensor) -> Tensor:
-    """Cosine of pointers [D, C] with the most similar of those remembered [T, P, C] where held [T, P] -> [T, D]."""
-    cosine = F.normalize(remembered.float(), dim=2) @ F.normalize(pointers.float(), dim=1).T
-    return cosine.masked_fill(~held[..., None], -1.0).amax(dim=1)
+def appearance_similarity(stored: Tensor, valid: Tensor, pointers: Tensor) -> Tensor:
+    """Return [T, D]: the greatest cosine of each pointer [D, C] and the stored ones [T, P, C] where valid [T, P]."""
+    cosine = F.normalize(stored.float(), dim=2) @ F.normalize(pointers.float(), dim=1).T
+    return cosine.masked_fill(~valid[..., None], -1.0).amax(dim=1)

@@ -1,4 +1,4 @@
-"""The life of objects that were found by name: tentative, kept while there is evidence, then let go."""
+"""The life of objects that the detector found: tentative at first, kept while there is evidence, then removed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from ..types import NANOSECONDS, State
 
 
 @dataclass(frozen=True, slots=True)
-class LifeRules:
-    """confirm: detections that make an object more than tentative. patience: rounds of detection that a tentative one
-    may be missed. merge: rounds after which an object goes, if another one has its mask and its detections. max_lost_s:
-    how long an object is kept without evidence of it. sure: score of a mask that is evidence.
-    """
+class LifecycleRules:
+    """Thresholds of the lifecycle. A round is one run of the detector."""
 
-    confirm: int = 2
-    patience: int = 2
-    merge: int = 4
+    min_detections: int = 2
+    """Detections that confirm an object; with fewer it is tentative."""
+    max_missed_rounds: int = 2
+    """Missed rounds in a row after which a tentative object is removed, and any object counts as lost."""
+    duplicate_missed_rounds: int = 4
+    """Missed rounds in a row after which an object is removed if another object has its mask."""
     max_lost_s: float = 5.0
-    sure: float = 0.5
+    """Seconds that an object is kept without evidence."""
+    min_evidence_score: float = 0.5
+    """Mask score that counts as evidence."""
 
 
 @dataclass(slots=True)
-class _Life:
+class _TrackLife:
     votes: dict[str, float] = field(default_factory=dict)
-    sightings: int = 0
+    detections: int = 0
     missed: int = 0
     score: float = 0.0
     evidence_ns: int = 0
@@ -33,11 +35,11 @@ class _Life:
 
 
 class Lifecycle:
-    """What is known of each named object besides its mask. Times are capture times, so that a replay decides alike."""
+    """State of each detected object besides its mask. Times are capture times, so a replay decides the same way."""
 
-    def __init__(self, rules: LifeRules) -> None:
+    def __init__(self, rules: LifecycleRules) -> None:
         self._rules = rules
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[int, _TrackLife] = {}
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._lives
@@ -47,89 +49,90 @@ class Lifecycle:
 
     @property
     def ids(self) -> list[int]:
-        """The older first."""
+        """Object ids, the oldest first."""
         return list(self._lives)
 
     def state(self) -> State:
-        """What `restore` takes."""
+        """Return the state that `restore` takes."""
         return {"lives": [[object_id, asdict(life)] for object_id, life in self._lives.items()]}
 
     def restore(self, state: State) -> None:
-        """Go on from what was known when `state` was asked for."""
+        """Replace everything by what `state` returned."""
         self._lives = {
-            object_id: _Life(**{**life, "votes": dict(life["votes"])}) for object_id, life in state["lives"]
+            object_id: _TrackLife(**{**life, "votes": dict(life["votes"])})
+            for object_id, life in state["lives"]
         }
 
-    def sight(self, object_id: int, label: str, score: float, now_ns: int) -> None:
-        """A detection called `label` that scores `score` is this object; the first one is its birth."""
-        life = self._lives.setdefault(object_id, _Life())
+    def mark_detected(self, object_id: int, label: str, score: float, now_ns: int) -> None:
+        """Record a detection of the object. The first detection creates it."""
+        life = self._lives.setdefault(object_id, _TrackLife())
         life.votes[label] = life.votes.get(label, 0.0) + score
-        life.sightings += 1
+        life.detections += 1
         life.missed = 0
         life.score = score
         life.evidence_ns = now_ns
         life.hidden = False
 
-    def miss(self, object_id: int) -> None:
-        """A round of detection did not find it."""
+    def mark_missed(self, object_id: int) -> None:
+        """Record a round in which the detector did not find the object."""
         self._lives[object_id].missed += 1
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
-        """Take note of its mask on a frame: one that is sure is evidence too, unless the object is tentative."""
+        """Record the object's mask on a frame. A mask with a high score is evidence, unless the object is tentative."""
         life = self._lives[object_id]
         life.hidden = not visible
-        life.evidence_ns = min(life.evidence_ns, now_ns)  # a camera's own clock may begin again
-        if visible and score >= self._rules.sure and not self.is_tentative(object_id):
+        life.evidence_ns = min(life.evidence_ns, now_ns)  # a camera's own clock may start again
+        if visible and score >= self._rules.min_evidence_score and not self.is_tentative(object_id):
             life.evidence_ns = max(life.evidence_ns, now_ns)
 
     def forget(self, object_id: int) -> None:
-        """Nothing more will be told of it."""
+        """Remove the object's state, if there is any."""
         self._lives.pop(object_id, None)
 
     def is_tentative(self, object_id: int) -> bool:
-        """Whether it was not seen often enough to be believed."""
-        return self._lives[object_id].sightings < self._rules.confirm
+        """Return True if the object has too few detections to be confirmed."""
+        return self._lives[object_id].detections < self._rules.min_detections
 
-    def is_away(self, object_id: int) -> bool:
-        """Whether it is out of sight, or what is tracked has for some time not been what was looked for."""
+    def is_lost(self, object_id: int) -> bool:
+        """Return True if the object is out of view, or if the detector has missed it for some rounds."""
         life = self._lives[object_id]
-        return life.hidden or life.missed >= self._rules.patience
+        return life.hidden or life.missed >= self._rules.max_missed_rounds
 
     def label(self, object_id: int) -> str:
-        """The name with the most votes."""
+        """Return the label with the most votes. Each detection votes with its score."""
         votes = self._lives[object_id].votes
         return max(votes, key=votes.__getitem__)
 
-    def keep_labels(self, wanted: Iterable[str]) -> list[int]:
-        """Drop the votes for other names; the ids of those that no name is left for."""
-        names = set(wanted)
+    def keep_labels(self, labels: Iterable[str]) -> list[int]:
+        """Drop the votes for all other labels; return the ids of objects that have no vote left."""
+        kept = set(labels)
         for life in self._lives.values():
-            life.votes = {label: vote for label, vote in life.votes.items() if label in names}
+            life.votes = {label: vote for label, vote in life.votes.items() if label in kept}
         return [object_id for object_id, life in self._lives.items() if not life.votes]
 
     def expired(self, now_ns: int) -> list[int]:
-        """Those to let go: tentative and missed too often, or without evidence for too long."""
-        longest_ns = self._rules.max_lost_s * NANOSECONDS
+        """Return the ids to remove: tentative objects missed too often, and those too long without evidence."""
+        max_lost_ns = self._rules.max_lost_s * NANOSECONDS
         return [
             object_id
             for object_id, life in self._lives.items()
-            if now_ns - life.evidence_ns > longest_ns
-            or (self.is_tentative(object_id) and life.missed >= self._rules.patience)
+            if now_ns - life.evidence_ns > max_lost_ns
+            or (self.is_tentative(object_id) and life.missed >= self._rules.max_missed_rounds)
         ]
 
-    def is_repeat(self, object_id: int) -> bool:
-        """Whether it may go, where another object has the same mask: detections have long been given to the other."""
+    def is_duplicate(self, object_id: int) -> bool:
+        """Return True if an object may be removed because another has its mask and has received its detections."""
         missed = self._lives[object_id].missed
-        return missed >= self._rules.merge or (self.is_tentative(object_id) and missed > 0)
+        return missed >= self._rules.duplicate_missed_rounds or (self.is_tentative(object_id) and missed > 0)
 
-    def gives_way(self, score: float) -> int | None:
-        """Who makes room for a detection of `score` when all places are taken; None if nobody does.
+    def eviction_candidate(self, score: float) -> int | None:
+        """Return the object to remove for a new detection of `score` when all slots are taken; None if there is none.
 
-        The one that is out of sight for longest; else the tentative one of the lowest score, if that is lower. An
-        object that is in view and confirmed stays.
+        It is the object that has been out of view longest. If all are in view, it is the tentative object with the
+        lowest score, if that is below `score`. A confirmed object in view is never removed.
         """
         hidden = [i for i, life in self._lives.items() if life.hidden]
         if hidden:
             return min(hidden, key=lambda i: self._lives[i].evidence_ns)
-        weak = [i for i, life in self._lives.items() if self.is_tentative(i) and life.score < score]
-        return min(weak, key=lambda i: self._lives[i].score) if weak else None
+        weaker = [i for i, life in self._lives.items() if self.is_tentative(i) and life.score < score]
+        return min(weaker, key=lambda i: self._lives[i].score) if weaker else None

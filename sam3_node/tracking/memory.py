@@ -1,7 +1,7 @@
-"""The memory bank: every object's memories in two preallocated tensors, written by index.
+"""The memory bank: the memories of all objects in two preallocated tensors, written by index.
 
-Per object row: a ring of the newest frames, then slots for conditioning frames (those that were prompted). A ledger
-on the host knows which frame lies where, so that reading needs no question to the device.
+Each object has a row: a ring of the newest frames, then slots for conditioning frames, which are the prompted frames.
+Slot tables on the host record which frame each slot holds, so reading the bank never waits for the device.
 """
 
 from __future__ import annotations
@@ -14,44 +14,48 @@ from torch import Tensor
 
 from ..models import TrackerModel
 from ..types import State
-from .selection import Bools, Floats, Ints, Rule
+from .selection import Bools, Floats, Ints, SelectionRule
 
 NO_FRAME = -1
-CONDITIONING_SLOTS = 8  # where the reference would keep all conditioning frames for ever
+CONDITIONING_SLOTS = 8  # the bound where the reference would keep all conditioning frames
 CONDITIONING_POINTERS = 16
 
 
 class Memories(NamedTuple):
-    """What N objects attend to, as `MemoryRead` takes it: memory [N, S, hw, 64], offset int64 [N, S],
-    pointers [N, P, C], pointer_age float32 [N, P], valid bool [N, S + P] or None where all are."""
+    """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
     memory: Tensor
+    """[N, S, hw, 64]"""
     offset: Tensor
+    """int64 [N, S]"""
     pointers: Tensor
+    """[N, P, C]"""
     pointer_age: Tensor
+    """float32 [N, P], in frames"""
     valid: Tensor | None
+    """bool [N, S + P]; None if all are valid"""
 
 
 class _Slots(NamedTuple):
-    """Chosen slots of each row: slot int64 [N, K], time int64 [N, K], valid bool [N, K]."""
+    """Selected slots of each row: slot int64 [N, K], time int64 [N, K], valid bool [N, K]."""
 
     slot: Ints
     time: Ints
     valid: Bools
 
     def trimmed(self) -> _Slots:
-        """Without the columns that no row uses; the valid ones of a row come first."""
+        """Drop the columns that no row uses. The valid columns of a row come first."""
         width = max(1, int(self.valid.sum(axis=1).max()))
         return _Slots(self.slot[:, :width], self.time[:, :width], self.valid[:, :width])
 
 
 class MemoryBank:
-    """Memories of up to `max_objects` objects, for a pool of `bank_size` frames each.
+    """Memories of up to `max_objects` objects, with `bank_size` frames each.
 
-    Its tensors are allocated once. `bank_size` counts the ring and one conditioning frame, so 7 is the reference.
+    The tensors are allocated once. `bank_size` counts the ring and one conditioning frame, so 7 is the reference.
     """
 
-    def __init__(self, model: TrackerModel, max_objects: int, bank_size: int, rule: Rule) -> None:
+    def __init__(self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule) -> None:
         self._rule = rule
         self._num_maskmem, self._max_pointers = model.num_maskmem, model.max_pointers
         self._ring = bank_size - 1
@@ -80,30 +84,30 @@ class MemoryBank:
 
     @property
     def nbytes(self) -> int:
-        """Device memory that the bank holds, for good."""
+        """Device memory of the bank in bytes. It never changes."""
         return self.features.nbytes + self.pointers.nbytes
 
     @property
     def layout(self) -> list[Any]:
-        """Shapes and arithmetic: a state fits any bank of the same."""
+        """Shapes and dtype. A state fits any bank with the same layout."""
         return [list(self.features.shape), list(self.pointers.shape), str(self.pointers.dtype)]
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Memories and pointers of a row that is read with static shapes."""
+        """Numbers of memories and pointers in a row that is read with static shapes."""
         memories = self._num_maskmem - 1 + self._conditioning
         return memories, self._max_pointers - 1 + CONDITIONING_POINTERS
 
     @torch.inference_mode()
     def clear(self, row: int) -> None:
-        """Forget the object in `row`."""
-        for ledger in (self._frame, self._conditioning_frame, self._conditioning_pointer):
-            ledger[row] = NO_FRAME
-        self.features[row] = 0  # attention multiplies what it must not see by 0, which a NaN would survive
+        """Erase the object in `row`."""
+        for table in (self._frame, self._conditioning_frame, self._conditioning_pointer):
+            table[row] = NO_FRAME
+        self.features[row] = 0  # attention multiplies masked values by 0, but 0 * NaN is NaN
         self.pointers[row] = 0
 
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
-        """Store a tracked frame: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`) of N rows."""
+        """Store a tracked frame for N rows: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`)."""
         index = torch.from_numpy(rows).to(self.features.device, non_blocking=True)
         slot = frame % self._pointer_ring
         self.features[index, frame % self._ring] = memory
@@ -114,31 +118,31 @@ class MemoryBank:
             self._unread_scores.append((rows, slot, score))
 
     def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
-        """Store a prompted frame, not later than step `now`: memory [1, hw, 64], pointer [1, C] of one row.
+        """Store a prompted frame for one row: memory [1, hw, 64], pointer [1, C]. `frame` is at most step `now`.
 
-        It outlives the ring; when the conditioning slots are full it takes the place of the oldest.
+        A conditioning frame outlives the ring. When the conditioning slots are full, it replaces the oldest.
         """
         self._store_conditioning(row, frame, memory[0], pointer[0])
         if now - frame < self._ring:  # an evicted conditioning frame still counts while it is recent
             self.features[row, frame % self._ring] = memory[0]
         if now - frame < self._pointer_ring:
             slot = frame % self._pointer_ring
-            self._settle_scores()  # that of the mask which was tracked there must not come later
+            self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
             self._frame[row, slot], self._prompted[row, slot], self._score[row, slot] = frame, True, 1.0
 
     def _store_conditioning(self, row: int, frame: int, memory: Tensor, pointer: Tensor) -> None:
-        for ledger, store, offset, value in (
+        for table, store, offset, value in (
             (self._conditioning_frame[row], self.features, self._ring, memory),
             (self._conditioning_pointer[row], self.pointers, self._pointer_ring, pointer),
         ):
-            same = np.flatnonzero(ledger == frame)
-            slot = int(same[0]) if same.size else int(ledger.argmin())
-            if frame >= ledger[slot]:
-                ledger[slot] = frame
+            same = np.flatnonzero(table == frame)
+            slot = int(same[0]) if same.size else int(table.argmin())
+            if frame >= table[slot]:
+                table[slot] = frame
                 store[row, offset + slot] = value
 
     def read(self, rows: Ints, frame: int, static: bool) -> Memories:
-        """What the objects in `rows` attend to on step `frame`. `static`: the same shapes on every step."""
+        """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step."""
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
         if not static:
@@ -159,19 +163,19 @@ class MemoryBank:
         return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, keep)
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Pointers of the prompted frames of N rows: [N, P, C] in no order, and which hold one [N, P]."""
+        """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
         held = torch.from_numpy(self._conditioning_pointer[rows] != NO_FRAME).to(self.pointers.device)
         index = torch.from_numpy(rows).to(self.pointers.device)
         return self.pointers[index, self._pointer_ring :], held
 
     @torch.inference_mode()
     def state(self) -> State:
-        """What `restore` takes: the ledger, and the rows that it says something of."""
+        """Return the state that `restore` takes: the slot tables and the rows in use."""
         self._settle_scores()
         rows = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1))
         index = torch.from_numpy(rows).to(self.features.device)
         return {
-            "ledgers": [torch.from_numpy(ledger.copy()) for ledger in self._ledgers()],
+            "slot_tables": [torch.from_numpy(table.copy()) for table in self._slot_tables()],
             "used": rows.tolist(),
             "features": self.features[index].cpu(),
             "pointers": self.pointers[index].cpu(),
@@ -179,15 +183,15 @@ class MemoryBank:
 
     @torch.inference_mode()
     def restore(self, state: State) -> None:
-        """Hold what a bank of the same `layout` held when `state` was asked for."""
-        for ledger, values in zip(self._ledgers(), state["ledgers"], strict=True):
-            ledger[:] = values.numpy()
+        """Replace everything by what `state` returned, from a bank with the same `layout`."""
+        for table, values in zip(self._slot_tables(), state["slot_tables"], strict=True):
+            table[:] = values.numpy()
         self._unread_scores.clear()
         index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
         self.features[index] = state["features"].to(self.features.device)
         self.pointers[index] = state["pointers"].to(self.pointers.device)
 
-    def _ledgers(self) -> tuple[Ints | Bools | Floats, ...]:
+    def _slot_tables(self) -> tuple[Ints | Bools | Floats, ...]:
         return (
             self._frame,
             self._prompted,
@@ -227,19 +231,19 @@ class MemoryBank:
         return _Slots(np.where(valid, index, 0), np.where(valid, time, 0), valid)
 
     def _settle_scores(self) -> None:
-        """Fetch the last frame's scores; by now the device has long had them ready."""
+        """Fetch the last frame's scores. The device finished them long ago, so this does not wait."""
         for rows, slot, score in self._unread_scores:
             self._score[rows, slot] = score.float().cpu().numpy()
         self._unread_scores.clear()
 
 
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:
-    """How sure a mask is, 0..1: presence logit and predicted IoU in one (SAM 3's `cal_mem_score`)."""
+    """Combine presence logit and predicted IoU into a confidence in 0..1 (SAM 3's `cal_mem_score`)."""
     return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
 
 
 def _join(first: _Slots, second: _Slots) -> _Slots:
-    """Both, the valid slots of each row in front."""
+    """Concatenate both along axis 1 and move the valid slots of each row to the front."""
     index, time, valid = (np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
     order = np.argsort(~valid, axis=1, kind="stable")
     return _Slots(*(np.take_along_axis(array, order, axis=1) for array in (index, time, valid)))

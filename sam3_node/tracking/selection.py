@@ -1,4 +1,4 @@
-"""Which memories an object attends to. Pure functions of host numbers, so that no step waits for the device."""
+"""Rules that select the memories an object attends to. Pure functions of host arrays: no step waits for the device."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ CONFIDENT_SCORE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A selection rule: the newest of the eligible frames are attended to.
-
-    `eligible` takes ages int [N, R] in steps, scores float [N, R] and the limit, and answers bool [N, R].
-    A chosen frame's temporal offset is its rank (1 the newest) if `by_rank`, else its age. `by_score`: scores matter.
-    """
+class SelectionRule:
+    """A rule that attends to the newest of the eligible frames."""
 
     eligible: Callable[[Ints, Floats, int], Bools]
+    """Takes ages int [N, R] in steps, scores float [N, R] and the limit; returns bool [N, R]."""
     by_rank: bool
+    """True if a frame's temporal offset is its rank (1 is the newest), False if it is its age."""
     by_score: bool
+    """True if the rule uses scores."""
 
     def choose(self, ages: Ints, scores: Floats, held: Bools, limit: int) -> tuple[Ints, Ints, Bools]:
-        """Indices into the second axis [N, limit], their temporal offsets, and which of them are valid."""
+        """Choose up to `limit` frames for each row.
+
+        ages, scores and held are [N, R]; only frames where `held` is True can be chosen. Return three arrays
+        [N, limit]: the indices into the second axis, their temporal offsets, and True where the index is valid.
+        """
         eligible = held & self.eligible(ages, scores, limit)
         order = np.argsort(np.where(eligible, ages, np.iinfo(np.int64).max), axis=1, kind="stable")[:, :limit]
         valid = np.take_along_axis(eligible, order, axis=1)
@@ -39,24 +42,26 @@ class Rule:
 
 
 def _recent(ages: Ints, scores: Floats, limit: int) -> Bools:
-    return ages <= limit
+    recent: Bools = ages <= limit
+    return recent
 
 
 def _confident(ages: Ints, scores: Floats, limit: int) -> Bools:
-    return (scores > CONFIDENT_SCORE) | (ages == 1)
+    confident: Bools = (scores > CONFIDENT_SCORE) | (ages == 1)
+    return confident
 
 
 RULES = {
     # frames at most `limit` steps old: the reference's rule
-    "recent": Rule(_recent, by_rank=False, by_score=False),
-    # the newest frames whose mask was sure, however old, and the last frame in any case: SAM 3's memory selection
+    "recent": SelectionRule(_recent, by_rank=False, by_score=False),
+    # the newest frames with a confident mask, of any age, and always the last frame: SAM 3's memory selection
     # (`frame_filter` in facebookresearch/sam3), which keeps an occlusion from pushing the appearance out of memory
-    "confident": Rule(_confident, by_rank=True, by_score=True),
+    "confident": SelectionRule(_confident, by_rank=True, by_score=True),
 }
 
 
-def rule(name: str) -> Rule:
-    """The selection rule called `name`; SettingsError names those there are."""
+def get_rule(name: str) -> SelectionRule:
+    """Return the selection rule called `name`; SettingsError lists the valid names."""
     try:
         return RULES[name]
     except KeyError:

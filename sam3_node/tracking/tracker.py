@@ -1,4 +1,4 @@
-"""The frame step: many objects through one model, in one batch, with a bounded memory each."""
+"""The frame step: track many objects with one model, in batches, with a bounded memory for each object."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from torch import Tensor
 
 from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.tracker_model import Decoded
+from ..models.sam.stages import Decoded
 from ..types import State
 from .memory import MemoryBank, confidence
-from .selection import rule
-from .slots import BOX_LABELS, ObjectPrompt, ObjectRows
+from .selection import Ints, get_rule
+from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors
 
-PRESENT_LOGIT = 10.0  # presence of an object that was given as a mask
+PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
-    """All objects on one frame, N of them in the order in which they were added.
-
-    logits [N, h, w] at low resolution (4 times the feature grid; inside where > 0), scores [N] in 0..1 (presence
-    probability times predicted IoU), visible bool [N]. Tensors are on the model's device.
-    """
+    """All N objects on one frame, in the order in which they were added. Tensors are on the model's device."""
 
     ids: list[int]
     logits: Tensor
+    """[N, h, w] at low resolution, 4 times the feature grid; the object is where logits > 0"""
     scores: Tensor
+    """[N] in 0..1: presence probability times predicted IoU"""
     visible: Tensor
+    """bool [N]"""
 
 
 class Track(NamedTuple):
@@ -46,8 +45,8 @@ class Track(NamedTuple):
 class Tracker:
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
 
-    A prompted frame becomes a conditioning frame of its object alone; the other objects never notice. Memory is
-    taken at birth for `max_objects` objects and `bank_size` frames each; nothing grows afterwards.
+    A prompted frame becomes a conditioning frame of its object only; other objects are not affected. The constructor
+    allocates memory for `max_objects` objects with `bank_size` frames each. Nothing grows afterwards.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Tracker:
             )
         self.model = model
         self.frame_number = 0
-        self.bank = MemoryBank(model, max_objects, bank_size, rule(selection))
+        self.bank = MemoryBank(model, max_objects, bank_size, get_rule(selection))
         self._rows = ObjectRows(max_objects)
 
     @property
@@ -69,55 +68,57 @@ class Tracker:
 
     @property
     def capacity(self) -> int:
+        """Greatest number of objects."""
         return self._rows.capacity
 
     @torch.inference_mode()
     def step(self, pixels: Tensor, prompts: Sequence[ObjectPrompt] = ()) -> Tracks:
-        """Track all objects on the next frame; `prompts` add objects, or correct those whose id is tracked.
+        """Track all objects on the next frame. Each prompt adds an object, or corrects the tracked object of its id.
 
-        pixels float [1, 3, S, S] as the model expects them. Raises RequestError, CapacityError or ModelError for a
-        bad prompt before anything has changed.
+        pixels: float [1, 3, S, S], as `TrackerModel.preprocess` returns them. Raises RequestError, CapacityError or
+        ModelError for a bad prompt; the tracker is unchanged then.
         """
         return self.step_features(self.model.encode(pixels), prompts)
 
     @torch.inference_mode()
     def step_features(self, features: Features, prompts: Sequence[ObjectPrompt] = ()) -> Tracks:
-        """As `step`, from features = model.encode(pixels)."""
+        """Do the same as `step`, from features = model.encode(pixels)."""
         checked = self._check(prompts)
         frame = self.frame_number
         following = [object_id for object_id in self._rows if object_id not in checked]
         results = dict(zip(following, self._follow(features, following, frame), strict=True))
-        for prompt in prompts:
-            results[prompt.object_id] = self._condition(features, frame, prompt)
+        for object_id, prompt in checked.items():
+            results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
         return self._tracks(results)
 
     @torch.inference_mode()
     def prompt_at(self, features: Features, frame_number: int, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
-        """Add or correct an object on an earlier frame whose features were kept -> logits [h, w] and score [].
+        """Add or correct an object on an earlier frame; return its logits [h, w] and score [].
 
-        `frame_number` is what this attribute was when that frame was stepped. The object is followed from the next
-        step on.
+        `features` are those of that frame. `frame_number` is the value of the attribute `frame_number` before that
+        frame was stepped. The next step starts to track the object.
         """
         if not 0 <= frame_number < self.frame_number:
             raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
-        self._check([prompt])
-        result = self._condition(features, frame_number, prompt)
+        checked = self._check([prompt])[prompt.object_id]
+        result = self._condition(features, frame_number, prompt.object_id, checked)
         return result.logits, result.score
 
     @torch.inference_mode()
     def segment(self, features: Features, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
-        """The mask that a prompt gives on one frame, tracking nothing -> logits [h, w] and score []."""
+        """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
         if prompt.mask is not None:
             raise RequestError("segment: expected points or a box, found a mask")
-        decoded = self._answer(features, prompt)
+        tensors = prompt.to_tensors(self.model.image_size, self.model.device)
+        decoded = self._decode_prompt(features, tensors)
         return decoded.logits[0], _score(decoded.presence, decoded.iou)[0]
 
     @torch.inference_mode()
     def propose(self, features: Features, boxes: Tensor) -> Decoded:
-        """What each of D boxes, float [D, 4] (x0, y0, x1, y1) in model pixels, gives on one frame, tracking nothing.
+        """Segment one frame from D boxes in one batch, without tracking.
 
-        All in one batch; the values are the caller's to keep.
+        boxes: float [D, 4] (x0, y0, x1, y1) in model pixels. The returned tensors are copies that the caller may keep.
         """
         model, count = self.model, len(boxes)
         corners = boxes.to(model.device, torch.float32).reshape(count, 2, 2)
@@ -137,31 +138,31 @@ class Tracker:
     def adopt(
         self, features: Features, frame_number: int, object_id: int, proposals: Decoded, index: int
     ) -> Track:
-        """Add or correct an object by one of `propose`'s answers.
+        """Add or correct an object with one of the results of `propose`, as `prompt_at` would with that box.
 
-        As `prompt_at` with that box; `features` and `frame_number` are those of the frame it was made on.
+        `features` and `frame_number` belong to the frame that was passed to `propose`.
         """
-        self._rows.check_room(object_id not in self._rows)
+        self._rows.check_capacity(object_id not in self._rows)
         decoded = Decoded(*(values[index : index + 1] for values in proposals))
         masks = self.model.remember_stage.upsample(decoded.logits)
         return self._remember(features, frame_number, object_id, decoded, masks)
 
     def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Pointers of the frames that each of N objects was prompted on: [N, P, C], and which hold one [N, P]."""
+        """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
         return self.bank.conditioning_pointers(np.array([self._rows[i] for i in ids], dtype=np.int64))
 
     def remove(self, object_id: int) -> None:
-        """Forget an object; the others are untouched. UnknownObjectError if there is none of this id."""
+        """Remove an object; UnknownObjectError if the id is not tracked. Other objects are not affected."""
         self.bank.clear(self._rows.remove(object_id))
 
     def reset(self) -> None:
-        """Forget all objects and start counting frames again."""
+        """Remove all objects and restart the frame count."""
         for object_id in self.ids:
             self.remove(object_id)
         self.frame_number = 0
 
     def state(self) -> State:
-        """What `restore` takes: all that the next steps depend on, besides the model."""
+        """Return the state that `restore` takes: everything the next steps depend on, except the model."""
         return {
             "frame_number": self.frame_number,
             "rows": self._rows.state(),
@@ -169,13 +170,13 @@ class Tracker:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from the step after which `state` was asked for, of a tracker whose bank has this `layout`."""
+        """Continue after the step at which `state` was called, on a tracker with the same bank `layout`."""
         self.frame_number = state["frame_number"]
         self._rows.restore(state["rows"])
         self.bank.restore(state["bank"])
 
-    def _check(self, prompts: Sequence[ObjectPrompt]) -> set[int]:
-        """Refuse what cannot be done before anything is done; -> the prompted ids."""
+    def _check(self, prompts: Sequence[ObjectPrompt]) -> dict[int, PromptTensors]:
+        """Check all prompts before anything changes; return them as tensors, by object id."""
         if prompts and not self.model.can_track:
             raise ModelError(
                 f"{self.model.name} has no memory modules: it can segment a frame, but not track objects"
@@ -183,22 +184,18 @@ class Tracker:
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
-        self._rows.check_room(len(ids - set(self._rows)))
-        for prompt in prompts:
-            if prompt.mask is not None:
-                prompt.as_mask(self.model.image_size, self.model.device)
-            else:
-                prompt.as_points(self.model.device)
-        return ids
+        self._rows.check_capacity(len(ids - set(self._rows)))
+        size, device = self.model.image_size, self.model.device
+        return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
 
     def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
-        """Unprompted objects, in batches as large as the device likes them."""
+        """Track the objects without prompts, in batches of the size that suits the device."""
         size = self.model.batch_size
         batches = (ids[start : start + size] for start in range(0, len(ids), size))
         return [result for batch in batches for result in self._follow_batch(features, batch, frame)]
 
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
-        """Read the bank, decode, write the bank."""
+        """Track one batch: read the bank, decode, write the bank."""
         model, static = self.model, self.model.static_shapes
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
         memories = self.bank.read(_padded(rows) if static else rows, frame, static)
@@ -206,19 +203,19 @@ class Tracker:
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
-        sure = confidence(decoded.presence, decoded.iou)
-        self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], sure[:count])
+        scores = confidence(decoded.presence, decoded.iou)
+        self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
         return _results(decoded, count)
 
-    def _condition(self, features: Features, frame: int, prompt: ObjectPrompt) -> Track:
-        """A prompted object: decode without memory, then remember the frame for good."""
+    def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
+        """Decode a prompted object without memory, then store the frame as a conditioning frame."""
         model = self.model
         if prompt.mask is not None:
-            decoded, masks = self._take_mask(features, prompt)
+            decoded, masks = self._decode_mask(features, prompt.mask)
         else:
-            decoded = self._answer(features, prompt)
+            decoded = self._decode_prompt(features, prompt)
             masks = model.remember_stage.upsample(decoded.logits)
-        return self._remember(features, frame, prompt.object_id, decoded, masks)
+        return self._remember(features, frame, object_id, decoded, masks)
 
     def _remember(
         self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor
@@ -235,27 +232,27 @@ class Tracker:
         self.bank.clear(row)
         return row
 
-    def _answer(self, features: Features, prompt: ObjectPrompt) -> Decoded:
+    def _decode_prompt(self, features: Features, prompt: PromptTensors) -> Decoded:
         """Decode points and a box on one frame, without memory."""
         decoder = self.model.decode_stage
-        points, labels = prompt.as_points(self.model.device)
-        sparse, dense = decoder.prompt(points, labels, prompt.logits)
+        sparse, dense = decoder.prompt(prompt.points, prompt.labels, prompt.logits)
         top = features.top + decoder.no_memory.reshape(1, -1, 1, 1)
-        return decoder(
-            top, features.fine, features.middle, sparse, dense, self.model.competes(len(points), True)
+        decoded: Decoded = decoder(
+            top, features.fine, features.middle, sparse, dense, self.model.competes(len(prompt.points), True)
         )
+        return decoded
 
-    def _take_mask(self, features: Features, prompt: ObjectPrompt) -> tuple[Decoded, Tensor]:
-        """A mask given as prompt is the answer itself; only its object pointer is decoded."""
+    def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:
+        """Return the mask prompt [1, 1, S, S] itself as the result. Only its object pointer is decoded."""
         model = self.model
-        mask = prompt.as_mask(model.image_size, model.device).to(model.dtype)
+        mask = mask.to(model.dtype)
         logits, masks = model.remember_stage.from_mask(mask)
-        pointer = model.decode_stage.pointer_of_mask(features, mask)
+        pointer = model.decode_stage.encode_mask_pointer(features, mask)
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
         return Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer), masks
 
     def updated(self, tracks: Tracks, changed: Mapping[int, Track]) -> Tracks:
-        """The tracks of a frame once objects were adopted on it, which `changed` gives, and others removed."""
+        """Update the tracks of a frame: apply the `changed` tracks, and drop objects that are no longer tracked."""
         kept = zip(tracks.ids, map(Track, tracks.logits, tracks.scores, tracks.visible), strict=True)
         return self._tracks({**dict(kept), **changed})
 
@@ -277,7 +274,7 @@ def _results(decoded: Decoded, count: int) -> list[Track]:
     return [Track(decoded.logits[i], scores[i], visible[i]) for i in range(count)]
 
 
-def _padded(rows: np.ndarray) -> np.ndarray:
-    """Rows repeated up to the next bucket: 1, 2, 4, 8, …"""
+def _padded(rows: Ints) -> Ints:
+    """Repeat rows up to the next bucket size: 1, 2, 4, 8, …"""
     bucket = 1 << (len(rows) - 1).bit_length()
     return np.concatenate([rows, np.repeat(rows[:1], bucket - len(rows))])

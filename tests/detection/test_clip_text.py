@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from transformers import CLIPModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sam3_node.detection.clip_text import ClipText
-from sam3_node.detection.phrase_encoder import VocabularyFirst, check_encoder
-from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.detection.phrase_encoder import check_phrase_encoder
+from sam3_node.detection.vocabulary import Vocabulary, VocabularyWithFallback
 from sam3_node.errors import RequestError, VocabularyError
 from tests.support.tiny_clip import CLIP, LETTERS, TOKENS, vocabulary, write_tiny_clip
 
@@ -122,14 +122,14 @@ def test_weights_that_are_not_numbers_are_told(clip: Path, tmp_path: Path) -> No
     with torch.no_grad():
         tower.text_projection.weight.fill_(torch.nan)
     tower.save_pretrained(folder)
-    with pytest.raises(VocabularyError, match="not usable"):
+    with pytest.raises(VocabularyError, match="unusable vectors"):
         ClipText(folder).encode(["mug"])
 
 
 def test_the_vocabulary_comes_before_the_tower(clip: Path) -> None:
     tower = ClipText(clip, model=CLIP)
     known = Vocabulary(("mug", "cup"), np.eye(2, 8, dtype=np.float32), CLIP)
-    both = VocabularyFirst(known, tower)
+    both = VocabularyWithFallback(known, tower)
     assert (both.model, both.dimension) == (CLIP, 8)
     found = both.encode(["fork", "CUP", "spoon", "mug"])
     np.testing.assert_array_equal(found[[1, 3]], known.vectors[[1, 0]])
@@ -138,16 +138,16 @@ def test_the_vocabulary_comes_before_the_tower(clip: Path) -> None:
     with pytest.raises(RequestError, match="empty"):
         both.encode(["mug", ""])
     with pytest.raises(VocabularyError, match="8 from"):
-        VocabularyFirst(vocabulary("mug"), tower)
+        VocabularyWithFallback(vocabulary("mug"), tower)
 
 
 def test_an_encoder_fits_a_detector_by_dimension_and_model() -> None:
     known = vocabulary("mug")
-    check_encoder(known, 6)
-    check_encoder(known, 6, "/weights/clip-vit-base-patch32/")
+    check_phrase_encoder(known, 6)
+    check_phrase_encoder(known, 6, "/weights/clip-vit-base-patch32/")
     with pytest.raises(
         VocabularyError, match=f"vectors of 512 numbers, found 6 from {CLIP}; use a vocabulary"
     ):
-        check_encoder(known, 512)
+        check_phrase_encoder(known, 512)
     with pytest.raises(VocabularyError, match="from laion/other, found those from"):
-        check_encoder(known, 6, "laion/other")
+        check_phrase_encoder(known, 6, "laion/other")

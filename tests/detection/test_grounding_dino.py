@@ -18,7 +18,7 @@ from transformers.models.grounding_dino.image_processing_pil_grounding_dino impo
 from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size, load_grounding_dino
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError
 from sam3_node.models.boxes import box_iou
-from sam3_node.models.pixels import normalised
+from sam3_node.models.pixels import normalise_frame
 from sam3_node.models.pretrained import IMAGENET
 from tests.support.tiny_detectors import QUERIES, picture, write_tiny_grounding_dino
 
@@ -55,7 +55,7 @@ def test_text_and_pixels_are_those_of_the_processor(folder: Path) -> None:
     assert torch.equal(mine.prepare(NAMES).tokens, wanted.input_ids)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
     size = input_size((90, 120), **SMALL)
-    pixels = normalised(image, size, mean, std, torch.float32)
+    pixels = normalise_frame(image, size, mean, std, torch.float32)
     assert pixels.shape == wanted.pixel_values.shape
     assert (pixels - wanted.pixel_values).abs().max() < 0.05
 
@@ -84,7 +84,7 @@ def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names:
 def raw(mine: GroundingDinoDetector, image: np.ndarray, tokens: torch.Tensor) -> object:
     """The whole model's own outputs on a frame."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
-    pixels = normalised(image, input_size(image.shape[:2], **SMALL), mean, std, torch.float32)
+    pixels = normalise_frame(image, input_size(image.shape[:2], **SMALL), mean, std, torch.float32)
     with torch.inference_mode():
         return mine._model(pixel_values=pixels, input_ids=tokens)
 
@@ -147,9 +147,7 @@ def test_words_that_the_model_does_not_know_are_told(folder: Path) -> None:
 def test_more_words_than_the_model_reads_are_refused(folder: Path) -> None:
     mine = detector(folder)
     assert mine.prepare(["mug"] * 11).tokens.shape == (1, 24)
-    with pytest.raises(
-        RequestError, match="at most 24 tokens in all, found 26 in 12 phrases; look for fewer"
-    ):
+    with pytest.raises(RequestError, match="at most 24 tokens in all, found 26 in 12 phrases; use fewer"):
         mine.prepare(["mug"] * 12)
 
 

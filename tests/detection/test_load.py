@@ -156,7 +156,7 @@ def test_the_others_read_phrases_themselves(weights: Path, tmp_path: Path, kind:
     assert {d.label for d in found} <= {"red mug", "spoon"}
     assert found
     for option in ({"vocabulary": weights / "names.safetensors"}, {"text_encoder": weights / CLIP_NAME}):
-        with pytest.raises(VocabularyError, match=f"for yolo-world alone, found one for {kind}"):
+        with pytest.raises(VocabularyError, match=f"for yolo-world only, found one for {kind}"):
             load_detector(kind, tmp_path / "tiny", **option)
     with pytest.raises(RequestError):
         mine.prepare(["a" * 199])

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoModel
 
-from sam3_node.detection.sam3_concept import PHRASES, Sam3ConceptDetector, load_sam3_concept
+from sam3_node.detection.sam3_concept import PHRASE_BATCH, Sam3ConceptDetector, load_sam3_concept
 from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
 from sam3_node.models.boxes import box_iou
-from sam3_node.models.pixels import normalised
+from sam3_node.models.pixels import normalise_frame
 from sam3_node.types import Detection
 from tests.support.tiny import sam3_config, tiny_model
 from tests.support.tiny_clip import LETTERS, TOKENS
@@ -40,7 +40,7 @@ def reference(folder: Path, image: np.ndarray, names: list[str], threshold: floa
     """Boxes and scores as the model's documentation makes them of its outputs, each phrase on its own."""
     model, tokenizer = Sam3Model.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
     half = torch.full((1, 3, 1, 1), 0.5)
-    pixels = normalised(image, (112, 112), half, half, torch.float32)
+    pixels = normalise_frame(image, (112, 112), half, half, torch.float32)
     height, width = image.shape[:2]
     found = []
     for name in names:
@@ -67,7 +67,7 @@ def same(found: list[Detection], wanted: list[Detection]) -> None:
     np.testing.assert_allclose([d.box for d in found], [d.box for d in wanted], atol=1e-2)
 
 
-@pytest.mark.parametrize("names", [NAMES, [f"{a} mug" for a in LETTERS[: 2 * PHRASES + 1]]])
+@pytest.mark.parametrize("names", [NAMES, [f"{a} mug" for a in LETTERS[: 2 * PHRASE_BATCH + 1]]])
 def test_boxes_and_scores_are_those_of_the_whole_model(folder: Path, names: list[str]) -> None:
     image, detector = picture(), everything(folder)
     found = detector.detect(image, detector.prepare(names), 0.1)
@@ -137,13 +137,13 @@ def test_one_trunk_serves_tracker_and_detector(composite: Path) -> None:
     assert features.trunk is not None
     found = shared.detect(picture(), shared.prepare(NAMES), 0.1, features.trunk)
     same(found, alone.detect(picture(), alone.prepare(NAMES), 0.1))
-    assert shared.shares_trunk_of(tracker), "again is no harm"
+    assert shared.share_trunk_with(tracker), "again is no harm"
 
 
 def test_the_trunk_of_another_tracker_is_not_shared(composite: Path) -> None:
     for other in (tiny_model(), load_tracker("nano"), load_tracker(composite, image_size=168)):
         mine = load_sam3_concept(composite, tracker=other)
-        assert not mine.shares_trunk_of(other)
+        assert not mine.share_trunk_with(other)
         assert other.encode(other.preprocess(picture())).trunk is None
         assert mine.detect(picture(), mine.prepare(NAMES), 0.1)
 
@@ -207,7 +207,7 @@ def test_weights_of_something_else_are_refused(folder: Path, tmp_path: Path) -> 
     }
     Sam3Model.from_pretrained(folder).save_pretrained(other, state_dict=state)
     with pytest.raises(
-        ModelError, match=r"lacks 1 tensors of a Sam3Model, among them detr_decoder\.query_embed"
+        ModelError, match=r"lacks 1 tensors of a Sam3Model, for example detr_decoder\.query_embed"
     ):
         load_sam3_concept(other)
 

@@ -45,7 +45,7 @@ def test_an_unknown_phrase_tells_the_nearest_known_ones() -> None:
     assert caught.value.code == "unknown_phrase"
     assert str(caught.value) == (
         "not among the 4 phrases of the vocabulary: 'red mug' (nearest: 'mug', 'red cup'), 'xyz' (nearest: none), "
-        "'q1' (nearest: none) and 1 more; name one that is, or build a vocabulary with it: "
+        "'q1' (nearest: none) and 1 more; choose one of them, or build a vocabulary with it: "
         "`sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
     )
 

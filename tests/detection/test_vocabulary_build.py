@@ -10,7 +10,7 @@ import pytest
 
 from sam3_node.cli.main import main
 from sam3_node.detection.clip_text import ClipText
-from sam3_node.detection.phrase_encoder import check_encoder
+from sam3_node.detection.phrase_encoder import check_phrase_encoder
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.detection.vocabulary_build import build_vocabulary
 from sam3_node.errors import VocabularyError
@@ -153,7 +153,7 @@ def test_public_vectors_become_a_vocabulary(tmp_path: Path) -> None:
     out = tmp_path / "names.safetensors"
     assert run("build", "--from", VECTORS, "--model", CLIP, "-o", out) == 0
     found = Vocabulary.load(out)
-    check_encoder(found, 512, CLIP)
+    check_phrase_encoder(found, 512, CLIP)
     vectors = found.encode(["person", "dog", "cat", "car"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     similar = vectors @ vectors.T

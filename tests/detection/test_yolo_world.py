@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection.output import telling_failures
+from sam3_node.detection.base import raise_model_error
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.detection.vocabulary_build import read_source
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.errors import ModelError, UnknownPhraseError, VocabularyError
-from sam3_node.models.boxes import box_iou, letterbox
+from sam3_node.models.boxes import box_iou
+from sam3_node.models.pixels import letterbox
 from sam3_node.models.yolo.convert import convert_checkpoint
 from sam3_node.types import Detection, Mask
 from tests.support.paths import SHARED
@@ -132,7 +133,7 @@ def test_a_network_that_gives_no_numbers_finds_nothing() -> None:
 
 
 def test_a_failure_of_torch_is_told() -> None:
-    with pytest.raises(ModelError, match="tiny failed: RuntimeError: "), telling_failures("tiny"):
+    with pytest.raises(ModelError, match="tiny failed: RuntimeError: "), raise_model_error("tiny"):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 

@@ -33,7 +33,7 @@ from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
 from sam3_node.models.yolo.network import Detections, YoloWorld
 from sam3_node.models.yolo.weights import load_yolo_world
-from sam3_node.perception.loading import load_finder
+from sam3_node.perception.loading import load_configured_detector
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.types import Detection
 from tests.support.onnx_run import OnnxRun
@@ -182,7 +182,7 @@ def settings_of(**engine: Any) -> Settings:
 def test_a_detector_falls_back_alone_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(kind="tensorrt", folder=tmp_path)
     with caplog.at_level(logging.WARNING):
-        detector = load_finder(settings.detector, settings.model, None, settings.engine)
+        detector = load_configured_detector(settings.detector, settings.model, None, settings.engine)
     assert isinstance(detector, YoloWorldDetector)
     assert detector.name.startswith("nano (torch: no GPU for engines: ")
     assert detector.network is detector.model
@@ -193,7 +193,7 @@ def test_a_detector_falls_back_alone_and_says_so(tmp_path: Path, caplog: pytest.
 
 def test_torch_is_what_detects_unless_engines_are_asked_for() -> None:
     settings = settings_of(fallback=False)
-    detector = load_finder(settings.detector, settings.model, None, settings.engine)
+    detector = load_configured_detector(settings.detector, settings.model, None, settings.engine)
     assert isinstance(detector, YoloWorldDetector)
     assert (detector.name, detector.network) == ("nano", detector.model)
 
@@ -217,7 +217,7 @@ def test_a_plan_detects_what_torch_detects(
         engine=EngineSettings(kind="tensorrt", folder=tmp_path, fallback=False),
     )
     build_detector(settings)
-    detector = load_finder(settings.detector, settings.model, None, settings.engine)
+    detector = load_configured_detector(settings.detector, settings.model, None, settings.engine)
     assert isinstance(detector, YoloWorldDetector)
     assert isinstance(detector.network, FixedPhrases)
     assert isinstance(detector.network.run, TensorRTRun)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.models.boxes import GREY, box_iou, letterbox, select
+from sam3_node.models.boxes import box_iou, select
+from sam3_node.models.pixels import GREY, letterbox
 
 
 def overlap(a: list[float], b: list[float]) -> float:

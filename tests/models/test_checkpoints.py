@@ -11,8 +11,8 @@ from transformers import Sam3ViTModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models import checkpoints, load_tracker
-from sam3_node.models.digest import digest_path, write_digest
 from sam3_node.models.sam.vit import WindowedViT
+from sam3_node.models.weight_loading import digest_path, write_digest
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip, random_composite, random_source, sam3_config, stages_of, tiny_model
 

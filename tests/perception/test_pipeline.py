@@ -137,10 +137,10 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     for seq in range(3):
         pipeline.step(frame(seq))
     added = pipeline.add(BOX, seq=1)
-    assert added.answer is not None
-    assert added.answer.mask.size == (HEIGHT, WIDTH)
-    assert 0 <= added.answer.score <= 1
-    assert added.answer.mask.area == pipeline.segment(BOX, seq=1).mask.area
+    assert added.result is not None
+    assert added.result.mask.size == (HEIGHT, WIDTH)
+    assert 0 <= added.result.score <= 1
+    assert added.result.mask.area == pipeline.segment(BOX, seq=1).mask.area
     assert ids(pipeline.step(frame(3))) == [1]
 
 
@@ -201,12 +201,12 @@ def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
         added = pipeline.add(BOX, seq=0)
         pipeline.refine(added.id, CENTRE)
         pipeline.remove(added.id)
-    assert all(not seen.logits for seen in pipeline._recent)
+    assert all(not seen.logits for seen in pipeline._frame_cache)
     assert ids(pipeline.step(frame(1))) == []
 
 
 def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
-    with pytest.raises(UnknownFrameError, match="none has come"):
+    with pytest.raises(UnknownFrameError, match="found none yet"):
         pipeline.segment(BOX)
     for seq in range(5):
         pipeline.step(frame(seq))
@@ -337,7 +337,7 @@ def test_a_box_is_clipped_and_a_mask_is_taken_as_it_is(model: TrackerModel, pipe
     pipeline.step(frame(0))
     full = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
     full[30:90, 40:140] = True
-    answer = pipeline.add(FramePrompt(mask=Mask.from_full(full)), seq=0).answer
+    answer = pipeline.add(FramePrompt(mask=Mask.from_full(full)), seq=0).result
     assert answer is not None
     found = answer.mask.full()
     assert (found & full).sum() / (found | full).sum() > 0.8

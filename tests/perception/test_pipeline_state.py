@@ -14,13 +14,12 @@ import torch
 
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.detection.base import Detector
+from sam3_node.detection.base import Detector, prepare_prompts
 from sam3_node.detection.load import load_detector
-from sam3_node.detection.prompt_set import want
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.pipeline import Added, Answer, Pipeline
+from sam3_node.perception.pipeline import AddedObject, Pipeline, PromptResult
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import Frame, Mask, MaskFrame
@@ -53,9 +52,9 @@ def exactly(result: object) -> object:
     """A result without the times it took, comparable bit for bit."""
     if isinstance(result, MaskFrame):
         return pack_masks(replace(result, stages_us={}))
-    if isinstance(result, Added):
-        return result.id, exactly(result.answer)
-    if isinstance(result, Answer):
+    if isinstance(result, AddedObject):
+        return result.id, exactly(result.result)
+    if isinstance(result, PromptResult):
         return result.seq, result.score, encode_mask(result.mask, "rle")
     return result
 
@@ -160,8 +159,10 @@ def test_what_is_found_by_name_goes_on_beside_what_is_pointed_at(
 ) -> None:
     """The bundled models on the bundled recording."""
     frames = list(islice(open_bag(TABLETOP), 10))
-    names = want(detector, ["red mug", "green bottle", "blue can"], 0.2, most={"green bottle": 1})
-    others = want(detector, ["blue can", "yellow box"], 0.2, {"yellow box": 0.1})
+    names = prepare_prompts(
+        detector, ["red mug", "green bottle", "blue can"], 0.2, max_counts={"green bottle": 1}
+    )
+    others = prepare_prompts(detector, ["blue can", "yellow box"], 0.2, {"yellow box": 0.1})
     point = FramePrompt(points=[(320, 240)])
     middle = FramePrompt(box=[280, 200, 360, 280])
     actions: list[Action] = [
@@ -197,7 +198,7 @@ class Blocks:
         return Pipeline(self.nano, settings, "cam0", ColourDetector(), self.settings)
 
     def set_prompts(self, *names: str) -> Action:
-        return lambda pipeline: pipeline.set_prompts(want(ColourDetector(), names, 0.5))
+        return lambda pipeline: pipeline.set_prompts(prepare_prompts(ColourDetector(), names, 0.5))
 
 
 def test_births_deaths_and_what_was_turned_away_go_on(nano: TrackerModel) -> None:
@@ -296,7 +297,7 @@ def test_a_state_with_names_needs_a_detector_that_knows_them(
 ) -> None:
     blocks = Blocks(nano)
     named = blocks.make()
-    named.set_prompts(want(ColourDetector(), ["red"], 0.5))
+    named.set_prompts(prepare_prompts(ColourDetector(), ["red"], 0.5))
     state = named.state()
     refused(Pipeline(nano, TrackerSettings(max_objects=2), "cam0"), state, ReplayError, "'detector': None")
     monkeypatch.delitem(coloured_blocks.COLOURS, "red")

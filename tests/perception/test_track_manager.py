@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sam3_node.detection.prompt_set import want
+from sam3_node.detection.base import prepare_prompts
 from sam3_node.errors import RequestError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
@@ -43,9 +43,11 @@ class World:
         self._seq = 0
 
     def ask(
-        self, *names: str, scores: dict[str, float] | None = None, most: dict[str, int] | None = None
+        self, *names: str, scores: dict[str, float] | None = None, max_counts: dict[str, int] | None = None
     ) -> None:
-        self.pipeline.set_prompts(want(self.detector, names, 0.5, scores, most) if names else None)
+        self.pipeline.set_prompts(
+            prepare_prompts(self.detector, names, 0.5, scores, max_counts) if names else None
+        )
 
     def step(self, placed: dict[tuple[int, int], str]) -> MaskFrame:
         self._seq += 1
@@ -187,28 +189,30 @@ def test_without_association_a_mask_that_drifted_is_left_as_it_is(
     search = TrackManager(detector, tracker, objects, objects.remove, settings)
     image = decode_image(frame(0, {A: "red"}))
     features = model.encode(model.preprocess(image))
-    sight = FrameContext(image, features, 0, Scaling((HEIGHT, WIDTH), model.image_size), 0)
-    search.set_prompts(want(detector, ("red",), 0.5))
-    (born,) = search.look(sight, tracker.step_features(features)).values()
+    context = FrameContext(image, features, 0, Scaling((HEIGHT, WIDTH), model.image_size), 0)
+    search.set_prompts(prepare_prompts(detector, ("red",), 0.5))
+    (born,) = search.detect(context, tracker.step_features(features)).values()
     (object_id,) = tracker.ids
     drifted = born.logits.roll(3, dims=1)  # overlaps still
     tracks = Tracks([object_id], drifted[None], born.score[None], born.visible[None])
-    changed = search.look(sight, tracks)
+    changed = search.detect(context, tracks)
     assert set(changed) == ({object_id} if association else set())
     assert tracker.ids == [object_id]
 
 
 def test_names_are_limited_in_number_and_by_score(world: World) -> None:
-    world.ask("red", "green", most={"red": 1}, scores={"green": 0.95})
+    world.ask("red", "green", max_counts={"red": 1}, scores={"green": 0.95})
     masks = world.steps(EVERY + 1, {A: "red", B: "green", C: "red"})
     assert list(labels(masks).values()) == ["red"]
 
 
-@pytest.mark.parametrize(("most", "called"), [(None, ["green", "green"]), ({"green": 1}, ["green", "red"])])
+@pytest.mark.parametrize(
+    ("max_counts", "called"), [(None, ["green", "green"]), ({"green": 1}, ["green", "red"])]
+)
 def test_what_looks_like_another_is_called_so_within_the_limit(
-    world: World, most: dict[str, int] | None, called: list[str]
+    world: World, max_counts: dict[str, int] | None, called: list[str]
 ) -> None:
-    world.ask("red", "green", most=most)
+    world.ask("red", "green", max_counts=max_counts)
     before = labels(world.steps(EVERY + 1, {A: "red", B: "green"}))
     world.detector.mistakes = {"red": "green"}
     after = labels(world.steps(6 * EVERY, {A: "red", B: "green"}))
@@ -218,7 +222,7 @@ def test_what_looks_like_another_is_called_so_within_the_limit(
 
 def test_a_limit_of_something_else_is_refused(world: World) -> None:
     with pytest.raises(RequestError, match="'mug'"):
-        world.ask("red", most={"mug": 1})
+        world.ask("red", max_counts={"mug": 1})
 
 
 def test_without_room_those_in_view_stay_and_the_newcomer_is_counted(model: TrackerModel) -> None:

@@ -1,4 +1,4 @@
-"""Live equals replay: a camera, a node that cannot keep up, and a recorder as processes; then replay as another."""
+"""A replay as recorded gives the live masks; camera, a node that skips frames, recorder and replay are processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
-from sam3_node.replay.compare import compare
+from sam3_node.replay.compare import compare_masks
 from sam3_node.wire import Event
 
 NAMES = ("red mug", "green bottle")
@@ -40,7 +40,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path) -> Path:
-    """The bundled weights on the bundled scene, faster than the node can follow, and a client that edits."""
+    """Run bundled weights on the bundled scene, faster than the node can step, with a client that edits."""
     rig = Rig(folder)
     rig.environment |= {
         "SAM3_MODEL__NAME": "nano",
@@ -62,7 +62,7 @@ def record(folder: Path) -> Path:
 
 
 def edit(client: PerceptionClient) -> None:
-    """Every kind of edit, some on frames that the node still holds."""
+    """Make each kind of edit, some on frames that the node still holds."""
     wait(client, 2)
     client.add_object(box=(190, 120, 330, 300), label="boxed")
     first = has(client, "boxed")
@@ -92,7 +92,7 @@ def wait(client: PerceptionClient, count: int) -> MaskFrame:
 
 
 def has(client: PerceptionClient, label: str) -> int:
-    """The id of what is called so, once masks show it."""
+    """Return the id of the object with this label, as soon as masks have it."""
     masks = masks_where(client, lambda masks: label in labels(masks), label)
     return next(instance.id for instance in masks.instances if instance.label == label)
 
@@ -118,7 +118,7 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert f"identical: the masks of all {len(live)} recorded frames" in done.stdout
     replayed = list(read_masks(tmp_path / "masks.mcap"))
     assert [masks.seq for masks in replayed] == [masks.seq for masks in live]
-    assert compare(replayed, live).is_identical
+    assert compare_masks(replayed, live).is_identical
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["frames"] == len(live)
     assert summary["refused"] == summary["failed"] == 0

@@ -1,4 +1,4 @@
-"""Objects tracked forward and backward from where they are known; second passes that are killed and gone on with."""
+"""Objects tracked forward and backward; second passes that are killed and continued."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
+from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, StoppedError, run_job
-from sam3_node.replay.second_pass import multi_shot_spans
-from sam3_node.replay.shards import SECOND, ShardLimits, Shards
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.second_pass import find_multi_shot_spans
+from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.replay.summary import Summary
 from sam3_node.settings import Settings
@@ -34,18 +35,18 @@ MOMENTS = [
     ("replaying", 7),
     ("replaying", 31),
     ("reading", 3),
-    ("going back", 1),
-    ("going back", 5),
-    ("going back", 7),
+    ("tracking backward", 1),
+    ("tracking backward", 5),
+    ("tracking backward", 7),
 ]
 
 
 class Killed(BaseException):
-    """Nobody catches this one."""
+    """An exception that nothing catches."""
 
 
 class Killer:
-    """Progress that ends everything at a moment."""
+    """A progress callback that ends the run at one moment."""
 
     def __init__(self, what: str, done: int) -> None:
         self._moment = what, done
@@ -98,7 +99,7 @@ def lasting(summary: Summary) -> Summary:
     return replace(summary, seconds=0.0, frames_per_s=0.0, resumed_from=0, stages_ms={})
 
 
-def test_an_object_shown_in_the_middle_has_masks_before(tmp_path: Path) -> None:
+def test_an_object_marked_in_the_middle_has_earlier_masks(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", FIRST, STOP)
     job = Job(
         (str(bag),),
@@ -119,7 +120,7 @@ def test_an_object_shown_in_the_middle_has_masks_before(tmp_path: Path) -> None:
     assert all(found[seq] == before[seq] for seq in range(SEAM, STOP))
 
 
-def test_each_object_is_there_from_its_cameras_first_frame_on(
+def test_each_object_has_masks_from_its_cameras_first_frame(
     bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
     job = job_on(bag, tmp_path / "out")
@@ -153,7 +154,7 @@ def test_without_objects_those_of_the_recording_are_tracked_back(
     assert ids["left", 15] == {2}  # the other was removed after frame 14
 
 
-def test_names_are_tracked_back_from_where_they_are_found(tmp_path: Path) -> None:
+def test_detected_objects_are_tracked_backward(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", 70, 84)
     job = Job((str(bag),), str(tmp_path / "out"), "every", "bidirectional", ("blue can",), settings=NAMES)
     run_job(job)
@@ -169,13 +170,13 @@ def test_as_recorded_has_no_other_strategy(bag: Path, tmp_path: Path) -> None:
         Job((str(bag),), str(tmp_path), "as-recorded", "multi-shot")
 
 
-def test_a_second_pass_that_is_killed_goes_on_bit_for_bit(
-    bag: Path, load: PerceptionCache, tmp_path: Path
-) -> None:
+def test_a_killed_second_pass_continues_bit_for_bit(bag: Path, load: PerceptionCache, tmp_path: Path) -> None:
     kill_everywhere(job_on(bag, tmp_path / "whole"), tmp_path / "killed", load)
 
 
-def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: Path) -> None:
+def test_a_killed_multi_shot_pass_continues_bit_for_bit(
+    bag: Path, load: PerceptionCache, tmp_path: Path
+) -> None:
     early = (replace(one, seq=seq) for seq, one in zip((1, 4, 2), job_on(bag, tmp_path).objects, strict=True))
     job = replace(job_on(bag, tmp_path / "whole"), strategy="multi-shot", objects=tuple(early))
     forward = replace(job, strategy="forward", out=str(tmp_path / "forward"))
@@ -184,15 +185,15 @@ def test_so_do_spans_of_low_scores(bag: Path, load: PerceptionCache, tmp_path: P
     scores = [one.score for found in masks for one in found.instances]
     # weights without meaning: what is doubtful is chosen so that there is much of it
     doubt = max(
-        scores, key=lambda doubt: sum(span.last - span.first for span in multi_shot_spans(masks, doubt))
+        scores, key=lambda doubt: sum(span.last - span.first for span in find_multi_shot_spans(masks, doubt))
     )
     kill_everywhere(replace(job, settings={"detector": {"doubt": doubt}}), tmp_path / "killed", load)
 
 
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
-    """What comes of a job that is killed in every phase is what comes of one that is not."""
+    """Check that a job killed in each phase gives the results of an uninterrupted one."""
     expected = run_job(whole, load, limits=SMALL)
-    assert len(Shards(FolderStore(Path(whole.out)), SECOND)) > 1
+    assert len(Shards(FolderStore(Path(whole.out)), SECOND_PASS)) > 1
     job = replace(whole, out=str(out))
     for moment in MOMENTS:
         with pytest.raises(Killed):
@@ -201,7 +202,7 @@ def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
 
     def on_progress(what: str, done: int, total: int | None) -> None:
         assert what != "replaying"
-        if what == "going back":
+        if what == "tracking backward":
             assert done > 5
             stop.set()
 

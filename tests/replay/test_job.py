@@ -1,4 +1,4 @@
-"""Jobs as JSON, and what is refused in them; the settings that they run with."""
+"""Jobs as JSON, invalid jobs, and the settings that jobs run with."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_job_comes_back_from_json() -> None:
         ({"mode": "as-recorded"}, "expected no names or objects beside it"),
     ],
 )
-def test_what_cannot_be_done_is_refused(change: dict[str, Any], told: str) -> None:
+def test_an_invalid_job_is_an_error(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ReplayError, match=told):
         replace(full_job(), **change)
 
@@ -84,17 +84,17 @@ def test_json_that_is_no_job_is_refused(text: str, told: str) -> None:
 
 def test_several_recordings_are_a_job_each_in_a_folder_of_its_own() -> None:
     job = replace(full_job(), bags=("x/a.mcap", "y/a.mcap", "s3://b/folder/", "a-2.mcap"), out="out/")
-    assert [one.out for one in job.each()] == ["out/a", "out/a-2", "out/folder", "out/a-2-2"]
-    assert [one.bags for one in job.each()] == [(bag,) for bag in job.bags]
+    assert [one.out for one in job.split_by_recording()] == ["out/a", "out/a-2", "out/folder", "out/a-2-2"]
+    assert [one.bags for one in job.split_by_recording()] == [(bag,) for bag in job.bags]
     alone = replace(job, bags=("a.mcap",))
-    assert alone.each() == (alone,)
+    assert alone.split_by_recording() == (alone,)
 
 
-def test_the_verb_offers_what_there_is() -> None:
+def test_the_command_offers_all_outputs_and_strategies() -> None:
     assert replay_verbs.OUTPUTS == OUTPUTS == KINDS
 
 
-def test_only_what_was_chosen_on_purpose_is_a_jobs(tmp_path: Path) -> None:
+def test_a_job_has_only_settings_that_the_user_set(tmp_path: Path) -> None:
     profile = tmp_path / "p.toml"
     profile.write_text("[tracker]\nbank_size = 7\n[camera]\nfps = 5\n")
     settings = load_settings(profile, {"model.device": "cpu"})
@@ -121,7 +121,7 @@ def test_every_frame_is_done_with_the_recorded_model_on_this_machine() -> None:
     assert settings_for(Job(("a",), "b"), None).tracker.bank_size == 7
 
 
-def test_settings_of_another_version_are_told() -> None:
+def test_settings_of_another_version_are_an_error() -> None:
     strange = {"settings": {"tracker": {"speed": 3}}}
     with pytest.raises(ReplayError, match="do not fit this version"):
         settings_for(Job(("a",), "b", "as-recorded"), strange)

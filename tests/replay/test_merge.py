@@ -1,4 +1,4 @@
-"""Two passes over the same frames as one stream."""
+"""Two passes over the same frames, merged to one stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import ReplayError
-from sam3_node.replay.merge import merge, turned
+from sam3_node.replay.merge import merge, reverse_shards
 from sam3_node.types import Instance, Mask, MaskFrame
 
 DOUBT = 0.5
@@ -82,7 +82,7 @@ def test_ages_are_counted_in_the_order_of_the_frames() -> None:
     assert [one.frames_since_seen for one in merged] == [1, 0, 0, 0, 0]
 
 
-def test_a_span_that_begins_on_another_thing_is_left_out() -> None:
+def test_a_span_that_disagrees_on_its_first_frame_is_left_out() -> None:
     forward = [masks_at(seq, {1: score}) for seq, score in enumerate([0.7, 0.2, 0.7, 0.2, 0.7])]
     other = [masks_at(seq, {1: 0.9}, "backward", age=2 - seq, column=2) for seq in range(2)]
     same = [masks_at(seq, {1: 0.6}, "backward", age=4 - seq) for seq in (2, 3)]
@@ -99,7 +99,7 @@ def test_a_frame_that_the_first_pass_does_not_have_is_an_error() -> None:
         list(merged)
 
 
-def test_it_reads_no_further_than_it_gives() -> None:
+def test_frames_are_read_only_as_needed() -> None:
     read: list[int] = []
 
     def watched() -> Iterator[MaskFrame]:
@@ -113,14 +113,14 @@ def test_it_reads_no_further_than_it_gives() -> None:
     assert len(read) <= 11
 
 
-def test_parts_of_a_backward_pass_are_turned_around() -> None:
+def test_shards_of_a_backward_pass_are_reversed() -> None:
     read: list[int] = []
 
     def part(first: int, last: int) -> list[MaskFrame]:
         read.append(first)
         return list(passes(range(first, last, -1), {1: 0.5}, ""))
 
-    turning = turned([lambda: part(9, 5), lambda: part(5, 2), lambda: part(2, -1)])
+    turning = reverse_shards([lambda: part(9, 5), lambda: part(5, 2), lambda: part(2, -1)])
     assert next(turning).seq == 0
     assert read == [2]
     assert [masks.seq for masks in turning] == list(range(1, 10))

@@ -1,4 +1,4 @@
-"""Spans of low scores tracked a second time, from where the object is sure again."""
+"""Spans of low scores, tracked again from the next confident frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import run_job
-from sam3_node.replay.second_pass import multi_shot_spans
+from sam3_node.replay.second_pass import find_multi_shot_spans
 from sam3_node.replay.shards import Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.types import Instance, Mask, MaskFrame, TrackState
@@ -23,7 +23,7 @@ BALL, FIRST, STOP = "orange ball", 140, 164
 
 
 def masks_of(scores: list[float | None], camera: str = "cam0", object_id: int = 1) -> list[MaskFrame]:
-    """An object with these scores; None where it is out of view."""
+    """Make masks of an object with these scores; None if it is out of view."""
     return [
         MaskFrame(camera, seq, 0, 4, 4, instances=(instance(object_id, score),))
         for seq, score in enumerate(scores)
@@ -37,10 +37,10 @@ def instance(object_id: int, score: float | None) -> Instance:
 
 
 def places(scores: list[float | None]) -> list[tuple[int, int]]:
-    return [(span.first, span.last) for span in multi_shot_spans(masks_of(scores), DOUBT)]
+    return [(span.first, span.last) for span in find_multi_shot_spans(masks_of(scores), DOUBT)]
 
 
-def test_a_span_lies_between_frames_on_which_the_object_is_sure() -> None:
+def test_a_span_lies_between_confident_frames() -> None:
     assert places([0.9, 0.4, None, 0.1, 0.8, 0.9]) == [(0, 4)]
     assert places([0.9, None, None, None, 0.5, 0.2, 0.2, 0.2, 0.6]) == [(0, 4), (4, 8)]
 
@@ -51,15 +51,15 @@ def test_short_drops_and_open_ends_are_no_spans() -> None:
     assert places([0.9, 0.4, 0.4, 0.4, None]) == []
 
 
-def test_cameras_and_objects_are_told_apart() -> None:
+def test_spans_are_separate_for_cameras_and_objects() -> None:
     drop: list[float | None] = [0.9, 0.1, 0.1, 0.1, 0.9]
     left, right = masks_of(drop, "left"), masks_of(drop[::-1], "right", object_id=7)
     both = [masks for pair in zip(left, right, strict=True) for masks in pair]
-    found = [(span.camera, span.id, span.first, span.last) for span in multi_shot_spans(both, DOUBT)]
+    found = [(span.camera, span.id, span.first, span.last) for span in find_multi_shot_spans(both, DOUBT)]
     assert found == [("left", 1, 0, 8), ("right", 7, 1, 9)]
 
 
-def test_a_drop_of_the_score_is_mended_from_behind(tmp_path: Path) -> None:
+def test_a_drop_of_the_score_is_repaired_backward(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", FIRST, STOP)
     job = Job(
         (str(bag),),

@@ -1,4 +1,4 @@
-"""What a replay leaves: read back by the libraries that others read it with."""
+"""Outputs of a replay, read back with the usual libraries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
-from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint
-from sam3_node.replay.outputs import KINDS, pair, write_outputs
+from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
+from sam3_node.replay.outputs import KINDS, pair_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_image
 
@@ -62,7 +62,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_everything_is_there_and_comes_out_the_same_again(tmp_path: Path) -> None:
+def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
     pytest.importorskip("mcap")
     counts: dict[str, list[int]] = {kind: [] for kind in KINDS}
     written = write_outputs(tmp_path, KINDS, all_masks, all_frames, lambda kind, n: counts[kind].append(n))
@@ -83,7 +83,7 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
     read = list(read_masks(tmp_path / "masks.mcap"))
     assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
     for found, expected in zip(read, all_masks(), strict=True):
-        assert np.array_equal(paint(found), paint(expected))
+        assert np.array_equal(paint_indices(found), paint_indices(expected))
 
 
 def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
@@ -137,20 +137,20 @@ def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
     assert table[1] == {"index": 2, "id": 2, "label": "bowl", "first_seq": 1}
 
 
-def test_ids_past_the_palette_begin_again_and_never_are_background() -> None:
+def test_ids_above_the_palette_repeat_and_are_never_background() -> None:
     instances = tuple(blob(1, 0) if n == 255 else blob(2, 0) for n in (255, 256))
     numbered = [
         Instance(n, "", 0.5, "tracked", 0, 0, one.mask) for n, one in zip((255, 256), instances, strict=True)
     ]
-    labels = paint(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=tuple(numbered)))
+    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=tuple(numbered)))
     assert np.array_equal(labels == 255, numbered[0].mask.full())
     assert np.array_equal(labels == 1, numbered[1].mask.full())
 
 
-def test_where_masks_overlap_the_better_one_is_seen() -> None:
+def test_the_higher_score_is_on_top() -> None:
     low, high = blob(1, 0, score=0.4), blob(1, 1, score=0.8)
     pair_of = (Instance(7, "", 0.8, "tracked", 0, 0, high.mask), low)
-    labels = paint(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
+    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
     assert np.array_equal(labels == 7, high.mask.full())
 
 
@@ -166,7 +166,7 @@ def test_labels_are_read_from_palette_and_grey_png(case: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"no image", encode_labels(np.ones((4, 4), np.uint8))[:50]])
-def test_what_is_no_label_image_is_refused(data: bytes) -> None:
+def test_other_files_than_label_images_are_errors(data: bytes) -> None:
     with pytest.raises(
         WireError, match="expected a palette or 8-bit grey PNG, found no PNG, or a broken one"
     ):
@@ -205,14 +205,14 @@ def test_masks_without_a_frame_or_on_a_broken_one_are_not_drawn(tmp_path: Path) 
     assert not (tmp_path / "overlay-right.mp4").exists()
 
 
-def test_frames_are_paired_though_a_camera_was_started_again() -> None:
+def test_frames_are_paired_after_a_camera_restart() -> None:
     times = {(0, 100): 0, (1, 100): 1, (2, 100): 2, (0, 200): 3, (1, 200): 4}
     frames = [Frame("left", seq, 1000 * start + seq, 1, 1, "bgr8", b"abc") for seq, start in times]
     masks = [MaskFrame("left", frames[n].seq, frames[n].capture_ns, 1, 1) for n in (1, 3, 4)]
-    assert [frame for _, frame in pair(iter(masks), iter(frames))] == [frames[n] for n in (1, 3, 4)]
+    assert [frame for _, frame in pair_frames(iter(masks), iter(frames))] == [frames[n] for n in (1, 3, 4)]
 
 
-def test_a_run_that_fails_leaves_the_former_outputs_whole(tmp_path: Path) -> None:
+def test_a_failed_run_keeps_the_old_outputs(tmp_path: Path) -> None:
     pytest.importorskip("mcap")
     write_outputs(tmp_path, KINDS, all_masks, all_frames, told)
     before = digests(tmp_path)
@@ -227,7 +227,7 @@ def test_a_run_that_fails_leaves_the_former_outputs_whole(tmp_path: Path) -> Non
     assert digests(tmp_path) == before
 
 
-def test_what_a_killed_run_left_is_swept_away(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".png.partial/new/png/left").mkdir(parents=True)
     (tmp_path / ".png.partial/new/png/left/00099.png").write_bytes(b"half")
     (tmp_path / "png/gone").mkdir(parents=True)
@@ -243,7 +243,7 @@ def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write png into .*file"):
         write_outputs(tmp_path / "file", ["png"], all_masks, all_frames, told)

@@ -1,4 +1,4 @@
-"""Decoding ahead: the same actions in the same order, with bounds."""
+"""Prefetching keeps the actions and their order, within its limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAME_BYTES = SIZE[0] * SIZE[1] * 3
 
 
 def actions(count: int) -> list[Action]:
-    """Steps, with an edit before every third."""
+    """Yield steps, with an edit before every third."""
     found: list[Action] = []
     for seq in range(count):
         if seq % 3 == 0:
@@ -30,7 +30,7 @@ def actions(count: int) -> list[Action]:
 
 
 class Source:
-    """Counts what is taken of it."""
+    """A source that counts the actions taken from it."""
 
     def __init__(self, items: list[Action]) -> None:
         self.taken = 0
@@ -44,7 +44,7 @@ class Source:
 
 def test_order_and_pixels_are_as_they_were() -> None:
     expected = actions(40)
-    with Prefetcher(expected, threads=3, most_frames=7) as ahead:
+    with Prefetcher(expected, threads=3, max_frames=7) as ahead:
         found = list(ahead)
     assert len(found) == len(expected)
     for here, there in zip(found, expected, strict=True):
@@ -58,9 +58,9 @@ def test_order_and_pixels_are_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(("frames", "size"), [(5, 1 << 30), (100, 5 * FRAME_BYTES)])
-def test_no_more_waits_than_there_is_room_for(frames: int, size: int) -> None:
+def test_the_queue_stays_within_its_limits(frames: int, size: int) -> None:
     source = Source([Step(moving_frame(seq), 0) for seq in range(30)])
-    with Prefetcher(source, most_frames=frames, most_bytes=size) as ahead:
+    with Prefetcher(source, max_frames=frames, max_bytes=size) as ahead:
         until(lambda: source.taken == 6, "five that wait, one that finds no room")
         found = iter(ahead)
         for taken in range(1, 20):
@@ -69,8 +69,8 @@ def test_no_more_waits_than_there_is_room_for(frames: int, size: int) -> None:
             assert source.taken <= 6 + taken
 
 
-def test_a_frame_larger_than_all_room_passes() -> None:
-    with Prefetcher(actions(5), most_bytes=10) as ahead:
+def test_a_frame_above_the_limit_passes() -> None:
+    with Prefetcher(actions(5), max_bytes=10) as ahead:
         assert len(list(ahead)) == 7
 
 
@@ -82,7 +82,7 @@ def test_a_frame_that_does_not_decode_passes_as_it_is() -> None:
     assert [frame.encoding for frame in found] == ["bgr8", "jpeg", "bgr8"]
 
 
-def test_an_error_of_the_source_comes_after_what_came_before_it() -> None:
+def test_an_error_of_the_source_comes_after_earlier_actions() -> None:
     def failing() -> Iterator[Action]:
         yield from actions(6)
         raise BagError("gone")
@@ -101,7 +101,7 @@ def test_an_error_of_the_source_comes_after_what_came_before_it() -> None:
 def test_it_closes_at_any_moment_and_leaves_no_thread() -> None:
     before = threading.active_count()
     for taken in (0, 1, 5):
-        with Prefetcher(actions(40), most_frames=3) as ahead:
+        with Prefetcher(actions(40), max_frames=3) as ahead:
             found = iter(ahead)
             for _ in range(taken):
                 next(found)

@@ -1,4 +1,4 @@
-"""What to track, read from files."""
+"""Prompts read from files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sam3_node.replay.actions import Notes, Step
 from sam3_node.replay.davis_png import encode_labels, read_mask
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.prompts_file import read_prompts
-from sam3_node.replay.schedule import with_objects
+from sam3_node.replay.schedule import add_objects
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
 from tests.support.paths import SHARED
@@ -81,7 +81,7 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
         {"mask": str(annotation(tmp_path / "mug.png"))},
     )
     frames = (Frame("left", seq, 0, 64, 48, "bgr8", b"") for seq in (11, 12))
-    first, second = with_objects((Step(frame, 0) for frame in frames), found, Notes(lenient=False))
+    first, second = add_objects((Step(frame, 0) for frame in frames), found, Notes(lenient=False))
     assert isinstance(first, Step)
     assert isinstance(second, Step)
     edits = (*second.edits, *first.edits)
@@ -114,16 +114,21 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
     ("entry", "message"),
     [
         (3, "expected a map, found 3"),
-        ({}, "expected points or a box, or else a mask, found neither"),
-        ({"box": BOX, "mask": "a.png"}, "expected points or a box, or else a mask, found both"),
+        ({}, "prompt: expected points, a box or a mask, found none"),
+        ({"box": BOX, "mask": "a.png"}, "prompt: expected a mask alone, found points or a box"),
         ({"bocks": BOX}, "expected some of camera, frame, .* found 'bocks'"),
-        ({"box": [1, 2, 3]}, r"expected 'box' to be \[x0, y0, x1, y1\] .* found \[1.0, 2.0, 3.0\]"),
-        ({"box": [30, 8, 10, 24]}, r".*x0 < x1 and y0 < y1, found \[30.0, 8.0, 10.0, 24.0\]"),
+        ({"box": [1, 2, 3]}, r"box: expected \(x0, y0, x1, y1\), found shape \[3\]"),
+        ({"box": [30, 8, 10, 24]}, r"box: expected x0 < x1 and y0 < y1, found \[30.0, 8.0, 10.0, 24.0\]"),
         ({"box": "all"}, "expected 'box' to be a list, found 'all'"),
-        ({"points": []}, r"expected 'points' to be 1 to 64 pairs \[x, y\]"),
+        ({"points": []}, r"points: expected 1 to 64 pairs \(x, y\), found shape \[0\]"),
         ({"points": [[1, 2, 3]]}, "expected 'point' to be a list of at most 2 finite numbers"),
-        ({"points": [[1, 2]], "labels": [1, 0]}, "expected 'labels' to be 1 of 1"),
-        ({"points": [[1, 2]], "labels": [2]}, "expected 'labels' to be 1 of 1"),
+        ({"points": [[1, 2], [3]]}, r"expected 'points' to be pairs \[x, y\]"),
+        (
+            {"points": [[1, 2]], "labels": [True]},
+            "expected 'labels' to be a list of at most 64 finite numbers",
+        ),
+        ({"points": [[1, 2]], "labels": [1, 0]}, "labels: expected 1 of 1"),
+        ({"points": [[1, 2]], "labels": [2]}, "labels: expected 1 of 1"),
         ({"box": BOX, "labels": [1]}, "expected 'labels' to be beside points"),
         ({"box": BOX, "frame": "last"}, "expected 'frame' to be a seq or \"first\", found 'last'"),
         ({"box": BOX, "frame": -1}, "expected 'frame' to be an integer in 0"),
@@ -154,13 +159,13 @@ def test_errors_name_the_object_and_what_was_expected(tmp_path: Path, entry: Any
         ),
     ],
 )
-def test_files_of_something_else_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_other_files_are_errors(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ReplayError, match=message):
         read_prompts(tmp_path / name)
 
 
-def test_places_without_prompts_are_refused(tmp_path: Path) -> None:
+def test_paths_without_prompts_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"cannot read .*none\.json: No such file"):
         read_prompts(tmp_path / "none.json")
     with pytest.raises(ReplayError, match="expected palette PNGs, or folders of them"):

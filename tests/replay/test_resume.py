@@ -1,4 +1,4 @@
-"""Replays killed with SIGKILL at random moments, again and again: what is there at the end is what one run gives."""
+"""Replays killed with SIGKILL at random moments end with the results of one uninterrupted run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(bag: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """What was never interrupted."""
+    """Return the results of an uninterrupted run."""
     job = Job((str(bag),), str(tmp_path_factory.mktemp("whole") / "out"), "as-recorded", outputs=OUTPUTS)
     run_job(job)
     assert compare_job(job).is_identical
@@ -57,7 +57,7 @@ def work(text: str, begun: Any) -> None:
 
 
 def outputs_of(job: Job) -> dict[str, str]:
-    """Digests of all outputs."""
+    """Return digests of all outputs."""
     out = Path(job.out)
     files = [path for path in sorted(out.rglob("*")) if path.is_file() and "parts" not in path.parts]
     own = ("job.json", "summary.json", ".lock")
@@ -73,7 +73,7 @@ def summary_of(job: Job) -> Summary:
 
 
 @pytest.mark.timeout(1200)
-def test_killed_at_any_moment_it_ends_as_if_it_never_was(bag: Path, whole: Job, tmp_path: Path) -> None:
+def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_path: Path) -> None:
     processes.set_forkserver_preload(["sam3_node.replay.run", "tests.support.tiny"])
     moments = random.Random(6)
     kills = finished = resumed = 0
@@ -102,7 +102,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_never_was(bag: Path, whole: Job, 
 
 
 @pytest.mark.timeout(1200)
-def test_the_verb_stops_at_a_signal_and_goes_on(bag: Path, whole: Job, tmp_path: Path) -> None:
+def test_the_command_stops_at_a_signal_and_continues(bag: Path, whole: Job, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sam3_node", "replay", str(bag), "-o", str(tmp_path), "--as-recorded"]
     command += ["--outputs", ",".join(OUTPUTS)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -112,7 +112,7 @@ def test_the_verb_stops_at_a_signal_and_goes_on(bag: Path, whole: Job, tmp_path:
     out, log = process.communicate(timeout=60)
     assert process.returncode in (130, 0), log
     if process.returncode == 130:
-        assert "the same command goes on from there" in out
+        assert "the same command continues from there" in out
         assert not (tmp_path / "summary.json").exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

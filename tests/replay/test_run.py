@@ -1,4 +1,4 @@
-"""Replays with tiny weights: as recorded, every frame, stopped and gone on with."""
+"""Replays with tiny weights: as recorded, on every frame, stopped and continued."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from sam3_node.bags import read_masks
 from sam3_node.cli.main import main
 from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.compare import compare
+from sam3_node.replay.compare import compare_masks
+from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, StoppedError, compare_job, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
@@ -46,7 +47,7 @@ def load() -> PerceptionCache:
 
 @pytest.fixture(scope="module")
 def bag(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `edited` does."""
+    """List the edits that `edited` makes."""
     path = tmp_path_factory.mktemp("bag") / "live.mcap"
     with Live(path, Perception.load(settings)) as live:
         for _ in edited(live):
@@ -84,7 +85,7 @@ def test_one_camera_alone_gives_its_recorded_masks(job: Job, load: PerceptionCac
 
 
 @pytest.mark.parametrize("after", [1, 2, 9, 23, 39])
-def test_a_stopped_replay_goes_on_bit_for_bit(
+def test_a_stopped_replay_continues_bit_for_bit(
     job: Job, load: PerceptionCache, tmp_path: Path, after: int
 ) -> None:
     stop = threading.Event()
@@ -94,7 +95,7 @@ def test_a_stopped_replay_goes_on_bit_for_bit(
         if done == after:
             stop.set()
 
-    with pytest.raises(StoppedError, match="the same command goes on"):
+    with pytest.raises(StoppedError, match="the same command continues"):
         run_job(job, load, progress, stop, limits=SMALL)
     assert not is_finished(job)
     summary = run_job(job, load, limits=SMALL)
@@ -157,7 +158,7 @@ def test_other_weights_are_refused(
     assert any("model.name was" in note for note in summary.notes)
 
 
-def test_other_settings_give_other_masks_and_are_told(job: Job, load: PerceptionCache) -> None:
+def test_other_settings_give_other_masks_and_are_noted(job: Job, load: PerceptionCache) -> None:
     other = replace(job, settings={"tracker": {"bank_size": 2}})
     assert run_job(other, load).notes == ["tracker.bank_size was 7 in the recording, is 2"]
     assert "different: the masks of" in str(compare_job(other))
@@ -244,7 +245,7 @@ def lose_masks(live: Live) -> None:
         (lose_masks, "found that 1 of them are not in the recording"),
     ],
 )
-def test_what_a_recording_lacks_is_told(
+def test_gaps_of_a_recording_are_errors_or_notes(
     settings: Settings, load: PerceptionCache, tmp_path: Path, lose: Way, told: str
 ) -> None:
     with Live(tmp_path / "gap.mcap", load(settings)) as live:
@@ -264,9 +265,7 @@ def test_what_a_recording_lacks_is_told(
     assert len(summary.notes) == 1
 
 
-def test_a_recording_that_begins_late_says_what_it_lacks(
-    settings: Settings, load: PerceptionCache, tmp_path: Path
-) -> None:
+def test_a_late_beginning_is_an_error(settings: Settings, load: PerceptionCache, tmp_path: Path) -> None:
     perception = Perception.load(settings)
     with Live(tmp_path / "before.mcap", perception) as live:
         live.step(moving_frame(0))
@@ -279,9 +278,7 @@ def test_a_recording_that_begins_late_says_what_it_lacks(
         run_job(job, load)
 
 
-def test_a_node_that_was_started_again_is_followed(
-    settings: Settings, load: PerceptionCache, tmp_path: Path
-) -> None:
+def test_a_restart_of_the_node_is_replayed(settings: Settings, load: PerceptionCache, tmp_path: Path) -> None:
     with Live(tmp_path / "twice.mcap", Perception.load(settings)) as live:
         for start in (0, 10):
             for seq in range(start, start + 4):
@@ -294,7 +291,7 @@ def test_a_node_that_was_started_again_is_followed(
     assert compare_job(job).is_identical
 
 
-def test_a_truncated_recording_is_replayed_as_far_as_it_is_whole(
+def test_a_truncated_recording_is_replayed_up_to_its_end(
     bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
     cut = tmp_path / "cut.mcap"
@@ -314,18 +311,18 @@ def test_other_recordings_are_not_replayed_as_recorded(
         run_job(Job((str(tmp_path / "absent.mcap"),), str(tmp_path)), load)
 
 
-def test_compare_says_what_differs_first(job: Job, load: PerceptionCache) -> None:
+def test_compare_describes_the_first_difference(job: Job, load: PerceptionCache) -> None:
     run_job(job, load)
     masks = masks_of(job)
     other = [replace(one, stages_us={"track": 5}) for one in masks]
-    assert compare(masks, other).is_identical
+    assert compare_masks(masks, other).is_identical
     one = other[20].instances[0]
     other[20] = replace(other[20], instances=(replace(one, score=one.score / 2), *other[20].instances[1:]))
-    found = compare(masks, other)
+    found = compare_masks(masks, other)
     assert found.identical == found.frames - 1
     assert "had score" in str(found)
-    assert "was not replayed" in str(compare(masks[:-1], masks))
-    assert "was not recorded" in str(compare(masks, masks[:-1]))
+    assert "was not replayed" in str(compare_masks(masks[:-1], masks))
+    assert "was not recorded" in str(compare_masks(masks, masks[:-1]))
 
 
 def test_the_summary_is_what_is_on_disk(job: Job, load: PerceptionCache) -> None:
@@ -336,7 +333,7 @@ def test_the_summary_is_what_is_on_disk(job: Job, load: PerceptionCache) -> None
     assert told["stages_ms"]["encode"] > 0
 
 
-def test_the_verb_takes_several_recordings_and_compares(bag: Path, tmp_path: Path) -> None:
+def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.mcap"
     other.write_bytes(bag.read_bytes())
     command = [sys.executable, "-m", "sam3_node", "replay", str(bag), str(other), "-o", str(tmp_path / "out")]
@@ -351,13 +348,13 @@ def test_the_verb_takes_several_recordings_and_compares(bag: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--compare"], "--compare: expected --as-recorded beside it"),
+        (["--compare"], "--compare: expected --as-recorded with it"),
         (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
         (["--outputs", "avi"], "output: expected one of mcap, coco, png, overlay, found 'avi'"),
         (["--objects", "absent.json"], "cannot read absent.json"),
     ],
 )
-def test_the_verb_says_what_it_cannot_do(
+def test_the_command_explains_invalid_options(
     bag: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
 ) -> None:
     assert main(["replay", str(bag), "-o", str(tmp_path), *options]) == 2

@@ -1,4 +1,4 @@
-"""Parts: complete or absent, whatever ends a write; and the folder that they are in."""
+"""Shards are complete or absent after any failed write; the folder store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.recordings import frame_at, make_truth
 
 
 def fill(store: FolderStore, count: int) -> Shards:
-    """So many parts of two frames each."""
+    """Add shards of two frames each until there are `count`."""
     parts = Shards(store)
     for number in range(len(parts), count):
         part = OpenShard()
@@ -35,7 +35,7 @@ def test_masks_come_back_in_order(store: FolderStore) -> None:
     masks = list(parts.masks())
     assert [one.seq for one in masks] == list(range(6))
     assert [one.area for one in masks[4].instances] == [one.area for one in make_truth(frame_at(4)).instances]
-    assert parts.standing() == Cursor(9, {"frames": 4})
+    assert parts.cursor() == Cursor(9, {"frames": 4})
     assert parts.checkpoint() == b"state 2"
 
 
@@ -48,12 +48,12 @@ def test_only_the_last_state_is_kept(store: FolderStore) -> None:
     assert len(list(Shards(store).masks())) == 6
 
 
-def test_an_empty_folder_stands_at_the_beginning(store: FolderStore) -> None:
-    assert Shards(store).standing() == Cursor(0, {})
+def test_the_cursor_of_an_empty_folder_is_zero(store: FolderStore) -> None:
+    assert Shards(store).cursor() == Cursor(0, {})
     assert list(Shards(store).masks()) == []
 
 
-def test_what_was_being_written_is_absent(store: FolderStore) -> None:
+def test_an_unfinished_shard_is_absent(store: FolderStore) -> None:
     fill(store, 2)
     (store.folder / "parts/000002.state").write_bytes(b"newer")
     (store.folder / "parts/000002.masks.unfinished").write_bytes(b"half")
@@ -65,21 +65,21 @@ def test_what_was_being_written_is_absent(store: FolderStore) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:60] + b"X" + data[61:]])
-def test_a_damaged_part_is_told(store: FolderStore, damage: object) -> None:
+def test_a_damaged_shard_is_an_error(store: FolderStore, damage: object) -> None:
     fill(store, 2)
     path = store.folder / "parts/000001.masks"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(ReplayError, match=r"parts/000001\.masks: expected a whole part"):
-        Shards(store).standing()
+    with pytest.raises(ReplayError, match=r"parts/000001\.masks: expected a whole shard"):
+        Shards(store).cursor()
 
 
-def test_a_state_that_is_gone_is_told(store: FolderStore) -> None:
+def test_a_missing_state_is_an_error(store: FolderStore) -> None:
     fill(store, 1).finish()
     with pytest.raises(ReplayError, match=r"expected parts/000000\.state"):
         Shards(store).checkpoint()
 
 
-def test_cleared_parts_are_gone(store: FolderStore) -> None:
+def test_cleared_shards_are_deleted(store: FolderStore) -> None:
     fill(store, 2).clear()
     assert store.names() == []
     assert len(Shards(store)) == 0
@@ -109,7 +109,7 @@ def test_one_writer_at_a_time(store: FolderStore) -> None:
         pass
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="file"):
         FolderStore(tmp_path / "file" / "out")

@@ -1,4 +1,4 @@
-"""Segments of a recording cut and joined again, on masks of blocks that move."""
+"""Segments of a recording, cut and stitched, on masks of moving blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam3_node.replay.stitch import Segment, cut, intersection, stitch
+from sam3_node.replay.stitch import Segment, cut_segments, stitch
 from sam3_node.types import Instance, Mask, MaskFrame
 
 WIDTH, HEIGHT = 80, 60
@@ -24,7 +24,7 @@ def block(truth: int, seq: int) -> Mask:
 
 
 def masks_at(seq: int, ids: Ids, camera: str = "cam0") -> MaskFrame:
-    """A frame that shows the true objects of `ids`, under the ids that they have there."""
+    """Make a frame with the true objects in `ids`, under these segment ids."""
     instances = tuple(
         Instance(own, LABELS[truth], 0.9, "tracked", seq, 0, block(truth, seq)) for truth, own in ids.items()
     )
@@ -36,7 +36,7 @@ def segment(start: int, stop: int, ids: Ids) -> Iterator[MaskFrame]:
 
 
 def tracks_of(stitched: Iterator[MaskFrame]) -> dict[int, set[int]]:
-    """The true objects that each id stood for."""
+    """Return the true objects of each id."""
     found: dict[int, set[int]] = {}
     for masks in stitched:
         for one in masks.instances:
@@ -58,12 +58,12 @@ def tracks_of(stitched: Iterator[MaskFrame]) -> dict[int, set[int]]:
 def test_segments_cover_every_frame(
     count: int, length: int, overlap: int, expected: list[tuple[int, int]]
 ) -> None:
-    assert cut(count, length, overlap) == [Segment(*span) for span in expected]
+    assert cut_segments(count, length, overlap) == [Segment(*span) for span in expected]
 
 
 def test_every_length_is_covered_with_its_overlap() -> None:
     for count in range(1, 60):
-        segments = cut(count, 7, 3)
+        segments = cut_segments(count, 7, 3)
         assert (segments[0].start, segments[-1].stop) == (0, count)
         for before, after in itertools.pairwise(segments):
             assert before.stop - after.start == 3
@@ -71,12 +71,12 @@ def test_every_length_is_covered_with_its_overlap() -> None:
 
 
 @pytest.mark.parametrize("overlap", [-1, 40, 50])
-def test_an_overlap_that_cannot_be_is_refused(overlap: int) -> None:
+def test_an_impossible_overlap_is_an_error(overlap: int) -> None:
     with pytest.raises(ValueError, match=f"expected an overlap of 0 to 39 frames .* found {overlap}"):
-        cut(100, 40, overlap)
+        cut_segments(100, 40, overlap)
 
 
-def test_objects_numbered_anew_in_each_segment_come_out_as_one() -> None:
+def test_objects_with_new_ids_in_each_segment_are_joined() -> None:
     parts = [segment(0, 12, {1: 1, 3: 5}), segment(8, 20, {3: 1, 1: 2}), segment(16, 30, {1: 9, 3: 4})]
     stitched = list(stitch(parts, 4))
     assert [masks.seq for masks in stitched] == list(range(30))
@@ -88,12 +88,12 @@ def test_swapped_ids_are_swapped_back() -> None:
     assert tracks_of(stitch(parts, 4)) == {1: {1}, 2: {2}}
 
 
-def test_new_objects_get_ids_that_nobody_had() -> None:
+def test_new_objects_get_unused_ids() -> None:
     parts = [segment(0, 12, {1: 1, 2: 7}), segment(8, 20, {1: 1, 4: 2}), segment(16, 30, {4: 1, 2: 2})]
     assert tracks_of(stitch(parts, 4)) == {1: {1}, 7: {2}, 8: {4}, 9: {2}}
 
 
-def test_objects_of_other_labels_are_others() -> None:
+def test_objects_with_other_labels_are_not_joined() -> None:
     after = [
         replace(masks, instances=tuple(replace(one, label="cup") for one in masks.instances))
         for masks in segment(8, 20, {1: 1})
@@ -101,7 +101,7 @@ def test_objects_of_other_labels_are_others() -> None:
     assert tracks_of(stitch([segment(0, 12, {1: 1}), after], 4)) == {1: {1}, 2: {1}}
 
 
-def test_masks_that_overlap_too_little_are_others() -> None:
+def test_masks_with_little_overlap_are_not_joined() -> None:
     parts = [segment(0, 12, {1: 1}), segment(8, 20, {2: 1})]
     assert tracks_of(stitch(parts, 4)) == {1: {1}, 2: {2}}
 
@@ -113,12 +113,12 @@ def test_without_an_overlap_every_object_is_new() -> None:
     assert tracks_of(iter(stitched)) == {1: {1}, 2: {1}}
 
 
-def test_an_overlap_of_which_nothing_is_left_loses_no_frame() -> None:
+def test_an_empty_overlap_loses_no_frame() -> None:
     parts = [segment(0, 8, {1: 1}), segment(12, 20, {1: 1})]
     assert [masks.seq for masks in stitch(parts, 4)] == [*range(8), *range(12, 20)]
 
 
-def test_an_object_that_is_found_late_in_the_overlap_is_known() -> None:
+def test_an_object_that_appears_late_in_the_overlap_is_joined() -> None:
     after = [masks_at(seq, {1: 1} if seq > 10 else {}) for seq in range(8, 20)]
     assert tracks_of(stitch([segment(0, 12, {1: 3}), after], 4)) == {3: {1}}
 
@@ -138,7 +138,7 @@ def test_frames_are_the_earlier_segments_up_to_the_middle_of_the_overlap() -> No
     assert "".join(masks.model for masks in stitch(parts, 4)) == "a" * 10 + "b" * 10
 
 
-def test_cameras_have_ids_of_their_own() -> None:
+def test_each_camera_has_its_own_ids() -> None:
     def both(start: int, stop: int, left: Ids, right: Ids) -> Iterator[MaskFrame]:
         for seq in range(start, stop):
             yield masks_at(seq, left, "left")
@@ -152,7 +152,7 @@ def test_cameras_have_ids_of_their_own() -> None:
     assert tracks_of(masks for masks in stitched if masks.camera == "right") == {1: {2}}
 
 
-def test_nothing_is_read_that_is_not_needed_yet() -> None:
+def test_frames_are_read_only_as_needed() -> None:
     read: list[int] = []
 
     def watched(start: int, stop: int) -> Iterator[MaskFrame]:
@@ -164,14 +164,3 @@ def test_nothing_is_read_that_is_not_needed_yet() -> None:
     for _ in range(20):
         next(stitched)
     assert len(read) == 20 + 4
-
-
-def test_shared_pixels_are_counted_as_on_whole_images() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        fulls = [np.zeros((30, 40), np.bool_) for _ in range(2)]
-        for full in fulls:
-            y, x = rng.integers(0, 20, 2)
-            full[y : y + 10, x : x + 10] = rng.random((10, 10)) > 0.5
-        a, b = map(Mask.from_full, fulls)
-        assert intersection(a, b) == np.count_nonzero(fulls[0] & fulls[1])

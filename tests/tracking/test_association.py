@@ -10,109 +10,113 @@ import torch
 
 from sam3_node.tracking.association import (
     Association,
-    Comparison,
-    Rules,
+    AssociationRules,
+    PairwiseScores,
+    appearance_similarity,
     assign,
     associate,
-    compare,
-    likeness,
+    compute_pairwise_scores,
     mask_boxes,
     mask_iou,
 )
 
-RULES = Rules()
+RULES = AssociationRules()
 
 
-def comparison(overlap: Any, **other: Any) -> Comparison:
+def scores_of(overlap: Any, **other: Any) -> PairwiseScores:
     """Masks and boxes overlap alike, nothing looks alike, nothing is there twice."""
     iou = np.array(overlap, float)
     objects, found = iou.shape
     values = {
         "mask_iou": iou,
         "box_iou": iou,
-        "likeness": np.full(iou.shape, -1.0),
-        "twins": np.eye(objects),
-        "repeats": np.eye(found),
+        "appearance_similarity": np.full(iou.shape, -1.0),
+        "duplicate_tracks": np.eye(objects),
+        "duplicate_detections": np.eye(found),
     }
-    return Comparison(**{**values, **{name: np.array(value, float) for name, value in other.items()}})
+    return PairwiseScores(**{**values, **{name: np.array(value, float) for name, value in other.items()}})
 
 
-def of(found: Comparison, away: list[bool] | None = None, names: str = "", labels: str = "") -> Association:
+def of(
+    found: PairwiseScores, is_lost: list[bool] | None = None, names: str = "", labels: str = ""
+) -> Association:
     """Labels are single letters, all alike when left out."""
     objects, detections = found.mask_iou.shape
     return associate(
         found,
         list(labels or "m" * objects),
-        away or [False] * objects,
+        is_lost or [False] * objects,
         list(names or "m" * detections),
         RULES,
     )
 
 
 def test_each_detection_goes_to_the_object_that_it_overlaps() -> None:
-    assert of(comparison([[0.1, 0.8], [0.7, 0.0]])).seen == {0: 1, 1: 0}
+    assert of(scores_of([[0.1, 0.8], [0.7, 0.0]])).matched == {0: 1, 1: 0}
 
 
 def test_the_best_sum_wins_over_the_best_pair() -> None:
-    assert of(comparison([[0.9, 0.8], [0.8, 0.0]])).seen == {0: 1, 1: 0}
+    assert of(scores_of([[0.9, 0.8], [0.8, 0.0]])).matched == {0: 1, 1: 0}
 
 
 def test_too_little_overlap_is_another_object() -> None:
-    found = of(comparison([[0.2, 0.0]]))
-    assert found.seen == {}
-    assert found.fresh == [0, 1]
+    found = of(scores_of([[0.2, 0.0]]))
+    assert found.matched == {}
+    assert found.new == [0, 1]
 
 
 def test_a_speck_that_makes_the_box_large_does_not_part_them() -> None:
-    assert of(comparison([[0.4]], box_iou=[[0.1]])).seen == {0: 0}
-    assert of(comparison([[0.2]], box_iou=[[0.5]])).seen == {0: 0}
+    assert of(scores_of([[0.4]], box_iou=[[0.1]])).matched == {0: 0}
+    assert of(scores_of([[0.2]], box_iou=[[0.5]])).matched == {0: 0}
 
 
 def test_a_detection_on_an_object_that_has_a_better_one_is_nothing_new() -> None:
-    found = of(comparison([[0.9, 0.6]]))
-    assert (found.seen, found.fresh) == ({0: 0}, [])
+    found = of(scores_of([[0.9, 0.6]]))
+    assert (found.matched, found.new) == ({0: 0}, [])
 
 
 def test_of_two_that_fit_the_one_of_the_same_name_wins() -> None:
-    assert of(comparison([[0.60, 0.62]]), names="mc", labels="m").seen == {0: 0}
+    assert of(scores_of([[0.60, 0.62]]), names="mc", labels="m").matched == {0: 0}
 
 
 def test_another_name_is_the_same_object_all_the_same() -> None:
-    assert of(comparison([[0.8]]), names="c", labels="m").seen == {0: 0}
+    assert of(scores_of([[0.8]]), names="c", labels="m").matched == {0: 0}
 
 
 def test_a_detection_of_the_same_mask_as_a_better_one_is_none() -> None:
-    found = of(comparison(np.zeros((0, 3)), repeats=[[1, 0.9, 0], [0.9, 1, 0], [0, 0, 1]]))
-    assert found.fresh == [0, 2]
+    found = of(scores_of(np.zeros((0, 3)), duplicate_detections=[[1, 0.9, 0], [0.9, 1, 0], [0, 0, 1]]))
+    assert found.new == [0, 2]
 
 
 def test_a_detection_without_a_mask_is_none() -> None:
-    assert of(comparison(np.zeros((0, 2)), repeats=[[0, 0], [0, 1]])).fresh == [1]
+    assert of(scores_of(np.zeros((0, 2)), duplicate_detections=[[0, 0], [0, 1]])).new == [1]
 
 
 def test_an_object_that_was_away_returns_by_its_looks() -> None:
-    numbers = comparison([[0, 0], [0, 0]], likeness=[[0.6, 0.9], [0.7, 0.8]])
-    found = of(numbers, away=[True, True])
-    assert found.returned == {0: 1, 1: 0}
-    assert found.fresh == []
+    numbers = scores_of([[0, 0], [0, 0]], appearance_similarity=[[0.6, 0.9], [0.7, 0.8]])
+    found = of(numbers, is_lost=[True, True])
+    assert found.recovered == {0: 1, 1: 0}
+    assert found.new == []
 
 
 @pytest.mark.parametrize(
-    ("away", "names", "alike"), [([False], "m", 0.9), ([True], "c", 0.9), ([True], "m", 0.4)]
+    ("is_lost", "names", "alike"), [([False], "m", 0.9), ([True], "c", 0.9), ([True], "m", 0.4)]
 )
 def test_it_does_not_return_in_view_by_another_name_or_unlike(
-    away: list[bool], names: str, alike: float
+    is_lost: list[bool], names: str, alike: float
 ) -> None:
-    found = of(comparison([[0.0]], likeness=[[alike]]), away=away, names=names, labels="m")
-    assert (found.returned, found.fresh) == ({}, [0])
+    found = of(scores_of([[0.0]], appearance_similarity=[[alike]]), is_lost=is_lost, names=names, labels="m")
+    assert (found.recovered, found.new) == ({}, [0])
 
 
 def test_objects_of_one_mask_are_twins() -> None:
-    assert of(comparison(np.zeros((3, 0)), twins=[[1, 0, 0.9], [0, 1, 0], [0.9, 0, 1]])).twins == [(0, 2)]
+    assert of(
+        scores_of(np.zeros((3, 0)), duplicate_tracks=[[1, 0, 0.9], [0, 1, 0], [0.9, 0, 1]])
+    ).duplicate_tracks == [(0, 2)]
 
 
 def test_nothing_with_nothing() -> None:
-    assert of(comparison(np.zeros((0, 0)))) == ({}, {}, [], [])
+    assert of(scores_of(np.zeros((0, 0)))) == ({}, {}, [], [])
     assert assign(np.zeros((3, 0))) == {}
 
 
@@ -132,7 +136,7 @@ def test_mask_iou_counts_pixels() -> None:
 def test_likeness_is_the_best_of_what_is_held() -> None:
     remembered = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]]])
     held = torch.tensor([[True, True], [True, False]])
-    found = likeness(remembered, held, torch.tensor([[0.0, 5.0]]))
+    found = appearance_similarity(remembered, held, torch.tensor([[0.0, 5.0]]))
     assert found.tolist() == [[1.0], [0.0]]
 
 
@@ -140,9 +144,11 @@ def test_compare_brings_all_to_the_host() -> None:
     logits = torch.full((2, 8, 8), -1.0)
     logits[0, 2:6, 2:6] = 1
     appearance = torch.ones(2, 1, 4), torch.ones(2, 1, dtype=torch.bool)
-    found = compare(logits, logits[:1], torch.tensor([[2.0, 2, 6, 6]]), appearance, torch.ones(1, 4))
+    found = compute_pairwise_scores(
+        logits, logits[:1], torch.tensor([[2.0, 2, 6, 6]]), appearance, torch.ones(1, 4)
+    )
     assert found.mask_iou.tolist() == [[1.0], [0.0]]
     assert found.box_iou.tolist() == [[1.0], [0.0]]
-    assert found.likeness.ravel() == pytest.approx([1, 1])
-    assert np.diag(found.twins).tolist() == [1.0, 0.0]
-    assert found.repeats.tolist() == [[1.0]]
+    assert found.appearance_similarity.ravel() == pytest.approx([1, 1])
+    assert np.diag(found.duplicate_tracks).tolist() == [1.0, 0.0]
+    assert found.duplicate_detections.tolist() == [[1.0]]

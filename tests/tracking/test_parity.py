@@ -28,8 +28,8 @@ def three_objects(size: int) -> dict[int, ObjectPrompt]:
 def oracle_prompt(prompt: ObjectPrompt) -> dict[str, Tensor]:
     if prompt.mask is not None:
         return {"mask": prompt.mask}
-    points, labels = prompt.as_points(torch.device("cpu"))
-    return {"points": points, "labels": labels}
+    tensors = prompt.to_tensors(0, torch.device("cpu"))
+    return {"points": tensors.points, "labels": tensors.labels}
 
 
 def compare(

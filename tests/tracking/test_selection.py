@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node.errors import SettingsError
-from sam3_node.tracking.selection import CONFIDENT_SCORE, rule
+from sam3_node.tracking.selection import CONFIDENT_SCORE, get_rule
 
 SCORES = st.lists(st.sampled_from([0.0, CONFIDENT_SCORE, 0.5, 0.9]), min_size=1, max_size=20)
 
@@ -16,7 +16,7 @@ SCORES = st.lists(st.sampled_from([0.0, CONFIDENT_SCORE, 0.5, 0.9]), min_size=1,
 def choose(name: str, ages: list[int], scores: list[float], limit: int) -> list[tuple[int, int]]:
     """(age, offset) of each frame chosen for one object."""
     age, score = np.array([ages]), np.array([scores], dtype=np.float32)
-    order, offset, valid = rule(name).choose(age, score, np.ones_like(age, dtype=bool), limit)
+    order, offset, valid = get_rule(name).choose(age, score, np.ones_like(age, dtype=bool), limit)
     return [(int(age[0, i]), int(o)) for i, o, v in zip(order[0], offset[0], valid[0], strict=True) if v]
 
 
@@ -38,10 +38,10 @@ def test_rules_equal_their_definitions(scores: list[float], limit: int, random) 
 
 def test_frames_not_held_are_never_chosen() -> None:
     ages, scores = np.array([[1, 2, 3]]), np.ones((1, 3), dtype=np.float32)
-    _, _, valid = rule("recent").choose(ages, scores, np.array([[True, False, True]]), 3)
+    _, _, valid = get_rule("recent").choose(ages, scores, np.array([[True, False, True]]), 3)
     assert valid.sum() == 2
 
 
 def test_an_unknown_rule_is_named() -> None:
     with pytest.raises(SettingsError, match=r"'newest'.*recent, confident"):
-        rule("newest")
+        get_rule("newest")

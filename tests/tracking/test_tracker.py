@@ -147,10 +147,10 @@ def test_capacity_is_a_clear_error_and_changes_nothing(model: TrackerModel, clip
 BAD = {
     "none of": ObjectPrompt(9),
     "finite": ObjectPrompt(9, points=[[float("nan"), 1.0]]),
-    "rows": ObjectPrompt(9, points=[1.0, 2.0]),
+    "pairs": ObjectPrompt(9, points=[1.0, 2.0]),
     "1 to 64": ObjectPrompt(9, points=[[1.0, 1.0]] * 65),
-    "values of 0 or 1": ObjectPrompt(9, points=[[1.0, 1.0]], labels=[2]),
-    "2 values": ObjectPrompt(9, points=[[1.0, 1.0], [2.0, 2.0]], labels=[1]),
+    "1 of 1 .inside. or 0": ObjectPrompt(9, points=[[1.0, 1.0]], labels=[2]),
+    "2 of 1": ObjectPrompt(9, points=[[1.0, 1.0], [2.0, 2.0]], labels=[1]),
     "x0 < x1": ObjectPrompt(9, box=[10.0, 10.0, 5.0, 20.0]),
     "numbers": ObjectPrompt(9, points="here"),
     "model pixels": ObjectPrompt(9, mask=torch.zeros(3, 3)),

@@ -27,8 +27,8 @@ import psutil
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.bags.native.writer import RecordingWriter
+from sam3_node.replay.cluster.pool import connect_ray
 from sam3_node.replay.cluster.scheduler import run_many
-from sam3_node.replay.cluster.session import session
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits
@@ -100,15 +100,17 @@ def run(kills: int, seed: int, folder: Path) -> int:
         write_bags(folder), str(folder / "expected"), objects=(shown,), settings={"model": {"threads": 1}}
     )
     load = PerceptionCache()
-    for one in job.each():
+    for one in job.split_by_recording():
         run_job(one, load)
     killer, runs, lost, wrong = Killer(seed), 0, 0, []
     begin_s = time.monotonic()
-    with session("local", 2):
+    with connect_ray("local", 2):
         while len(killer.killed) < kills:
             out = folder / f"out{runs}"
             with killer.at_work(kills):
-                bill = run_many(replace(job, out=str(out)).each(), "local", retries=100, limits=LIMITS)
+                bill = run_many(
+                    replace(job, out=str(out)).split_by_recording(), "local", retries=100, limits=LIMITS
+                )
             runs, lost = runs + 1, lost + sum(bag.losses for bag in bill.bags)
             wrong += [bag.error or bag.state for bag in bill.bags if bag.state != "done"]
             wrong += differences(out, folder / "expected")

@@ -18,9 +18,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 import numpy as np
 
 from sam3_node.cameras.scene import Scene
-from sam3_node.detection.prompt_set import want
+from sam3_node.detection.base import prepare_prompts
 from sam3_node.errors import ModelError, Sam3NodeError
-from sam3_node.perception.loading import load_finder, load_model
+from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
@@ -50,11 +50,11 @@ def pipelines(args: argparse.Namespace) -> tuple[Pipeline, Pipeline]:
     kind, _, name = args.detector.partition(":")
     settings = DetectorSettings.model_validate({"kind": kind, "name": name, "every": args.every})
     models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})
-    model, detector = load_model(models, TrackerSettings()), load_finder(settings, models)
+    model, detector = load_model(models, TrackerSettings()), load_configured_detector(settings, models)
     if detector is None:
         raise ModelError("--detector: expected one, found none")
     watching = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
-    watching.set_prompts(want(detector, args.names.split(","), NOTHING))
+    watching.set_prompts(prepare_prompts(detector, args.names.split(","), NOTHING))
     return watching, Pipeline(model, TrackerSettings(), "cam0")
 
 

@@ -22,7 +22,7 @@ from _common import Processes, add_points, next_masks, save_tiny_checkpoint
 
 from sam3_node.client import PerceptionClient
 from sam3_node.models import load_tracker
-from sam3_node.node.node import rss_bytes
+from sam3_node.node.stats import rss_bytes
 from sam3_node.tracking import ObjectPrompt, Tracker
 
 WARM_STEPS = 200

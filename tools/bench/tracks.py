@@ -26,11 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, fo
 
 import numpy as np
 
-from sam3_node.detection.base import Detector
-from sam3_node.detection.prompt_set import want
+from sam3_node.detection.base import Detector, prepare_prompts
 from sam3_node.errors import CameraError, RequestError, Sam3NodeError
 from sam3_node.models import TrackerModel
-from sam3_node.perception.loading import load_finder, load_model
+from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, MaskFrame
@@ -77,7 +76,7 @@ def play(
 ) -> Iterator[tuple[TrueFrame, MaskFrame]]:
     """The frames of a clip with what the pipeline makes of them."""
     pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
-    pipeline.set_prompts(want(detector, truth.prompts, settings.score))
+    pipeline.set_prompts(prepare_prompts(detector, truth.prompts, settings.score))
     for seq, true_frame in enumerate(truth.frames(most)):
         height, width = true_frame.image.shape[:2]
         colour = encode_image(true_frame.image, "bgr8")
@@ -141,7 +140,7 @@ def main() -> None:
         settings = settings_of(args)
         models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})
         model = load_model(models, TrackerSettings())
-        detector = load_finder(next(iter(settings.values())), models)
+        detector = load_configured_detector(next(iter(settings.values())), models)
         if detector is None:
             raise CameraError("--detector: expected one, found none")
         clips = [clip for clip in open_clips(args.path, partial(knows, detector), args.names) if clip.named]

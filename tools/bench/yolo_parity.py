@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from sam3_node.detection.vocabulary_build import read_source
-from sam3_node.models.boxes import letterbox, select
+from sam3_node.models.boxes import select
+from sam3_node.models.pixels import letterbox
 from sam3_node.models.yolo.config import SCALES
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
 from sam3_node.models.yolo.network import Detections, YoloWorld

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from sam3_node.errors import ModelError
-from sam3_node.models.digest import write_digest
+from sam3_node.models.weight_loading import write_digest
 
 from .config import nano_config
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sam3_node.models.sam.hiera import POOL, Hiera, z_order
-from sam3_node.models.sam.tracker_model import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.stages import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
 
 
 class Features(NamedTuple):
@@ -87,7 +87,7 @@ class TrainingTracker(nn.Module):
     def encode(self, pixels: Tensor) -> Features:
         """Normalised pixels [M, 3, 256, 256] -> Features."""
         vision, decoder = self.source.vision_encoder, self.source.mask_decoder
-        fine, middle, top, coarse = self.hiera(pixels, self.hiera.places(vision.backbone))
+        fine, middle, top, coarse = self.hiera(pixels, self.hiera.position_map(vision.backbone))
         lateral = vision.neck.convs
         top = _pointwise(top, lateral[1]) + _pointwise(coarse, lateral[0]).repeat_interleave(POOL, dim=1)
         return Features(

@@ -15,7 +15,7 @@ from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.tracking.memory import MemoryBank
-from sam3_node.tracking.selection import Bools, Floats, Ints, Rule
+from sam3_node.tracking.selection import Bools, Floats, Ints, SelectionRule
 from sam3_node.types import Mask
 
 from .settings import Setting
@@ -56,7 +56,7 @@ def _none(ages: Ints, scores: Floats, limit: int) -> Bools:
     return np.zeros(ages.shape, np.bool_)
 
 
-PROMPTED_ONLY = Rule(_none, by_rank=False, by_score=False)
+PROMPTED_ONLY = SelectionRule(_none, by_rank=False, by_score=False)
 
 
 class Tracked:

@@ -1,6 +1,8 @@
-"""Exact rearrangements of linear maps, and rotary position encoding.
+"""Algebra that the SAM stages share: exact rearrangements of linear maps, rotary position encoding, and attention.
 
-Attention whose values are narrower than its keys."""
+A rearranged map equals the original up to rounding, and is cheaper: it joins, folds or centres weights once, at load
+time.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,26 @@ from torch import Tensor, nn
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotary encoding of x [..., hw, D], whose channels are pairs, by rotation float32 [hw, D / 2, (cos, sin)].
+    """Apply the rotary encoding `rotation`, float32 [hw, D / 2, (cos, sin)], to the channel pairs of x [..., hw, D].
 
-    May work in place: `x` is not to be used afterwards.
+    It may work in place, so do not use `x` afterwards.
     """
     if x.dtype == torch.float32 and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
-        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(torch.view_as_complex(rotation))
+        torch.view_as_complex(torch.unflatten(x, -1, (-1, 2))).mul_(torch.view_as_complex(rotation))
         return x
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
     cos, sin = rotation.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
 
 
 def shares_memory(view: Tensor, base: Tensor) -> bool:
-    """Whether `view` begins where `base` begins, that is, whether work on it was in place."""
+    """Return True if `view` starts at the same address as `base`, which means that work on it was in place."""
     return not torch.compiler.is_compiling() and view.data_ptr() == base.data_ptr()
 
 
 @torch.no_grad()
 def join_linear(*layers: nn.Linear) -> nn.Linear:
-    """One linear map whose outputs are those of all `layers`, one after the other."""
+    """Join `layers` into one linear map with all their outputs, one after the other."""
     joined = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
     joined.to(layers[0].weight)
     joined.weight.copy_(torch.cat([layer.weight for layer in layers]))
@@ -41,7 +43,7 @@ def join_linear(*layers: nn.Linear) -> nn.Linear:
 
 @torch.no_grad()
 def patch_linear(layer: nn.Conv2d) -> nn.Linear:
-    """The linear map of flattened patches [C * p * p] that equals a convolution whose stride is its kernel."""
+    """Return the linear map of flattened patches [C * p * p] that equals a convolution with stride = kernel size."""
     linear = nn.Linear(layer.weight[0].numel(), layer.out_channels, bias=layer.bias is not None).to(
         layer.weight
     )
@@ -53,7 +55,7 @@ def patch_linear(layer: nn.Conv2d) -> nn.Linear:
 
 @torch.no_grad()
 def fold_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
-    """One linear map equal to `second` after `first`."""
+    """Fold two linear maps into one that equals `second` after `first`. Computed in float64."""
     folded = nn.Linear(first.in_features, second.out_features).to(first.weight)
     folded.weight.copy_(second.weight.double() @ first.weight.double())
     folded.bias.copy_(second.weight.double() @ first.bias.double() + second.bias.double())
@@ -62,10 +64,11 @@ def fold_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
 
 @torch.no_grad()
 def fold_convolution(first: Any, second: Any) -> nn.Conv2d:
-    """One convolution equal to `second` (1x1) after `first`."""
+    """Fold two convolutions into one that equals `second` (1x1) after `first`."""
     pointwise = second.weight[:, :, 0, 0].double()
-    folded: Any = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
+    folded = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
     folded.to(first.weight)
+    assert folded.bias is not None
     folded.weight.copy_(torch.einsum("om,mikl->oikl", pointwise, first.weight.double()))
     folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
     return folded
@@ -73,12 +76,13 @@ def fold_convolution(first: Any, second: Any) -> nn.Conv2d:
 
 @torch.no_grad()
 def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
-    """One transposed convolution equal to `second` (1x1) after `first`."""
+    """Fold a transposed convolution and a 1x1 convolution into one that equals `second` (1x1) after `first`."""
     pointwise = second.weight[:, :, 0, 0].double()
-    folded: Any = nn.ConvTranspose2d(
+    folded = nn.ConvTranspose2d(
         first.in_channels, second.out_channels, first.kernel_size, stride=first.stride
     )
     folded.to(first.weight)
+    assert folded.bias is not None
     folded.weight.copy_(torch.einsum("om,imkl->iokl", pointwise, first.weight.double()))
     folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
     return folded
@@ -86,17 +90,18 @@ def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
 
 @torch.no_grad()
 def centre_convolution(layer: Any) -> nn.Conv2d:
-    """The convolution whose output channels are those of `layer` less their mean, as a layer norm would make them."""
-    centred: Any = nn.Conv2d(
+    """Return `layer` with the mean over its output channels subtracted, as a following layer norm would do."""
+    centred = nn.Conv2d(
         layer.in_channels, layer.out_channels, layer.kernel_size, stride=layer.stride, padding=layer.padding
     ).to(layer.weight)
+    assert centred.bias is not None
     centred.weight.copy_(layer.weight - layer.weight.mean(dim=0, keepdim=True))
     centred.bias.copy_(layer.bias - layer.bias.mean())
     return centred
 
 
 def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
-    """The matrix [sizes[-1], sizes[0]] of bilinear resizing along one axis, size after size, antialiased downwards."""
+    """Return the matrix [sizes[-1], sizes[0]] that resizes one axis bilinearly through all sizes, with antialiasing."""
     matrix = torch.eye(sizes[0])[None, None]
     for size in sizes[1:]:
         matrix = F.interpolate(
@@ -109,14 +114,15 @@ def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
     return matrix[0, 0]
 
 
-MAX_SCORES = 1 << 24  # 64 MB: larger ones would leave the cache anyway
+MAX_SCORES = 1 << 24  # 64 MB: more would not fit into the cache
 
 
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(D)) V with values narrower than keys.
 
-    On a CPU, small ones in float32 are computed in plain steps, in a scores buffer that is kept: for narrow values
-    that beats fused attention, which wants values as wide as keys. Elsewhere values are padded for the fused kernel.
+    On a CPU, small float32 inputs are computed in plain steps, with a reused buffer for the scores. For narrow values
+    this is faster than fused attention, which needs values as wide as keys. Otherwise, the values are padded for the
+    fused kernel.
     """
 
     def __init__(self) -> None:
@@ -124,9 +130,12 @@ class Attention(nn.Module):
         self._buffer = torch.empty(0)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """query [N, L, D], key [N, T, D], value [N, T, V <= D], mask bool [N, 1, T] or None -> [N, L, V]."""
+        """Attend with query [N, L, D] to key [N, T, D] and value [N, T, V <= D]; return [N, L, V].
+
+        mask: bool [N, 1, T], True for tokens to attend to; None for all.
+        """
         if self._is_plain_faster(query, key):
-            return self._in_steps(query, key, value, mask)
+            return self._attend_in_steps(query, key, value, mask)
         wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
         attended = None if mask is None else mask[:, None]
         out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None], attn_mask=attended)
@@ -139,16 +148,16 @@ class Attention(nn.Module):
         scores = query.shape[0] * query.shape[1] * key.shape[1]
         return query.device.type == "cpu" and query.dtype == torch.float32 and scores <= MAX_SCORES
 
-    def _in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        scores = self._scores(query.shape[0], query.shape[1], key.shape[1])
+    def _attend_in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        scores = self._scores_buffer(query.shape[0], query.shape[1], key.shape[1])
         torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2), out=scores)
         if mask is not None:
             scores.masked_fill_(~mask, float("-inf"))
         torch.softmax(scores, dim=-1, out=scores)
         return torch.bmm(scores, value)
 
-    def _scores(self, *shape: int) -> Tensor:
-        """A buffer of this shape, allocated anew only when it must grow."""
+    def _scores_buffer(self, *shape: int) -> Tensor:
+        """Return a buffer of this shape. It is reallocated only if it must grow."""
         size = shape[0] * shape[1] * shape[2]
         if self._buffer.numel() < size:
             with torch.inference_mode(False):

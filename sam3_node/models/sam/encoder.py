@@ -1,4 +1,4 @@
-"""Image encoders: pixels to the three feature maps that the tracker reads, for SAM 3's and SAM 2's backbones."""
+"""Image encoders with SAM 3's and SAM 2's backbones: they turn pixels into the tracker's three feature maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vit import WindowedViT
 
 
 def build_encoder(source: Any) -> nn.Module:
-    """The encoder stage of a transformers tracker."""
+    """Build the encoder stage of a transformers tracker."""
     if isinstance(source, Sam3TrackerVideoModel):
         return Sam3Encoder(source)
     return Sam2Encoder(source)
@@ -25,9 +25,9 @@ def build_encoder(source: Any) -> nn.Module:
 class Sam3Encoder(nn.Module):
     """SAM 3's plain ViT and its simple feature pyramid.
 
-    Neighbouring linear maps of the pyramid are folded into one (transposed convolution with the 1x1 after it, 3x3
-    with the 1x1 that feeds the mask decoder), and the level that the tracker does not use is left out. Exact up to
-    rounding, and the two fine levels cost an eighth and a quarter.
+    Consecutive linear maps of the pyramid are folded into one: a transposed convolution with the 1x1 after it, and a
+    3x3 with the 1x1 that feeds the mask decoder. The level that the tracker does not use is omitted. This is exact up
+    to rounding, and the two fine levels cost an eighth and a quarter of the original.
     """
 
     def __init__(self, source: Any) -> None:
@@ -49,12 +49,12 @@ class Sam3Encoder(nn.Module):
             fold_convolution(middle.proj2, decoder.conv_s1),
         )
         self.top = nn.Sequential(top.proj1, top.proj2)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # tokens are channels-last already
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w].
+        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w].
 
-        With `shares_trunk` also what they are made of, [1, D, h, w].
+        With `shares_trunk`, also return the backbone's output [1, D, h, w].
         """
         image = self.backbone(pixels)
         levels = self.fine(image), self.middle(image), self.top(image)
@@ -64,8 +64,8 @@ class Sam3Encoder(nn.Module):
 class Sam2Encoder(nn.Module):
     """SAM 2's Hiera and its feature pyramid.
 
-    The two fine levels' 1x1 convolutions are folded with those that feed the mask decoder, and the position maps, which
-    the tracker does not use, are left out. Exact up to rounding.
+    The 1x1 convolutions of the two fine levels are folded with those that feed the mask decoder. The position maps,
+    which the tracker does not use, are omitted. This is exact up to rounding.
     """
 
     fine_rows: Tensor
@@ -88,7 +88,7 @@ class Sam2Encoder(nn.Module):
             self.register_buffer(name, z_order(self.backbone.grid >> level).argsort(), persistent=False)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """pixels [1, 3, S, S] -> fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], top [1, C, h, w]."""
+        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
         fine, middle, top, coarse = self.backbone(pixels)
         top = self.top(top) + self.coarse(coarse).repeat_interleave(POOL, dim=1)
         return (
@@ -99,5 +99,5 @@ class Sam2Encoder(nn.Module):
 
 
 def _map(tokens: Tensor, rows: Tensor) -> Tensor:
-    """Tokens [B, n, C] in Z order -> map [B, C, h, w], channels last in memory; `rows` undoes the order."""
-    return tokens[:, rows].transpose(1, 2).unflatten(2, (math.isqrt(len(rows)), -1))
+    """Turn tokens [B, n, C] in Z order into a map [B, C, h, w], channels last in memory. `rows` undoes the order."""
+    return torch.unflatten(tokens[:, rows].transpose(1, 2), 2, (math.isqrt(len(rows)), -1))

@@ -1,4 +1,4 @@
-"""Image sizes other than the weights' own: all that follows from a size is set in the configuration, before building.
+"""Set another image size than that of the weights, in the configuration, before the model is built.
 
 No weights depend on the size: SAM 3 tiles its position map and scales its rotary positions to the window (see
 `Sam3ViTLayer` of transformers), Hiera interpolates one position map and tiles the other.
@@ -14,21 +14,21 @@ from transformers import Sam3TrackerVideoConfig
 from ...errors import ModelError
 from .vit import side
 
-RUNGS = (6, 5, 4, 3)  # sixths of the weights' own size: 1008, 840, 672 and 504 for SAM 3
+SIXTHS = (6, 5, 4, 3)  # suggested sizes, in sixths of the weights' own size: 1008, 840, 672 and 504 for SAM 3
 
 
-def at_image_size(config: Any, size: int, name: str) -> Any:
-    """The configuration of a transformers tracker for images of `size` x `size` pixels; 0 leaves its own.
+def set_image_size(config: Any, size: int, name: str) -> Any:
+    """Set the image size of a transformers tracker's configuration to `size` x `size` pixels; 0 changes nothing.
 
-    Raises ModelError for a size that the encoder cannot cut into its tokens.
+    Return the tracker's configuration. Raises ModelError for a size that the encoder cannot divide into its tokens.
     """
     if size == 0:
         return config
     config = _tracker_part(config)
-    if size % step(config) or size < 2 * step(config):
+    if size % size_step(config) or size < 2 * size_step(config):
         raise ModelError(
-            f"{name}: image_size: expected a multiple of {step(config)} pixels, "
-            f"such as {', '.join(map(str, ladder(config)))}; found {size}"
+            f"{name}: image_size: expected a multiple of {size_step(config)} pixels, "
+            f"such as {', '.join(map(str, suggest_sizes(config)))}; found {size}"
         )
     if isinstance(config, Sam3TrackerVideoConfig):
         config.image_size = size  # its setter reaches the encoder, the prompts and the memory
@@ -37,8 +37,11 @@ def at_image_size(config: Any, size: int, name: str) -> Any:
     return config
 
 
-def step(config: Any) -> int:
-    """What image sizes must be a multiple of, pixels: a patch for SAM 3; for SAM 2 what pooling and windows divide."""
+def size_step(config: Any) -> int:
+    """Return the number of pixels that divides every valid image size.
+
+    For SAM 3 it is the patch size. For SAM 2 it follows from the patch stride, the pooling and the windows.
+    """
     backbone = config.vision_config.backbone_config
     if isinstance(config, Sam3TrackerVideoConfig):
         return side(backbone.patch_size)
@@ -46,14 +49,14 @@ def step(config: Any) -> int:
     return side(backbone.patch_stride) * math.lcm(halved, backbone.window_size_per_stage[0])
 
 
-def ladder(config: Any) -> list[int]:
-    """Sizes from the weights' own down to half of it, pixels, the largest first."""
-    own, unit = side(config.prompt_encoder_config.image_size), step(config)
-    return [max(2, round(own * rung / RUNGS[0] / unit)) * unit for rung in RUNGS]
+def suggest_sizes(config: Any) -> list[int]:
+    """Return sizes in pixels from the weights' own down to half of it, the largest first."""
+    own, unit = side(config.prompt_encoder_config.image_size), size_step(config)
+    return [max(2, round(own * sixths / 6 / unit)) * unit for sixths in SIXTHS]
 
 
 def _tracker_part(config: Any) -> Any:
-    """The tracker's configuration in a checkpoint that holds a detector, too."""
+    """Return the tracker's part of a configuration that may also contain a detector."""
     part = getattr(config, "tracker_config", None)
     if part is None:
         return config

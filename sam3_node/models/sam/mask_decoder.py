@@ -1,7 +1,8 @@
 """SAM's mask decoder (arXiv 2304.02643, 2408.00714), arranged for many objects on one image.
 
-Equal to transformers' on the same weights. All projections of the image tokens in a layer are one matrix product, the
-share of the fixed position encoding in them is computed once, and so are the four mask heads together.
+It equals transformers' decoder on the same weights. All projections of the image tokens in a layer are one matrix
+product. The contribution of the fixed position encoding to them is computed once, at load time. The four mask heads are
+computed together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .algebra import join_linear
 
 
 class MaskDecoder(nn.Module):
-    """Built from the mask decoder of a transformers tracker and the position [1, C, h, w] of its image tokens."""
+    """The mask decoder of a transformers tracker, for image tokens with the position encoding [1, C, h, w]."""
 
     output_tokens: Tensor
 
@@ -47,8 +48,8 @@ class MaskDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decode N objects on one image.
 
-        image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w], prompt [N, T, C] -> logits [N, M, 4h, 4w],
-        iou [N, M], mask tokens [N, M, C] and presence logits [N], with M = 3 for `multimask`, else 1.
+        Takes image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and prompt [N, T, C]. Return logits
+        [N, M, 4h, 4w], iou [N, M], mask tokens [N, M, C] and presence logits [N]; M is 3 with `multimask`, else 1.
         """
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
         queries, pixels = tokens, image.flatten(2).transpose(1, 2)
@@ -56,7 +57,7 @@ class MaskDecoder(nn.Module):
             queries, pixels = layer(queries, pixels, tokens)
         queries = self.final_norm(queries + self.final(queries + tokens, pixels))
         mask_tokens = queries[:, 2 : 2 + self.masks]
-        up = self._upscale(pixels.transpose(1, 2).unflatten(2, image.shape[-2:]), fine, middle)
+        up = self._upscale(torch.unflatten(pixels.transpose(1, 2), 2, image.shape[-2:]), fine, middle)
         logits = (self.heads(mask_tokens) @ up.flatten(2)).unflatten(2, up.shape[-2:])
         iou, presence = self.iou_head(queries[:, 1]), self.presence_head(queries[:, 0])[:, 0]
         if multimask:
@@ -66,13 +67,14 @@ class MaskDecoder(nn.Module):
         return logits[:, :1], iou[:, :1], mask_tokens[:, :1], presence
 
     def _upscale(self, image: Tensor, fine: Tensor, middle: Tensor) -> Tensor:
-        """Image tokens [N, C, h, w] four times as large, with the finer features: [N, C/8, 4h, 4w]."""
+        """Upscale image tokens [N, C, h, w] four times with the finer features, to [N, C/8, 4h, 4w]."""
         image = self.activation(self.up_norm(self.up1(image) + middle))
-        return self.activation(self.up2(image) + fine)
+        upscaled: Tensor = self.activation(self.up2(image) + fine)
+        return upscaled
 
 
 class _TwoWayLayer(nn.Module):
-    """Tokens attend to one another and to the image, then the image to the tokens."""
+    """Tokens attend to each other and to the image, then the image attends to the tokens."""
 
     def __init__(self, source: Any, place: Tensor) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class _TwoWayLayer(nn.Module):
 
 
 class _TokenToImage(nn.Module):
-    """Attention of tokens to the image; with `back`, also the image's own queries for the way back."""
+    """Attention of tokens to the image. With `back`, also projects the image's queries for the reverse attention."""
 
     place: Tensor
 
@@ -115,24 +117,25 @@ class _TokenToImage(nn.Module):
         self.weight = nn.Parameter(joined.weight.detach(), requires_grad=False)
         self.parts = 2 if back is None else 3
         with torch.no_grad():
-            share = (place.float() @ joined.weight.float().T).to(place.dtype)
+            contribution = (place.float() @ joined.weight.float().T).to(place.dtype)
             width = source.internal_dim
-            share[..., width : 2 * width] = 0  # values carry no position
-        self.register_buffer("place", (share + joined.bias).detach(), persistent=False)
+            contribution[..., width : 2 * width] = 0  # values have no position encoding
+        self.register_buffer("place", (contribution + joined.bias).detach(), persistent=False)
 
     def project(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Keys, values and, if wanted, queries of the image tokens [N, hw, C]."""
+        """Project image tokens [N, hw, C] to keys, values and, with `back`, queries."""
         return (F.linear(pixels, self.weight) + self.place).chunk(self.parts, dim=-1)
 
     def read(self, queries: Tensor, projected: tuple[Tensor, ...]) -> Tensor:
-        return self.out(_attend(self.query(queries), projected[0], projected[1], self.heads))
+        attended: Tensor = self.out(_attend(self.query(queries), projected[0], projected[1], self.heads))
+        return attended
 
     def forward(self, queries: Tensor, pixels: Tensor) -> Tensor:
         return self.read(queries, self.project(pixels))
 
 
 class _StackedHeads(nn.Module):
-    """The three-layer perceptrons of all mask tokens at once."""
+    """The three-layer perceptrons of all mask tokens, computed together."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class _StackedHeads(nn.Module):
             self.biases.append(nn.Parameter(bias, requires_grad=False))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [N, K, C] -> [N, K, C / 8]."""
+        """Map tokens [N, K, C] to [N, K, C / 8]."""
         x = tokens.transpose(0, 1)  # [K, N, C]
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x if i == 0 else x.relu(), weight)
@@ -153,6 +156,6 @@ class _StackedHeads(nn.Module):
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """Multi-head attention of query [N, L, D] to key and value [N, T, D]."""
-    query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    """Compute multi-head attention of query [N, L, D] to key and value [N, T, D]."""
+    query, key, value = (torch.unflatten(x, -1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)

@@ -1,10 +1,11 @@
-"""The memory read: features of the present frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
+"""The memory read: features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
 
 The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
 
-- all objects in one batch, empty memory slots masked;
-- value and output projections applied after the attention, to its 64-channel result (softmax weights sum to one);
-- everything that no memory has influenced yet computed once for all objects.
+- All objects are one batch; empty memory slots are masked.
+- Value and output projections are applied after the attention, to its 64-channel result. This is exact because the
+  softmax weights sum to one.
+- Work before the first memory attention is shared by all objects.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .algebra import Attention, fold_linear, join_linear, rotate, shares_memory
 
 
 class MemoryRead(nn.Module):
-    """Reads the bank. Built from a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
+    """The memory attention of a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
 
     memory_position: Tensor
     image_position: Tensor
@@ -31,7 +32,7 @@ class MemoryRead(nn.Module):
         attention = source.memory_attention
         if config.memory_attention_num_attention_heads != 1:
             raise ValueError(
-                "the memory read supports one attention head, as every SAM 2 and SAM 3 checkpoint has"
+                "the memory read supports one attention head, the number in every SAM 2 and SAM 3 checkpoint"
             )
         height, width = source.backbone_feature_sizes[-1]
         self.hidden = source.hidden_dim
@@ -47,14 +48,16 @@ class MemoryRead(nn.Module):
         position = source.memory_encoder.position_encoding(
             (1, self.memory_channels, height, width), reference.device, torch.float32
         )
-        # [num_maskmem, HW, 64]: where in the image plus how long ago; the last row serves conditioning frames
+        # [num_maskmem, HW, 64]: position in the image plus age in frames; the last row is for conditioning frames
         temporal = (
             source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.memory_channels)
         )
         place = position.flatten(2).transpose(1, 2) + temporal
         self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
         self.register_buffer("image_position", 0.1 * _sine(source, (height, width)), persistent=False)
-        cos, sin = attention.rotary_emb(reference, attention.position_ids)  # [1, hw, D], each value twice
+        cos, sin = attention.rotary_emb(
+            reference, attention.position_ids
+        )  # [1, hw, D], each value occurs twice
         self.register_buffer(
             "rotation", torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1), persistent=False
         )
@@ -73,9 +76,9 @@ class MemoryRead(nn.Module):
     ) -> Tensor:
         """Condition the top feature map on each object's memories.
 
-        top [1, C, h, w] · memory [N, S, hw, 64] any float dtype · offset int64 [N, S] rows of the temporal table ·
-        pointers [N, P, C] · pointer_age float32 [N, P] in frames · valid bool [N, S + P], None where all are ->
-        [N, C, h, w].
+        top: [1, C, h, w]. memory: [N, S, hw, 64], any float dtype. offset: int64 [N, S], rows of the temporal table.
+        pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool [N, S + P], None if all are valid.
+        Return [N, C, h, w].
         """
         count, slots, area, channels = memory.shape
         spatial = slots * area
@@ -86,19 +89,21 @@ class MemoryRead(nn.Module):
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
             x = layer(x, keys, values, mask, self.rotation, spatial)
-        return self.norm(x).transpose(1, 2).reshape(count, self.hidden, *top.shape[-2:])
+        out: Tensor = self.norm(x).transpose(1, 2).reshape(count, self.hidden, *top.shape[-2:])
+        return out
 
     def _pointer_place(self, age: Tensor) -> Tensor:
-        """Temporal encoding of pointers, [N, P * tokens, 64]; zero where the weights have none."""
+        """Return the temporal encoding of pointers, [N, P * tokens, 64]; zeros if the weights have none."""
         count, pointers = age.shape
         if self.pointer_time is None:
             return self.memory_position.new_zeros(count, pointers * self.pointer_tokens, self.memory_channels)
         phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
         place = self.pointer_time(phase.to(self.memory_position.dtype))
-        return place.repeat_interleave(self.pointer_tokens, dim=1)
+        out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
+        return out
 
     def _mask(self, valid: Tensor | None, slots: int, area: int) -> Tensor | None:
-        """Which tokens to attend to, bool [N, 1, tokens]."""
+        """Return the attention mask, bool [N, 1, tokens]: True for tokens to attend to."""
         if valid is None:
             return None
         memory = valid[:, :slots].repeat_interleave(area, dim=1)
@@ -121,18 +126,20 @@ class _ReadLayer(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
-        # x [1 or N, hw, C]: one row until the first memory has been read, then one an object
+        # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
         x = x + self._attend_self(self.norm1(x), rotation)
         query = rotate(self.query(self.norm2(x)), rotation)
         x = x + self.value_out(self._attend_memory(query, keys, values, mask, rotation, spatial))
-        return x + self.linear2(self.activation(self.linear1(self.norm3(x))))
+        out: Tensor = x + self.linear2(self.activation(self.linear1(self.norm3(x))))
+        return out
 
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
         query, key, value = self.own(x).unflatten(-1, (3, -1)).unbind(-2)
         query, key = rotate(query, rotation), rotate(key, rotation)
-        return self.own_out(
+        out: Tensor = self.own_out(
             F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
         )
+        return out
 
     def _attend_memory(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
@@ -142,11 +149,12 @@ class _ReadLayer(nn.Module):
         memory = rotate(key[:, :spatial].unflatten(1, (-1, area)), rotation).flatten(1, 2)
         if not shares_memory(memory, key):
             key = torch.cat([memory, key[:, spatial:]], dim=1)
-        return self.attend(query.expand(count, -1, -1), key, values, mask)
+        out: Tensor = self.attend(query.expand(count, -1, -1), key, values, mask)
+        return out
 
 
 def _sine_1d(position: Tensor, channels: int) -> Tensor:
-    """Sine encoding of position [...] -> [..., channels], float32."""
+    """Return the sine encoding [..., channels] of position [...], float32."""
     half = channels // 2
     period = 10000.0 ** (2 * (torch.arange(half, device=position.device, dtype=torch.float32) // 2) / half)
     phase = position.unsqueeze(-1) / period
@@ -154,11 +162,12 @@ def _sine_1d(position: Tensor, channels: int) -> Tensor:
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:
-    """The sine position map that the vision encoder adds to its top feature map, [1, hw, C]."""
+    """Return the sine position map that the vision encoder adds to its top feature map, [1, hw, C]."""
     encoder = source.memory_encoder.position_encoding
     reference = source.no_memory_embedding
     shape = torch.Size((1, source.hidden_dim, *size))
     position = type(encoder)(num_position_features=source.hidden_dim // 2, normalize=True)(
         shape, reference.device, torch.float32
     )
-    return position.flatten(2).transpose(1, 2).to(reference.dtype)
+    out: Tensor = position.flatten(2).transpose(1, 2).to(reference.dtype)
+    return out

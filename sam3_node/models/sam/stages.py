@@ -1,57 +1,236 @@
-"""The four stages that every frame runs through, as plain functions of tensors: what an engine takes the place of.
+"""The four stages that every frame runs through (encode, read, decode, remember), as functions of tensors.
 
-Prompts are answered by the torch modules themselves; these are for frames on which objects are only followed.
+An engine may replace each stage of `Stages`, which tracks objects without prompts. Prompts always use the torch modules
+`Decoder` and `MemoryWrite` directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from .tracker_model import Decoded, Decoder, MemoryWrite
+from .algebra import centre_convolution, resize_matrix
+from .mask_decoder import MaskDecoder
+from .vit import side
+
+ABSENT_LOGIT = -1024.0  # the reference's mask logit for an object out of view
+MASK_SCALE, MASK_BIAS = 20.0, -10.0  # turn a mask prompt in 0..1 into logits
 
 Run = Callable[..., Any]
 
 
 class Stages(NamedTuple):
-    """Callables with the signatures of the modules that they replace; N objects, `h`, `w` the token grid.
-
-    encode(pixels [1, 3, S, S]) -> the tensors of `Features`.
-    read(top [1, C, h, w], memory [N, M, hw, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
-    valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryRead`.
-    decode(top [N, C, h, w], fine, middle) -> the tensors of `Decoded`, without a prompt.
-    remember(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, hw, 64] bfloat16, see `MemoryWrite`.
-    """
+    """The stages that track N objects without prompts. `h`, `w` is the token grid."""
 
     encode: Run
+    """(pixels [1, 3, S, S]) -> the tensors of `Features`"""
     read: Run
+    """(top [1, C, h, w], memory [N, M, hw, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
+    valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryRead`"""
     decode: Run
+    """(top [N, C, h, w], fine, middle) -> the tensors of `Decoded`"""
     remember: Run
+    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, hw, 64] bfloat16, see `MemoryWrite`"""
+
+
+class Features(NamedTuple):
+    """The feature maps of one image."""
+
+    fine: Tensor
+    """[1, C/8, 4h, 4w]"""
+    middle: Tensor
+    """[1, C/4, 2h, 2w]"""
+    top: Tensor
+    """[1, C, h, w]"""
+    trunk: Tensor | None = None
+    """[1, D, h, w]: the trunk's output, if a detector shares it; see `TrackerModel.share_trunk`"""
+
+
+class Decoded(NamedTuple):
+    """The decoder's output for N objects."""
+
+    logits: Tensor
+    """[N, 4h, 4w]"""
+    iou: Tensor
+    """[N], predicted"""
+    presence: Tensor
+    """logit [N]"""
+    pointer: Tensor
+    """object pointer [N, C]"""
+
+
+class Decoder(nn.Module):
+    """Turns prompts and features into masks and object pointers, with SAM's prompt encoder and mask decoder."""
+
+    position: Tensor
+    nothing: Tensor
+    no_memory: Tensor
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.prompt_encoder = source.prompt_encoder
+        self.pointer_proj = source.object_pointer_proj
+        self.mask_downsample = source.mask_downsample
+        self.no_memory = source.no_memory_embedding
+        self.no_pointer = source.no_object_pointer
+        position = source.get_image_wide_positional_embeddings()
+        self.register_buffer("position", position.detach().clone(), persistent=False)
+        self.mask_decoder = MaskDecoder(source.mask_decoder, position)
+        empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
+        with torch.no_grad():
+            nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
+        self.register_buffer("nothing", nothing[0].detach().clone(), persistent=False)  # [1, 2, C]
+
+    def forward(
+        self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool
+    ) -> Decoded:
+        """Decode N objects on one image.
+
+        top [N, C, h, w] is per object; fine and middle are the image's; sparse [1 or N, T, C] and dense
+        [1 or N, C, h, w] embed the prompt. With `multimask`, return the best of three masks.
+        """
+        count = top.shape[0]
+        masks, iou, tokens, presence = self.mask_decoder(
+            top + dense, fine, middle, sparse.expand(count, -1, -1), multimask
+        )
+        best = iou.argmax(dim=-1)
+        rows = torch.arange(count, device=top.device)
+        present = presence[:, None] > 0
+        logits = masks[rows, best].masked_fill(~present[..., None], ABSENT_LOGIT)
+        pointer = torch.where(present, self.pointer_proj(tokens[rows, best]), self.no_pointer)
+        return Decoded(logits, iou[rows, best], presence, pointer)
+
+    def no_prompt(self) -> tuple[Tensor, Tensor]:
+        """Return the sparse [1, 2, C] and dense [1, C, h, w] embeddings for no prompt."""
+        return self.nothing, self._dense(None)
+
+    def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Embed points [n, 2] in model pixels with labels int [n], and optionally logits [4h, 4w] of an earlier mask.
+
+        Labels: 1 inside, 0 outside, 2 and 3 the top-left and bottom-right corner of a box. For N objects, pass points
+        [N, n, 2] and labels [N, n].
+        """
+        if points.ndim == 2:
+            points, labels = points[None], labels[None]
+        embedded, _ = self.prompt_encoder(points[None].to(self.position.dtype), labels[None], None, None)
+        return embedded[0], self._dense(logits)
+
+    def _dense(self, logits: Tensor | None) -> Tensor:
+        if logits is None:
+            no_mask: Tensor = self.prompt_encoder.no_mask_embed.weight
+            return no_mask.reshape(1, -1, 1, 1).expand(-1, -1, *self.position.shape[-2:])
+        embedded: Tensor = self.prompt_encoder.mask_embed(logits[None, None].to(self.position.dtype))
+        return embedded
+
+    def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
+        """Return the object pointer [1, C] of a mask prompt, float [1, 1, S, S] in 0..1."""
+        small = self.mask_downsample(mask)
+        size = self.prompt_encoder.mask_input_size
+        if small.shape[-2:] != tuple(size):
+            small = F.interpolate(
+                small.float(), size=size, mode="bilinear", align_corners=False, antialias=True
+            )
+        dense = self.prompt_encoder.mask_embed(small.to(mask.dtype))
+        sparse = self.nothing
+        decoded: Decoded = self(features.top, features.fine, features.middle, sparse, dense, True)
+        return torch.where(mask.any(), decoded.pointer, self.no_pointer)
+
+
+class MemoryWrite(nn.Module):
+    """Turns features and masks into memories: the memory encoder, and the embedding of an object out of view."""
+
+    from_logits: Tensor
+    from_image: Tensor
+    to_logits: Tensor
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        encoder, config = source.memory_encoder, source.config
+        self.feature_projection = encoder.feature_projection
+        self.downsample = nn.ModuleList(_Downsample(layer) for layer in encoder.mask_downsampler.layers)
+        self.embed = encoder.mask_downsampler.final_conv
+        self.memory_fuser, self.projection = encoder.memory_fuser, encoder.projection
+        self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
+        self.occluded = source.occlusion_spatial_embedding_parameter
+        image, low = side(source.prompt_encoder.input_image_size), source.prompt_encoder.mask_input_size[0]
+        device = source.no_memory_embedding.device
+        # the reference resizes logits to the image size, then to the memory encoder's input size; both steps are linear
+        # maps, so one matrix does both
+        self.register_buffer("from_logits", resize_matrix((low, image, 4 * low)).to(device), persistent=False)
+        self.register_buffer("from_image", resize_matrix((image, 4 * low)).to(device), persistent=False)
+        self.register_buffer("to_logits", resize_matrix((image, low)).to(device), persistent=False)
+
+    def upsample(self, logits: Tensor) -> Tensor:
+        """Resize logits [N, 4h, 4w] to the memory encoder's input [N, 1, 16h, 16w], float32."""
+        return (self.from_logits @ logits.float() @ self.from_logits.T)[:, None]
+
+    def from_mask(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn a mask [1, 1, S, S] in 0..1 into logits [1, 4h, 4w] and memory input [1, 1, 16h, 16w], float32."""
+        high = mask.float() * MASK_SCALE + MASK_BIAS
+        return (self.to_logits @ high @ self.to_logits.T)[:, 0], self.from_image @ high @ self.from_image.T
+
+    def forward(self, top: Tensor, masks: Tensor, prompted: bool, presence: Tensor) -> Tensor:
+        """Encode the memory [N, hw, 64] bfloat16 of N objects.
+
+        top [1, C, h, w] is the image's, masks [N, 1, 16h, 16w] are logits, presence [N] are logits. If `prompted`, the
+        masks come from a prompt and are made binary first.
+        """
+        weight = (masks > 0).float() if prompted else masks.sigmoid()
+        x = (weight * self.scale + self.bias).to(top.dtype)
+        for layer in self.downsample:
+            x = layer(x)
+        memory: Tensor = self.projection(self.memory_fuser(self.feature_projection(top) + self.embed(x)))
+        if self.occluded is not None:
+            absent = (presence <= 0).to(memory.dtype)[:, None, None, None]
+            memory = memory + absent * self.occluded[..., None, None]
+        return memory.flatten(2).transpose(1, 2).to(torch.bfloat16)
+
+
+class _Downsample(nn.Module):
+    """Convolution, layer norm over channels, and activation. The convolution already subtracts the norm's mean."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.conv, self.activation = centre_convolution(source.conv), source.activation
+        self.eps = source.layer_norm.eps
+        self.weight, self.bias = (
+            nn.Parameter(value.detach().reshape(1, -1, 1, 1), False)
+            for value in (source.layer_norm.weight, source.layer_norm.bias)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
+        out: Tensor = self.activation(torch.addcmul(self.bias, x * inverse, self.weight))
+        return out
 
 
 class FollowDecode(nn.Module):
-    """The decoder where nothing is prompted."""
+    """The decoder for objects without a prompt."""
 
     def __init__(self, decoder: Decoder, multimask: bool) -> None:
         super().__init__()
         self.decoder, self.multimask = decoder, multimask
 
     def forward(self, top: Tensor, fine: Tensor, middle: Tensor) -> Decoded:
-        """top [N, C, h, w] as read from the bank, fine and middle of the image."""
+        """Decode top [N, C, h, w], the output of the memory read, with fine and middle of the image."""
         sparse, dense = self.decoder.no_prompt()
-        return self.decoder(top, fine, middle, sparse, dense, self.multimask)
+        decoded: Decoded = self.decoder(top, fine, middle, sparse, dense, self.multimask)
+        return decoded
 
 
 class FollowRemember(nn.Module):
-    """The memory encoder where nothing is prompted."""
+    """The memory encoder for objects without a prompt."""
 
     def __init__(self, write: MemoryWrite) -> None:
         super().__init__()
         self.write = write
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor) -> Tensor:
-        """top [1, C, h, w] of the image, logits [N, 4h, 4w], presence [N] -> memory [N, hw, 64] bfloat16."""
-        return self.write(top, self.write.upsample(logits), False, presence)
+        """Encode the memory [N, hw, 64] bfloat16 from top [1, C, h, w], logits [N, 4h, 4w] and presence [N]."""
+        memory: Tensor = self.write(top, self.write.upsample(logits), False, presence)
+        return memory

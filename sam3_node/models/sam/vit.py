@@ -1,8 +1,8 @@
 """SAM 3's plain ViT (arXiv 2511.16719), arranged for one image at a time.
 
-Tokens stay in window order from the first layer to the last, so that windowed attention needs no copies and global
-attention, which does not mind the order, needs none either. Windows that overhang the map are filled up as the
-reference fills them, for the attention alone.
+Tokens stay in window order from the first layer to the last. Windowed attention then needs no copies; neither does
+global attention, whose result does not depend on the order. Windows that extend past the map's edge are padded as in
+the reference, only for the attention.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from .algebra import join_linear, patch_linear, rotate
 
 class WindowedViT(nn.Module):
     """The backbone of a transformers `Sam3TrackerVideoModel`."""
+
+    order: Tensor
+    inverse: Tensor
+    position: Tensor
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -40,15 +44,14 @@ class WindowedViT(nn.Module):
         self.layers = nn.ModuleList(_Layer(layer, windows, order) for layer in source.layers)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """pixels [1, 3, S, S] -> feature map [1, C, h, w]."""
-        patches = pixels.unflatten(3, (self.grid, self.patch_size)).unflatten(2, (self.grid, self.patch_size))
+        """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""
+        cells = (self.grid, self.patch_size)
+        patches = torch.unflatten(torch.unflatten(pixels, 3, cells), 2, cells)
         x = self.patch(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)[:, self.order])
         x = self.norm(x + self.position)
         for layer in self.layers:
             x = layer(x)
-        return (
-            x[:, self.inverse].transpose(1, 2).unflatten(2, (self.grid, self.grid))
-        )  # channels last in memory
+        return torch.unflatten(x[:, self.inverse].transpose(1, 2), 2, (self.grid, self.grid))
 
 
 class _Layer(nn.Module):
@@ -65,14 +68,14 @@ class _Layer(nn.Module):
         self.qkv = join_linear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = attention.o_proj
         windowed = source.window_size > 0
-        self.span = source.window_size**2 if windowed else order.numel()  # tokens that attend to one another
+        self.span = source.window_size**2 if windowed else order.numel()  # tokens that attend to each other
         overhangs = windowed and windows.numel() > order.numel()
-        gather, scatter = _places(windows, order) if overhangs else (None, None)
+        gather, scatter = _pad_windows(windows, order) if overhangs else (None, None)
         self.register_buffer("gather", gather, persistent=False)
         self.register_buffer("scatter", scatter, persistent=False)
-        filling = self.qkv.bias.detach()[None, None].clone()  # of a place without a token: the map of zeros
+        filling = self.qkv.bias.detach()[None, None].clone()  # of a padding position: the projection of zeros
         self.register_buffer("filling", filling, persistent=False)
-        cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value twice
+        cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value occurs twice
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
         if not windowed:
             rotation = rotation[order]
@@ -80,7 +83,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.out(self._attend(self.norm1(x)))
-        return x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
     def _attend(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
@@ -95,7 +99,7 @@ class _Layer(nn.Module):
 
 
 def side(size: int | Sequence[int]) -> int:
-    """A configured size, which may be given for both axes; ModelError unless they are equal."""
+    """Return a configured size. It may be given for both axes; ModelError unless both are equal."""
     if isinstance(size, int):
         return size
     if len(set(size)) != 1:
@@ -104,20 +108,23 @@ def side(size: int | Sequence[int]) -> int:
 
 
 def token_grid(config: Any) -> int:
-    """Tokens along a side of the image."""
+    """Return the number of tokens along a side of the image."""
     return side(config.image_size) // side(config.patch_size)
 
 
 def _windows(grid: int, window: int) -> Tensor:
-    """Indices of a row-major token grid, window after window; grid * grid for places beyond the map."""
-    many = -(-grid // window)
-    tokens = torch.full((many * window, many * window), grid * grid)
+    """Return the indices of a row-major token grid, window by window; grid * grid for padding."""
+    count = -(-grid // window)
+    tokens = torch.full((count * window, count * window), grid * grid)
     tokens[:grid, :grid] = torch.arange(grid * grid).view(grid, grid)
-    return tokens.view(many, window, many, window).transpose(1, 2).reshape(-1)
+    return tokens.view(count, window, count, window).transpose(1, 2).reshape(-1)
 
 
-def _places(windows: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Which token, counted in `order`, each place of the windows holds (their number for none), and where each is."""
+def _pad_windows(windows: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token at each position of the windows, counted in `order`, and the position of each token.
+
+    Padding positions hold the number of tokens.
+    """
     held = windows < order.numel()
     gather = torch.full_like(windows, order.numel())
     gather[held] = torch.arange(order.numel(), device=windows.device)

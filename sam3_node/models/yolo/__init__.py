@@ -1,1 +1,1 @@
-"""YOLO-World version 2: network, weights and converter."""
+"""YOLO-World version 2: the network, its weights and the converter of public weights."""

@@ -1,4 +1,4 @@
-"""The shape of a YOLO-World: the public scales, a small one, and the JSON that keeps it beside weights."""
+"""The configuration of a YOLO-World: the public scales, a small scale, and the JSON form that lies beside weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ModelError
 
 MODEL_TYPE = "yolo_world"
-STRIDES = (8, 16, 32)  # of the maps that the heads read, pixels of the input
+STRIDES = (8, 16, 32)  # of the heads' input maps, in pixels of the network's input
 
 
 def _is_positive(value: object) -> bool:
@@ -19,14 +19,14 @@ def _is_positive(value: object) -> bool:
 
 @dataclass(frozen=True)
 class YoloWorldConfig:
-    """Widths in channels, depths in blocks. Raises ModelError where they do not fit together.
+    """Widths in channels, depths in blocks. Raises ModelError if they are inconsistent.
 
-    channels: of the backbone's maps at strides 2, 4, 8, 16 and 32; the neck keeps the last three.
-    depths: blocks at strides 4, 8, 16 and 32; neck_depth: in each layer of the neck.
-    box_channels, embedding_channels: of the heads' towers for boxes and for similarities.
-    text_channels: of a phrase's vector; attention_channels: of each head of the max-sigmoid attention.
-    bins: in which a side's distance from its anchor falls, one stride each.
-    image_size: side of the square, in pixels, that the weights were trained to see.
+    channels: channels of the backbone's maps at strides 2, 4, 8, 16 and 32; the neck uses the last three.
+    depths: blocks at strides 4, 8, 16 and 32. neck_depth: blocks in each layer of the neck.
+    box_channels, embedding_channels: channels of the heads' towers for boxes and for similarities.
+    text_channels: length of a phrase's vector. attention_channels: channels of each head of the max-sigmoid attention.
+    bins: number of bins for a side's distance from its anchor, one stride each.
+    image_size: side of the square training images, in pixels.
     """
 
     channels: tuple[int, int, int, int, int]
@@ -59,21 +59,21 @@ class YoloWorldConfig:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """A map that `from_json` reads back."""
+        """Return a map that `from_json` reads."""
         return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
 
     @classmethod
-    def from_json(cls, found: Any) -> YoloWorldConfig:
-        """Read what `to_json` wrote; raises ModelError that names what is missing, unknown or wrong."""
-        kind = found.get("model_type") if isinstance(found, dict) else None
+    def from_json(cls, data: Any) -> YoloWorldConfig:
+        """Read the result of `to_json`. Raises ModelError, which names missing, unknown or wrong fields."""
+        kind = data.get("model_type") if isinstance(data, dict) else None
         if kind != MODEL_TYPE:
             raise ModelError(
-                f"expected a map with model_type {MODEL_TYPE}, found {kind or type(found).__name__}"
+                f"expected a map with model_type {MODEL_TYPE}, found {kind or type(data).__name__}"
             )
-        known = {field.name for field in dataclasses.fields(cls)}
-        if odd := sorted(found.keys() ^ (known | {"model_type"})):
-            raise ModelError(f"expected {', '.join(sorted(known))}; missing or unknown: {', '.join(odd)}")
-        values = {name: found[name] for name in known}
+        names = {field.name for field in dataclasses.fields(cls)}
+        if wrong := sorted(data.keys() ^ (names | {"model_type"})):
+            raise ModelError(f"expected {', '.join(sorted(names))}; missing or unknown: {', '.join(wrong)}")
+        values = {name: data[name] for name in names}
         for name in ("channels", "depths"):
             if not isinstance(values[name], list):
                 raise ModelError(f"{name}: expected a list, found {values[name]!r}")

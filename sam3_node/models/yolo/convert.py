@@ -1,8 +1,8 @@
-"""Reads the checkpoints in which the public YOLO-World weights come, without the package that wrote them.
+"""Convert checkpoints of public YOLO-World weights, without the package that wrote them.
 
-Such a file is a pickle of whole modules. torch's weights-only unpickler reads it, which calls nothing but torch's own
-functions that rebuild tensors and plain containers; the classes of the modules are replaced by inert stand-ins that
-keep what was stored in them. A file that names anything else is refused before it is read.
+Such a file is a pickle of whole modules. Torch's weights-only unpickler reads it. It calls only torch's own functions,
+which rebuild tensors and plain containers. Inert placeholder classes replace the classes of the modules and keep their
+stored attributes. A file that names any other class or function is refused before it is read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .config import YoloWorldConfig
 from .network import YoloWorld
 from .weights import build, save_yolo_world
 
-# classes of modules, the trainer's bag of options, and the numbers that unfinished training leaves in the file
+# classes of modules, the trainer's options, and the numbers that interrupted training leaves in the file
 INERT = re.compile(
     r"ultralytics\.nn\.\w+(\.\w+)+|ultralytics\.utils\.IterableSimpleNamespace|torch\.nn\.modules\.\w+\.\w+"
     r"|numpy\._?core\.multiarray\.scalar|numpy\.dtype"
 )
-FAMILY = "MaxSigmoidAttnBlock"  # the class of module that only this architecture has
+FAMILY = "MaxSigmoidAttnBlock"  # a class of module that occurs only in this architecture
 FIRST_VERSION = "ImagePoolingAttn"
 
 RENAMED = tuple(
@@ -61,21 +61,21 @@ RENAMED = tuple(
         (r"\.bn\.", ".norm."),
     )
 )
-CONSTANT = re.compile(r"^model\.22\.dfl\.")  # 0, 1, 2 …: the bins' distances
-SCALAR = re.compile(r"heads\.\d\.contrast\.(bias|logit_scale)")  # in some files a vector of one number
+CONSTANT = re.compile(r"^model\.22\.dfl\.")  # 0, 1, 2, …: the distances of the bins
+SCALAR = re.compile(r"heads\.\d\.contrast\.(bias|logit_scale)")  # in some files a vector with one number
 
 
 def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
-    """Write a checkpoint's network as a folder that `load_yolo_world` reads, in float32; returns the network.
+    """Write a checkpoint's network as a float32 folder that `load_yolo_world` reads, and return the network.
 
-    Text vectors in the checkpoint are left out: they are an input. Raises ModelError for a file that is damaged, names
-    a class or function that is not expected, or holds no YOLO-World of version 2; OutputError where `folder` cannot be
+    Text vectors in the checkpoint are dropped, because they are an input. Raises ModelError for a file that is damaged,
+    names an unexpected class or function, or has no YOLO-World of version 2. Raises OutputError if `folder` cannot be
     written.
     """
     tensors = read_checkpoint(source)
-    state = dict(_renamed(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
+    state = dict(_rename_tensor(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
     try:
-        config = _config(state)
+        config = _infer_config(state)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from error
     model = build(config, state, origin=str(source))
@@ -84,11 +84,11 @@ def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of the modules in a checkpoint, the averaged ones where there are both; nothing in it is run."""
+    """Read the tensors of a checkpoint's modules, preferably the averaged ones. No code of the checkpoint is run."""
     names = _foreign_names(path)
     if refused := sorted(name for name in names if not INERT.fullmatch(name)):
         raise ModelError(
-            f"{path} names {', '.join(refused)}: expected tensors, plain containers and modules of a YOLO-World alone; "
+            f"{path} names {', '.join(refused)}: expected only tensors, plain containers and modules of a YOLO-World; "
             "the file was not read, and may be harmful"
         )
     kinds = {name.rpartition(".")[2] for name in names}
@@ -97,28 +97,31 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             f"{path} holds a YOLO-World of version 1; expected version 2, such as yolov8s-worldv2.pt"
         )
     if FAMILY not in kinds:
-        raise ModelError(f"{path} holds no YOLO-World: expected a module {FAMILY}, found {_some(kinds)}")
-    root = _root(path, names)
+        raise ModelError(
+            f"{path} holds no YOLO-World: expected a module {FAMILY}, found {_list_names(kinds)}"
+        )
+    root = _load_root(path, names)
     try:
-        return dict(_tensors(root))
+        return dict(_iterate_tensors(root))
     except ModelError as error:
         raise ModelError(f"{path} is damaged: {error}") from error
 
 
-def _root(path: Path, names: list[str]) -> object:
-    """The network in a checkpoint, classes of these names being stood in for."""
+def _load_root(path: Path, names: list[str]) -> object:
+    """Load the network in a checkpoint, with placeholders for the classes with these names."""
     try:
         with safe_globals([(type("Inert", (_Inert,), {}), name) for name in names]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a hostile pickle provokes in torch's unpickler
-        raise ModelError(f"cannot read {path}: {_tell(error)}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: expected a map with 'model' or 'ema', found {type(found).__name__}")
-    return found["model"] if found.get("ema") is None and "model" in found else found.get("ema")
+            checkpoint: object = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any error that a hostile pickle causes in torch's unpickler
+        raise ModelError(f"cannot read {path}: {_describe_error(error)}") from error
+    if not isinstance(checkpoint, dict):
+        raise ModelError(f"{path}: expected a map with 'model' or 'ema', found {type(checkpoint).__name__}")
+    averaged: object = checkpoint.get("ema")
+    return checkpoint["model"] if averaged is None and "model" in checkpoint else averaged
 
 
 class _Inert:
-    """Stands in for a class that is not to be imported: keeps what was stored and does nothing."""
+    """A placeholder for a class that must not be imported. It keeps the stored attributes and does nothing."""
 
     stored: dict[str, Any]
 
@@ -131,25 +134,25 @@ class _Inert:
         self.stored = state if isinstance(state, dict) else {}
 
     def members(self, group: str) -> dict[str, Any]:
-        """What a module keeps under one of _parameters, _buffers and _modules."""
-        found = self.stored.get(group)
-        return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+        """Return a module's members in _parameters, _buffers or _modules."""
+        members = self.stored.get(group)
+        return {str(name): value for name, value in members.items()} if isinstance(members, dict) else {}
 
 
 def _foreign_names(path: Path) -> list[str]:
-    """Classes and functions that the pickle names beyond those that torch itself needs for tensors."""
+    """Return the classes and functions in the pickle, without those that torch itself needs for tensors."""
     try:
         return get_unsafe_globals_in_checkpoint(path)
     except (
         Exception
     ) as error:  # OSError, ValueError, RuntimeError of the zip reader, EOFError, UnpicklingError, …
         raise ModelError(
-            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {_tell(error)}"
+            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {_describe_error(error)}"
         ) from error
 
 
-def _tensors(root: object) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of stand-ins by their full names; a module in two places counts once."""
+def _iterate_tensors(root: object) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of placeholders with their full names. A shared module is visited once."""
     waiting: list[tuple[str, object]] = [("", root)]
     seen: set[int] = set()
     while waiting:
@@ -168,14 +171,14 @@ def _tensors(root: object) -> Iterator[tuple[str, Tensor]]:
         waiting += [(f"{prefix}{name}.", child) for name, child in module.members("_modules").items()]
 
 
-def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
+def _rename_tensor(name: str, value: Tensor) -> tuple[str, Tensor]:
     for pattern, new in RENAMED:
         name = pattern.sub(new, name)
     return name, value.squeeze() if SCALAR.fullmatch(name) else value
 
 
-def _config(state: dict[str, Tensor]) -> YoloWorldConfig:
-    """The configuration that the tensors' shapes imply."""
+def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
+    """Infer the configuration from the shapes of the tensors."""
 
     def depth(layer: str) -> int:
         return len(
@@ -207,10 +210,10 @@ def _config(state: dict[str, Tensor]) -> YoloWorldConfig:
     )
 
 
-def _some(names: set[str]) -> str:
+def _list_names(names: set[str]) -> str:
     return ", ".join(sorted(names)[:5]) or "no module"
 
 
-def _tell(error: Exception) -> str:
-    """An error in one line."""
+def _describe_error(error: Exception) -> str:
+    """Return an error as one line of text."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no text'}"

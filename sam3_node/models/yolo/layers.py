@@ -28,13 +28,13 @@ class ConvNorm(nn.Module):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, h, w] -> [B, out, h / stride, w / stride]."""
+        """Map [B, channels, h, w] to [B, out, h / stride, w / stride]."""
         x = self.norm(self.conv(x))
         return x if self.linear else F.silu(x)
 
 
 class Bottleneck(nn.Module):
-    """Two 3x3 convolutions, with a skip past both where `residual`."""
+    """Two 3x3 convolutions, with a skip connection around both if `residual`."""
 
     def __init__(self, channels: int, *, residual: bool) -> None:
         super().__init__()
@@ -42,16 +42,16 @@ class Bottleneck(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, h, w] -> the same shape."""
-        out = self.second(self.first(x))
+        """Map [B, C, h, w] to the same shape."""
+        out: Tensor = self.second(self.first(x))
         return x + out if self.residual else out
 
 
 class CspLayer(nn.Module):
-    """Cross-stage partial layer: half of the channels pass a chain of blocks, and all of its links are joined."""
+    """Cross-stage partial layer: half of the channels pass through a chain of blocks; all outputs are concatenated."""
 
     def __init__(self, channels: int, out: int, depth: int, *, residual: bool, extra: int = 0) -> None:
-        """extra: maps of half the channels that a subclass adds to the chain."""
+        """Create the layer. extra: number of maps with half the channels that a subclass adds to the chain."""
         super().__init__()
         half = out // 2
         self.enter = ConvNorm(channels, 2 * half)
@@ -59,11 +59,12 @@ class CspLayer(nn.Module):
         self.leave = ConvNorm((2 + depth + extra) * half, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, h, w] -> [B, out, h, w]."""
-        return self.leave(torch.cat(self.chain(x), dim=1))
+        """Map [B, channels, h, w] to [B, out, h, w]."""
+        out: Tensor = self.leave(torch.cat(self.chain(x), dim=1))
+        return out
 
     def chain(self, x: Tensor) -> list[Tensor]:
-        """The two halves and what each block makes of the one before, [B, out / 2, h, w] each."""
+        """Return the two halves and the output of each block, [B, out / 2, h, w] each."""
         links = list(self.enter(x).chunk(2, dim=1))
         for block in self.blocks:
             links.append(block(links[-1]))
@@ -71,9 +72,9 @@ class CspLayer(nn.Module):
 
 
 class MaxSigmoidAttention(nn.Module):
-    """Weighs each pixel by how well it fits the phrase that it fits best (section 3.3 of the paper).
+    """Weights each pixel by its similarity to its best phrase (section 3.3 of the paper).
 
-    As the maximum is over phrases, a phrase given twice changes nothing; a vector of zeros does.
+    The maximum is over phrases, so a duplicate phrase changes nothing, but a vector of zeros does.
     """
 
     def __init__(self, channels: int, text_channels: int, head_channels: int) -> None:
@@ -84,12 +85,13 @@ class MaxSigmoidAttention(nn.Module):
         self.project = ConvNorm(channels, channels, 3, linear=True)
 
     def forward(self, x: Tensor, text: Tensor) -> Tensor:
-        """Map [B, C, h, w] and text [B, K, D] -> [B, C, h, w]."""
+        """Weight the map [B, C, h, w] with text [B, K, D]; return [B, C, h, w]."""
         guide = self.guide(text).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, heads, K, C / heads]
-        pixels = x.flatten(2).unflatten(1, (self.heads, -1))  # [B, heads, C / heads, h * w]
-        fit = (guide @ pixels).amax(dim=2) / guide.shape[-1] ** 0.5
-        weight = (fit + self.bias[:, None]).sigmoid().unflatten(2, x.shape[2:])
-        return (self.project(x).unflatten(1, (self.heads, -1)) * weight[:, :, None]).flatten(1, 2)
+        pixels = torch.unflatten(x.flatten(2), 1, (self.heads, -1))  # [B, heads, C / heads, h * w]
+        similarity = (guide @ pixels).amax(dim=2) / guide.shape[-1] ** 0.5
+        weight = (similarity + self.bias[:, None]).sigmoid().unflatten(2, x.shape[2:])
+        out: Tensor = (self.project(x).unflatten(1, (self.heads, -1)) * weight[:, :, None]).flatten(1, 2)
+        return out
 
 
 class TextGuidedCspLayer(CspLayer):
@@ -99,26 +101,28 @@ class TextGuidedCspLayer(CspLayer):
         super().__init__(channels, out, depth, residual=False, extra=1)
         self.attention = MaxSigmoidAttention(out // 2, text_channels, head_channels)
 
-    def forward(self, x: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]  # it is guided
-        """Map [B, channels, h, w] and text [B, K, D] -> [B, out, h, w]."""
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]  # takes the text, too
+        """Map [B, channels, h, w] and text [B, K, D] to [B, out, h, w]."""
         links = self.chain(x)
         links.append(self.attention(links[-1], text))
-        return self.leave(torch.cat(links, dim=1))
+        out: Tensor = self.leave(torch.cat(links, dim=1))
+        return out
 
 
 class PyramidPooling(nn.Module):
-    """Spatial pyramid pooling: maxima over windows of 5, 9 and 13 pixels, as three of 5 in a row."""
+    """Spatial pyramid pooling: maxima over windows of 5, 9 and 13 pixels, as three poolings of 5 in sequence."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.enter, self.leave = ConvNorm(channels, channels // 2), ConvNorm(channels // 2 * 4, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, h, w] -> the same shape."""
+        """Map [B, C, h, w] to the same shape."""
         pooled = [self.enter(x)]
         for _ in range(3):
             pooled.append(F.max_pool2d(pooled[-1], 5, stride=1, padding=2))
-        return self.leave(torch.cat(pooled, dim=1))
+        out: Tensor = self.leave(torch.cat(pooled, dim=1))
+        return out
 
 
 class ContrastiveHead(nn.Module):
@@ -131,6 +135,7 @@ class ContrastiveHead(nn.Module):
         self.bias = nn.Parameter(torch.tensor(-10.0))
 
     def forward(self, embeddings: Tensor, text: Tensor) -> Tensor:
-        """Embeddings [B, D, h, w] and text [B, K, D] -> logits [B, h * w, K]."""
+        """Compute logits [B, h * w, K] of embeddings [B, D, h, w] and text [B, K, D]."""
         pixels = self.norm(embeddings).flatten(2).transpose(1, 2)
-        return pixels @ text.transpose(1, 2) * self.logit_scale.exp() + self.bias
+        out: Tensor = pixels @ text.transpose(1, 2) * self.logit_scale.exp() + self.bias
+        return out

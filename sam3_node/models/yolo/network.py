@@ -1,4 +1,4 @@
-"""YOLO-World version 2 (arXiv 2401.17270): finds things by name, the names given as vectors with each image.
+"""YOLO-World version 2 (arXiv 2401.17270): finds objects by name. The names are input vectors beside each image.
 
 A YOLOv8 backbone, the paper's vision-language path-aggregation network as re-parameterised for version 2 (text-guided
 layers, no image-pooling attention), and heads that compare every pixel with every phrase.
@@ -18,31 +18,28 @@ from .layers import ContrastiveHead, ConvNorm, CspLayer, PyramidPooling, TextGui
 
 
 class Detections(NamedTuple):
-    """What the network says of A anchors and K phrases: float32 boxes [B, A, 4], scores [B, A, K] in 0..1.
-
-    Boxes are x0 y0 x1 y1 in pixels of the network's input; they may reach past its edges.
-    """
+    """The network's float32 output for A anchors and K phrases."""
 
     boxes: Tensor
+    """[B, A, 4], x0 y0 x1 y1 in pixels of the network's input; they may extend past its edges"""
     scores: Tensor
+    """[B, A, K] in 0..1"""
 
 
 class Predictions(NamedTuple):
-    """What losses are made of, float32.
-
-    logits: [B, A, K], before the sigmoid.
-    distributions: [B, A, 4, bins], logits of the distances left, up, right and down from the anchor, in strides.
-    centres: [A, 2], x and y of the anchors in pixels of the network's input.
-    strides: [A], pixels.
-    """
+    """The network's raw float32 output, from which losses are computed."""
 
     logits: Tensor
+    """[B, A, K], before the sigmoid"""
     distributions: Tensor
+    """[B, A, 4, bins]: logits of the distances left, up, right and down from the anchor, in strides"""
     centres: Tensor
+    """[A, 2]: x and y of the anchors in pixels of the network's input"""
     strides: Tensor
+    """[A], pixels"""
 
     def boxes(self) -> Tensor:
-        """[B, A, 4] x0 y0 x1 y1 in pixels: each side at the distance expected (arXiv 2006.04388)."""
+        """Return boxes [B, A, 4] x0 y0 x1 y1 in pixels. Each side is at its expected distance (arXiv 2006.04388)."""
         bins = torch.arange(self.distributions.shape[-1], device=self.logits.device, dtype=torch.float32)
         distances = (self.distributions.softmax(dim=-1) @ bins) * self.strides[:, None]
         before, after = distances.chunk(2, dim=-1)
@@ -50,7 +47,7 @@ class Predictions(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """YOLOv8's: pixels to maps at strides 8, 16 and 32."""
+    """YOLOv8's backbone: turns pixels into maps at strides 8, 16 and 32."""
 
     def __init__(self, config: YoloWorldConfig) -> None:
         super().__init__()
@@ -63,14 +60,14 @@ class Backbone(nn.Module):
         self.pooling = PyramidPooling(channels[-1])
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """pixels [B, 3, H, W] -> [B, C, H / s, W / s] for s = 8, 16, 32."""
+        """Encode pixels [B, 3, H, W] into maps [B, C, H / s, W / s] for s = 8, 16, 32."""
         fine = self.stages[1](self.stages[0](self.stem(pixels)))
         middle = self.stages[2](fine)
         return fine, middle, self.pooling(self.stages[3](middle))
 
 
 class Neck(nn.Module):
-    """The path-aggregation network: down the pyramid and up again, guided by text at each level."""
+    """The path-aggregation network: down the pyramid and up again, guided by the text at each level."""
 
     def __init__(self, config: YoloWorldConfig) -> None:
         super().__init__()
@@ -86,10 +83,10 @@ class Neck(nn.Module):
         self.bottom_up = nn.ModuleList([guided(fine + middle, middle), guided(middle + coarse, coarse)])
 
     def forward(self, maps: tuple[Tensor, Tensor, Tensor], text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The backbone's maps and text [B, K, D] -> maps of the same shapes."""
+        """Combine the backbone's maps with text [B, K, D]; return maps of the same shapes."""
         fine, middle, coarse = maps
-        middle = self.top_down[0](torch.cat([_twice(coarse), middle], dim=1), text)
-        fine = self.top_down[1](torch.cat([_twice(middle), fine], dim=1), text)
+        middle = self.top_down[0](torch.cat([_upsample_twice(coarse), middle], dim=1), text)
+        fine = self.top_down[1](torch.cat([_upsample_twice(middle), fine], dim=1), text)
         middle = self.bottom_up[0](torch.cat([self.shrink[0](fine), middle], dim=1), text)
         coarse = self.bottom_up[1](torch.cat([self.shrink[1](middle), coarse], dim=1), text)
         return fine, middle, coarse
@@ -111,13 +108,13 @@ class LevelHead(nn.Module):
         self.contrast = ContrastiveHead(config.text_channels)
 
     def forward(self, x: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Map [B, C, h, w] and text [B, K, D] -> logits [B, h * w, K], distributions [B, h * w, 4, bins]."""
+        """Turn a map [B, C, h, w] and text [B, K, D] to logits [B, h * w, K] and distributions [B, h * w, 4, bins]."""
         distributions = self.boxes(x).flatten(2).transpose(1, 2).unflatten(2, (4, -1))
         return self.contrast(self.embeddings(x), text), distributions
 
 
 class YoloWorld(nn.Module):
-    """The detector. Nothing in it depends on which phrases are asked for, so they may change from image to image."""
+    """The detector. Its weights do not depend on the phrases, so the phrases may change from image to image."""
 
     def __init__(self, config: YoloWorldConfig) -> None:
         super().__init__()
@@ -127,16 +124,16 @@ class YoloWorld(nn.Module):
         self.heads = nn.ModuleList(LevelHead(channels, config) for channels in config.channels[2:])
 
     def forward(self, pixels: Tensor, text: Tensor) -> Detections:
-        """RGB pixels [B, 3, H, W] in 0..1, text [K, D] or [B, K, D] -> Detections of H * W * 21 / 1024 anchors.
+        """Detect on RGB pixels [B, 3, H, W] in 0..1 with text [K, D] or [B, K, D]; there are H * W * 21 / 1024 anchors.
 
-        H and W are multiples of 32 and K is at least 1. Text vectors are L2-normalised; to fill a fixed K, repeat one.
-        Raises ModelError for other shapes.
+        H and W are multiples of 32, and K is at least 1. Text vectors are L2-normalised. To fill a fixed K, repeat a
+        vector. Raises ModelError for other shapes.
         """
         predictions = self.predict(pixels, text)
         return Detections(predictions.boxes(), predictions.logits.sigmoid())
 
     def predict(self, pixels: Tensor, text: Tensor) -> Predictions:
-        """As `forward`, but what is there before boxes and scores are made of it."""
+        """Run the network as `forward` does, but return the raw output, before boxes and scores are computed."""
         self._check(pixels, text)
         dtype = self.backbone.stem.conv.weight.dtype
         pixels, text = pixels.to(dtype), text.to(dtype).expand(len(pixels), -1, -1)
@@ -154,13 +151,13 @@ class YoloWorld(nn.Module):
         fits = text.ndim == 2 or (text.ndim == 3 and len(text) == len(pixels))
         if not fits or text.shape[-1] != width or text.shape[-2] == 0:
             raise ModelError(
-                f"text: expected [K, {width}], or [B, K, {width}] of as many images, for K phrases, one at least; "
+                f"text: expected [K, {width}], or [B, K, {width}] for as many images, with K of at least 1; "
                 f"found {list(text.shape)} for {len(pixels)} images"
             )
 
 
 def anchors(size: tuple[int, int] | torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres [A, 2] (x, y) and strides [A] in pixels, for an input of size (H, W): level by level, row by row."""
+    """Return the centres [A, 2] (x, y) and strides [A] in pixels for an input (H, W), level by level, row by row."""
     centres, strides = [], []
     for stride in STRIDES:
         y, x = (
@@ -172,5 +169,5 @@ def anchors(size: tuple[int, int] | torch.Size, device: torch.device) -> tuple[T
     return torch.cat(centres), torch.cat(strides)
 
 
-def _twice(x: Tensor) -> Tensor:
+def _upsample_twice(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")

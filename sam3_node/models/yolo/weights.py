@@ -1,4 +1,4 @@
-"""A YOLO-World on disk: a folder of config.json, model.safetensors and, where it is there, the digest of the latter."""
+"""Read and write a YOLO-World as a folder with config.json, model.safetensors and, optionally, its digest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ...errors import ModelError, OutputError
-from ..devices import pick_device, pick_dtype
-from ..digest import check_digest, digest_path, write_digest
+from ..weight_loading import check_digest, digest_path, pick_device, pick_dtype, write_digest
 from .config import YoloWorldConfig
 from .network import YoloWorld
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-LISTED = 3  # tensors named in an error
+MAX_LISTED = 3  # tensors in an error message
 
 
 def load_yolo_world(
@@ -27,26 +26,26 @@ def load_yolo_world(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
 ) -> YoloWorld:
-    """The detector kept in a folder, ready to infer; `device` and `dtype` as for `load_tracker`.
+    """Load the detector in a folder, in inference mode. `device` and `dtype` are those of `load_tracker`.
 
-    Raises ModelError that names the file, and the tensors that are missing or of another shape.
+    Raises ModelError, which names the file, and the tensors that are missing or have another shape.
     """
-    place = pick_device(device)
-    number = pick_dtype(dtype, place)
+    target = pick_device(device)
+    chosen_dtype = pick_dtype(dtype, target)
     folder = Path(path)
     config = _read_config(folder / CONFIG)
     weights = folder / WEIGHTS
     if digest_path(weights).exists():
-        check_digest(weights, advice="copy or convert the weights again")
+        check_digest(weights, hint="copy or convert the weights again")
     try:
         state = load_file(weights)
     except Exception as error:  # OSError, SafetensorError
         raise ModelError(f"cannot read {weights}: expected safetensors, found {error}") from error
-    return build(config, state, origin=str(weights)).to(place, number).eval()
+    return build(config, state, origin=str(weights)).to(target, chosen_dtype).eval()
 
 
 def save_yolo_world(model: YoloWorld, folder: Path) -> None:
-    """Write config.json, model.safetensors and its digest into a folder, made where it is not there."""
+    """Write config.json, model.safetensors and its digest into a folder. Create the folder if needed."""
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,23 +57,25 @@ def save_yolo_world(model: YoloWorld, folder: Path) -> None:
 
 
 def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) -> YoloWorld:
-    """A network of these float32 weights; ModelError, naming `origin`, unless they are exactly its tensors."""
+    """Build a network with these float32 weights. Raises ModelError, naming `origin`, unless all tensors match."""
     with torch.device("meta"):
         model = YoloWorld(config)
-    wanted = {name: value.shape for name, value in model.state_dict().items()}
-    found = {name: value.shape for name, value in state.items()}
+    expected = {name: value.shape for name, value in model.state_dict().items()}
+    shapes = {name: value.shape for name, value in state.items()}
     wrong = {
-        "lacks": sorted(wanted.keys() - found),
-        "has unknown": sorted(found.keys() - wanted),
+        "lacks": sorted(expected.keys() - shapes),
+        "has unknown": sorted(shapes.keys() - expected),
         "has, of another shape,": [
-            f"{name} {list(found[name])} for {list(shape)}"
-            for name, shape in wanted.items()
-            if found.get(name, shape) != shape
+            f"{name} {list(shapes[name])} for {list(shape)}"
+            for name, shape in expected.items()
+            if shapes.get(name, shape) != shape
         ],
     }
-    told = [f"{verb} {len(names)} tensors: {_some(names)}" for verb, names in wrong.items() if names]
-    if told:
-        raise ModelError(f"{origin} does not fit a YOLO-World of its configuration: it {'; it '.join(told)}")
+    faults = [f"{verb} {len(names)} tensors: {_list_names(names)}" for verb, names in wrong.items() if names]
+    if faults:
+        raise ModelError(
+            f"{origin} does not fit a YOLO-World of its configuration: it {'; it '.join(faults)}"
+        )
     exact = {
         name: value.float() if value.is_floating_point() else value.long() for name, value in state.items()
     }
@@ -84,17 +85,17 @@ def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) 
 
 def _read_config(path: Path) -> YoloWorldConfig:
     try:
-        found = json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelError(
             f"cannot read {path}: expected a folder with {CONFIG} and {WEIGHTS}, as `sam3-node weights convert` "
             f"writes it; found {error}"
         ) from error
     try:
-        return YoloWorldConfig.from_json(found)
+        return YoloWorldConfig.from_json(config)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:LISTED]) + (" …" if len(names) > LISTED else "")
+def _list_names(names: list[str]) -> str:
+    return ", ".join(names[:MAX_LISTED]) + (" …" if len(names) > MAX_LISTED else "")

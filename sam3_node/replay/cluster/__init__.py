@@ -1,1 +1,1 @@
-"""Many recordings on many workers of a Ray cluster, or of this machine."""
+"""Replay of many recordings at once, on workers of a Ray cluster or of this machine."""

@@ -1,4 +1,4 @@
-"""What is done on a worker for one recording, and in which order: steps, each of tasks that may run at once."""
+"""Plans the replay of one recording on workers: a list of steps, each with tasks that may run at the same time."""
 
 from __future__ import annotations
 
@@ -10,52 +10,49 @@ from ...errors import ReplayError
 from ..job import Job
 from ..run import LIMITS
 from ..shards import ShardLimits
-from ..stitch import Segment, cut
+from ..stitch import Segment, cut_segments
 from ..summary import Summary
 
 
 class Split(NamedTuple):
-    """How a recording is divided among workers.
-
-    `by_camera`: each camera on which anything is looked for is a job of its own, with a folder in the recording's.
-    `frames`: segments of so many frames (of all cameras), of which each begins `overlap` frames before the former ends;
-    None for whole recordings.
-    """
+    """Division of a recording among workers."""
 
     by_camera: bool = False
+    """Replay each camera that has prompts as its own job, in a folder within the recording's."""
     frames: int | None = None
+    """Length of segments in frames of all cameras; None for whole recordings."""
     overlap: int = 0
+    """Number of frames that a segment shares with the previous one."""
 
     def check(self, job: Job) -> None:
-        """Raises ReplayError where the job cannot be divided like this."""
+        """Raise ReplayError if the job cannot be divided like this."""
         if self.frames is not None and not 0 <= self.overlap < self.frames:
             raise ReplayError(
                 f"expected an overlap of 0 to {self.frames - 1} frames, less than a segment has, found {self.overlap}"
             )
         if (self.by_camera or self.frames) and job.mode == "as-recorded":
-            raise ReplayError("as-recorded goes through a recording as a whole: use --every to divide it")
+            raise ReplayError("as-recorded replays a recording as a whole: use --every to divide it")
         if self.frames and (job.objects or not job.names):
             raise ReplayError(
-                "segments need names to look for (--prompt), which are found anew in each of them; objects that are "
-                "shown on a frame, and recorded edits, are known in one segment only"
+                "segments need names to detect (--prompt), which are detected again in each segment; objects marked on "
+                "a frame, and recorded edits, exist in one segment only"
             )
         if self.by_camera and not (job.names or job.objects):
             raise ReplayError(
-                "recorded edits may be about all cameras at once: to divide a recording by camera, give names to look "
-                "for (--prompt), or objects that name their camera"
+                "recorded edits may apply to all cameras at once: to divide a recording by camera, give names to "
+                "detect (--prompt), or objects that name their camera"
             )
-        if self.by_camera and not all(shown.camera for shown in job.objects):
+        if self.by_camera and not all(marked.camera for marked in job.objects):
             raise ReplayError(
-                "to divide a recording by camera, expected objects that name their camera, found one that is on "
-                "whichever comes first"
+                "to divide a recording by camera, expected objects that name their camera, found one without"
             )
 
 
 WHOLE = Split()
 
 
-class Extent(NamedTuple):
-    """The cameras of a job, and how many frames all of them have together."""
+class ProbeResult(NamedTuple):
+    """The cameras of a job, and the number of frames of all cameras together."""
 
     cameras: tuple[str, ...]
     frames: int
@@ -63,70 +60,73 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something for one worker.
+    """A task for one worker.
 
-    replay -> Summary; look -> Extent; clear (forget results) -> None; join (`segments` that overlap by `overlap` frames
-    into the job's results) -> Summary.
+    replay returns a Summary; probe returns a ProbeResult; clear (delete results) returns None; join (stitch `segments`
+    to the job's results) returns a Summary.
     """
 
-    kind: Literal["replay", "look", "clear", "join"]
+    kind: Literal["replay", "probe", "clear", "join"]
     job: Job
     segments: tuple[Job, ...] = ()
     split: Split = WHOLE
     limits: ShardLimits = LIMITS
 
 
-Step = list[Task]
-Answers = list[Any]
-Steps = Generator[Step, Answers, list[Summary]]
+PlanStep = list[Task]
+StepValues = list[Any]
+PlanSteps = Generator[PlanStep, StepValues, list[Summary]]
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A job, and how it is done."""
+    """A job, and the options that its steps depend on."""
 
     job: Job
     split: Split = WHOLE
     again: bool = False
     limits: ShardLimits = LIMITS
 
-    def steps(self) -> Steps:
-        """The steps; to be sent the answers of each step's tasks, in their order. Returns the summaries of its results.
+    def steps(self) -> PlanSteps:
+        """Yield the steps, and receive the values of each step's tasks in their order. Returns the summaries.
 
-        Each task may be done several times, in part: it goes on from where it was.
+        A task may run several times in part: it continues where it stopped.
         """
-        jobs = (yield from self._by_camera()) if self.split.by_camera else [self.job]
+        jobs = (yield from self._split_by_camera()) if self.split.by_camera else [self.job]
         if self.split.frames is None:
-            return (yield from self._replayed(jobs))
-        extents = yield [Task("look", job) for job in jobs]
-        divided = [self._segments(job, extent) for job, extent in zip(jobs, extents, strict=True)]
-        if self.again:  # what is complete first
+            return (yield from self._replay(jobs))
+        sizes = yield [Task("probe", job) for job in jobs]
+        divided = [self._cut(job, size) for job, size in zip(jobs, sizes, strict=True)]
+        if self.again:  # joined results are deleted before their segments
             yield [Task("clear", job) for job in jobs]
-        yield from self._replayed([segment for segments in divided for segment in segments])
+        yield from self._replay([segment for segments in divided for segment in segments])
         pairs = zip(jobs, divided, strict=True)
         return (yield [Task("join", job, tuple(segments), self.split) for job, segments in pairs])
 
-    def _by_camera(self) -> Generator[Step, Answers, list[Job]]:
-        extent: Extent = (yield [Task("look", self.job)])[0]
-        jobs = [_of_camera(self.job, camera) for camera in extent.cameras]
+    def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
+        size: ProbeResult = (yield [Task("probe", self.job)])[0]
+        jobs = [_select_camera(self.job, camera) for camera in size.cameras]
         return [job for job in jobs if job.names or job.objects]
 
-    def _replayed(self, jobs: list[Job]) -> Steps:
+    def _replay(self, jobs: list[Job]) -> PlanSteps:
         if self.again:
             yield [Task("clear", job) for job in jobs]
         return (yield [Task("replay", job, limits=self.limits) for job in jobs])
 
-    def _segments(self, job: Job, extent: Extent) -> list[Job]:
+    def _cut(self, job: Job, size: ProbeResult) -> list[Job]:
         assert self.split.frames is not None
-        found = cut(extent.frames, self.split.frames, self.split.overlap) or [Segment(0, 0)]
-        return [_segment(job, Segment(job.start + one.start, job.start + one.stop)) for one in found]
+        segments = cut_segments(size.frames, self.split.frames, self.split.overlap) or [Segment(0, 0)]
+        return [
+            _select_frames(job, Segment(job.start + segment.start, job.start + segment.stop))
+            for segment in segments
+        ]
 
 
-def _of_camera(job: Job, camera: str) -> Job:
-    shown = tuple(one for one in job.objects if one.camera == camera)
-    return replace(job, topics=(camera,), objects=shown, out=f"{job.out.rstrip('/')}/{camera}")
+def _select_camera(job: Job, camera: str) -> Job:
+    objects = tuple(marked for marked in job.objects if marked.camera == camera)
+    return replace(job, topics=(camera,), objects=objects, out=f"{job.out.rstrip('/')}/{camera}")
 
 
-def _segment(job: Job, frames: Segment) -> Job:
+def _select_frames(job: Job, frames: Segment) -> Job:
     folder = f"{job.out.rstrip('/')}/segments/{frames.start:09}-{frames.stop:09}"
     return replace(job, start=frames.start, stop=frames.stop, out=folder, outputs=())

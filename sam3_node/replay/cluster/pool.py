@@ -1,206 +1,283 @@
-"""Workers as actors of Ray: tasks are given to whichever is free, and given again when one is lost.
+"""A connection to Ray, and a pool of workers that are Ray actors.
 
-Ray could start actors again by itself and repeat their tasks, but it would do so on one that may still be running and
-would not tell; here a lost worker is ended first, and its time is counted.
+Tasks go to free workers, and go to another worker when one is lost. Ray could restart actors and repeat their tasks by
+itself, but the lost actor may still be running then, and Ray does not report the loss. Here a lost worker is ended
+first, and its time is counted.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...errors import ReplayError
+from ...errors import ReplayError, require
 from ...types import Closeable
 from .job_plan import Task
-from .worker import UNKNOWN, Answer, Standing, Worker
+from .worker import NOT_STARTED, TaskProgress, TaskResult, Worker
 
-STOP_S = 20.0
-"""How long workers have to put on disk what they have done."""
+LOCAL = "local"
+OBJECT_STORE_BYTES = 100 << 20
+"""Size of Ray's shared memory: only small messages go through Ray."""
+CONNECT_TIMEOUT_S = 5.0
+"""Timeout for the address of a cluster; Ray itself would try for minutes."""
+STOP_TIMEOUT_S = 20.0
+"""Time that workers have to write what they have done."""
+_ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 
 
-class Finished(NamedTuple):
-    """A task that is over. `seconds` are what workers have worked on it, `losses` how many of them were lost."""
+@contextmanager
+def connect_ray(address: str, workers: int) -> Iterator[Any]:
+    """Provide the module `ray`, connected to a cluster for the length of the block.
+
+    `address` is local, for a new Ray on this machine with CPUs for this number of `workers`; auto, for the cluster that
+    runs here; or the address of another cluster. An existing connection of this process is used as it is. Raises
+    MissingExtraError without Ray, ReplayError if there is no cluster.
+    """
+    # Ray reads both on import: no usage reports, and no lower priority for workers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray = require("ray", "cloud")
+    if ray.is_initialized():
+        yield ray
+        return
+    with _keep_signal_handlers():
+        _init_ray(ray, address, workers)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _init_ray(ray: Any, address: str, workers: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address == LOCAL:
+            ray.init(
+                "local",
+                num_cpus=workers,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **quiet,
+            )
+        else:
+            _check_address(address)
+            ray.init(address, **quiet)
+    except (RuntimeError, ValueError, OverflowError, OSError) as error:
+        raise ReplayError(
+            f"expected a Ray cluster at {address}, found none: {error}; --ray local starts one on this machine"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError if the address names a host and port that does not accept connections."""
+    match = _ADDRESS.fullmatch(address)
+    if match is not None:
+        socket.create_connection((match["host"], int(match["port"])), CONNECT_TIMEOUT_S).close()
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that Ray replaces with its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class FinishedTask(NamedTuple):
+    """The result of a task, the seconds that workers spent on it, and the number of workers lost."""
 
     key: object
-    answer: Answer
+    result: TaskResult
     seconds: float
     losses: int
 
 
 @dataclass(slots=True)
-class _Open:
-    """A task that is waiting or being done."""
+class _PendingTask:
+    """A task that is queued or running."""
 
     key: object
     task: Task
     seconds: float = 0.0
     losses: int = 0
-    standing: Standing = UNKNOWN
+    progress: TaskProgress = NOT_STARTED
+
+    def finish(self, result: TaskResult) -> FinishedTask:
+        return FinishedTask(self.key, result, self.seconds, self.losses)
 
 
 @dataclass(slots=True)
-class _Held:
-    """A worker, and what it does: starting where `work` is None and `call` is not, idle where both are None."""
+class _WorkerHandle:
+    """A worker with its current call: idle if `call` is None, starting if only `running` is None."""
 
     actor: Any
     call: Any
     since_s: float
-    work: _Open | None = None
-    question: Any = None
-    begun_s: float | None = None
-    """When it was ready first."""
+    running: _PendingTask | None = None
+    progress_call: Any = None
+    ready_s: float | None = None
+    """Time when the worker was first ready."""
 
 
-class Pool(Closeable):
-    """Up to `most` workers of one CPU and `gpus` GPUs each, started as they are needed and ended when they are not.
+class WorkerPool(Closeable):
+    """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand and ended when idle.
 
-    A task whose worker is lost is done again up to `retries` times. A context manager.
+    A task whose worker is lost runs again up to `retries` times. A context manager.
     """
 
-    def __init__(self, ray: Any, most: int, gpus: float, retries: int) -> None:
-        self._ray, self._most, self._retries = ray, most, retries
+    def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
+        self._ray, self._max_workers, self._retries = ray, max_workers, retries
         remote = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
-        self._start = remote(Worker).remote
-        self._waiting: deque[_Open] = deque()
-        self._held: list[_Held] = []
+        self._start_actor = remote(Worker).remote
+        self._queue: deque[_PendingTask] = deque()
+        self._workers: list[_WorkerHandle] = []
         self._failed_starts = 0
         self._ended_s = 0.0
         self._stopping = False
 
     @property
     def ready(self) -> int:
-        """Workers that are there."""
-        return sum(worker.begun_s is not None for worker in self._held)
+        """Number of workers that are ready."""
+        return sum(worker.ready_s is not None for worker in self._workers)
 
     @property
     def held_s(self) -> float:
-        """Seconds of all workers together, from when each was ready."""
+        """Seconds of all workers together, each since it was ready."""
         now_s = time.monotonic()
         return self._ended_s + sum(
-            now_s - worker.begun_s for worker in self._held if worker.begun_s is not None
+            now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
         )
 
     def submit(self, key: object, task: Task) -> None:
-        """A task; `key` comes back with its answer."""
-        self._waiting.append(_Open(key, task))
+        """Queue a task. Its result comes with this `key`."""
+        self._queue.append(_PendingTask(key, task))
 
-    def standings(self) -> dict[object, Standing]:
-        """How far the tasks are that are being done."""
-        return {worker.work.key: worker.work.standing for worker in self._held if worker.work}
+    def task_progress(self) -> dict[object, TaskProgress]:
+        """Return the progress of running tasks by key."""
+        return {worker.running.key: worker.running.progress for worker in self._workers if worker.running}
 
-    def poll(self, timeout_s: float) -> list[Finished]:
-        """Give out tasks, wait until one is over or the time is up -> those that are over.
+    def poll(self, timeout_s: float) -> list[FinishedTask]:
+        """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.
 
-        Raises ReplayError where workers cannot be started.
+        Raises ReplayError if workers cannot be started.
         """
-        self._end_idle()
-        self._give_out()
-        calls = {worker.call: worker for worker in self._held if worker.call is not None}
+        self._end_idle_workers()
+        self._start_tasks()
+        calls = {worker.call: worker for worker in self._workers if worker.call is not None}
         if not calls:
             return []
         ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
         if not ready:
             ready, _ = self._ray.wait(list(calls), timeout=timeout_s)
-        over = [found for call in ready for found in self._hear(calls[call])]
-        self._ask()
-        return over
+        finished = [task for call in ready for task in self._read_result(calls[call])]
+        self._update_progress()
+        return finished
 
-    def stop(self) -> list[Finished]:
-        """Tell all workers to stop and wait for their answers, though not for long."""
+    def stop(self) -> list[FinishedTask]:
+        """Stop all workers, and wait up to STOP_TIMEOUT_S for their results."""
         self._stopping = True
-        over = [
-            Finished(one.key, Answer(error="not begun", stopped=True), one.seconds, one.losses)
-            for one in self._waiting
-        ]
-        self._waiting.clear()
-        for worker in self._held:
-            self._control(worker, "stop")
-        deadline = time.monotonic() + STOP_S
-        while any(worker.work for worker in self._held) and time.monotonic() < deadline:
-            over += self.poll(0.2)
-        return over
+        finished = [pending.finish(TaskResult(error="not started", stopped=True)) for pending in self._queue]
+        self._queue.clear()
+        for worker in self._workers:
+            self._call_control(worker, "stop")
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(worker.running for worker in self._workers) and time.monotonic() < deadline:
+            finished += self.poll(0.2)
+        return finished
 
     def close(self) -> None:
         """End all workers. Idempotent."""
-        while self._held:
-            self._end(self._held[0])
+        while self._workers:
+            self._end_worker(self._workers[0])
 
-    def _end_idle(self) -> None:
-        spare = [worker for worker in self._held if worker.call is None]
-        for worker in spare[len(self._waiting) :]:
-            self._end(worker)
+    def _end_idle_workers(self) -> None:
+        idle = [worker for worker in self._workers if worker.call is None]
+        for worker in idle[len(self._queue) :]:
+            self._end_worker(worker)
 
-    def _give_out(self) -> None:
-        coming = sum(worker.work is None for worker in self._held)
-        for _ in range(min(len(self._waiting) - coming, self._most - len(self._held))):
-            actor = self._start(os.getcwd())
-            self._held.append(_Held(actor, actor.pid.remote(), time.monotonic()))
-        for worker in self._held:
-            if worker.call is None and self._waiting:
-                worker.work = self._waiting.popleft()
-                worker.call, worker.since_s = worker.actor.do.remote(worker.work.task), time.monotonic()
+    def _start_tasks(self) -> None:
+        free = sum(worker.running is None for worker in self._workers)
+        for _ in range(min(len(self._queue) - free, self._max_workers - len(self._workers))):
+            actor = self._start_actor(os.getcwd())
+            self._workers.append(_WorkerHandle(actor, actor.pid.remote(), time.monotonic()))
+        for worker in self._workers:
+            if worker.call is None and self._queue:
+                worker.running = self._queue.popleft()
+                worker.call, worker.since_s = worker.actor.run.remote(worker.running.task), time.monotonic()
 
-    def _hear(self, worker: _Held) -> Iterator[Finished]:
-        work, call = worker.work, worker.call
+    def _read_result(self, worker: _WorkerHandle) -> Iterator[FinishedTask]:
+        running, call = worker.running, worker.call
         try:
-            found = self._ray.get(call)
+            result = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            yield from self._lose(worker, error)
+            yield from self._handle_loss(worker, error)
             return
-        worker.call = worker.work = worker.question = None
-        if work is None:
-            worker.begun_s, self._failed_starts = time.monotonic(), 0
+        worker.call = worker.running = worker.progress_call = None
+        if running is None:
+            worker.ready_s, self._failed_starts = time.monotonic(), 0
         else:
-            work.seconds += time.monotonic() - worker.since_s
-            yield Finished(work.key, found, work.seconds, work.losses)
+            running.seconds += time.monotonic() - worker.since_s
+            yield running.finish(result)
 
-    def _lose(self, worker: _Held, error: Exception) -> Iterator[Finished]:
-        work = worker.work
-        self._end(worker)
-        why = str(error).strip().splitlines()[-1]
-        if work is None:
+    def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[FinishedTask]:
+        running = worker.running
+        self._end_worker(worker)
+        reason = str(error).strip().splitlines()[-1]
+        if running is None:
             self._failed_starts += 1
             if self._failed_starts > self._retries:
                 raise ReplayError(
-                    f"expected workers to start, found that {self._failed_starts} did not: {why}"
+                    f"expected workers to start, found that {self._failed_starts} did not: {reason}"
                 )
             return
-        work.seconds += time.monotonic() - worker.since_s
-        work.losses += 1
+        running.seconds += time.monotonic() - worker.since_s
+        running.losses += 1
         if self._stopping:
-            yield Finished(
-                work.key, Answer(error="its worker was lost", stopped=True), work.seconds, work.losses
+            yield running.finish(TaskResult(error="its worker was lost", stopped=True))
+        elif running.losses > self._retries:
+            yield running.finish(
+                TaskResult(
+                    error=f"lost {running.losses} workers, the last: {reason}; results so far are kept, the same "
+                    "command continues"
+                )
             )
-        elif work.losses > self._retries:
-            text = f"lost {work.losses} workers, the last: {why}; what was done is kept, the same command goes on"
-            yield Finished(work.key, Answer(error=text), work.seconds, work.losses)
         else:
-            self._waiting.appendleft(work)
+            self._queue.appendleft(running)
 
-    def _ask(self) -> None:
-        """How far each worker is; one that does not answer is not waited for."""
-        for worker in self._held:
-            if worker.work is None:
+    def _update_progress(self) -> None:
+        """Ask each worker for its progress, without waiting for the reply."""
+        for worker in self._workers:
+            if worker.running is None:
                 continue
-            if worker.question is None:
-                worker.question = self._control(worker, "standing")
-            elif self._ray.wait([worker.question], timeout=0)[0]:
-                with suppress(self._ray.exceptions.RayError):  # its loss is heard of by its call
-                    worker.work.standing = self._ray.get(worker.question)
-                worker.question = self._control(worker, "standing")
+            if worker.progress_call is None:
+                worker.progress_call = self._call_control(worker, "progress")
+            elif self._ray.wait([worker.progress_call], timeout=0)[0]:
+                with suppress(self._ray.exceptions.RayError):  # the call of the task reports the loss
+                    worker.running.progress = self._ray.get(worker.progress_call)
+                worker.progress_call = self._call_control(worker, "progress")
 
-    def _control(self, worker: _Held, method: str) -> Any:
+    def _call_control(self, worker: _WorkerHandle, method: str) -> Any:
         return getattr(worker.actor, method).options(concurrency_group="control").remote()
 
-    def _end(self, worker: _Held) -> None:
-        self._held.remove(worker)
-        if worker.begun_s is not None:
-            self._ended_s += time.monotonic() - worker.begun_s
+    def _end_worker(self, worker: _WorkerHandle) -> None:
+        self._workers.remove(worker)
+        if worker.ready_s is not None:
+            self._ended_s += time.monotonic() - worker.ready_s
         self._ray.kill(worker.actor)

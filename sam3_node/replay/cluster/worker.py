@@ -1,4 +1,7 @@
-"""What runs on a worker: one task at a time, with what sees kept for the next."""
+"""The worker process: runs one task at a time, and keeps the loaded model for the next task.
+
+A task replays a recording or a segment, counts frames, deletes results, or stitches the results of segments.
+"""
 
 from __future__ import annotations
 
@@ -6,102 +9,190 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...errors import Sam3NodeError
-from ..completion import StoppedError
-from ..run import PerceptionCache, clear_job, finished, run_job
-from ..store import HeldError
-from .job_plan import Task
-from .segments import extent_of, join
+from ...types import MaskFrame
+from ..completion import SUMMARY, ProgressCallback, StoppedError, build_identity, check_identity
+from ..job import Job
+from ..merge import read_results
+from ..outputs import write_outputs
+from ..run import PerceptionCache, clear_job, read_finished_summary, run_job
+from ..schedule import Schedule
+from ..stitch import stitch
+from ..store import HeldError, local_bag, open_store
+from ..summary import ReplayCounts, Summary
+from .job_plan import ProbeResult, Split, Task
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 30.0
-"""How long a worker waits for one that is given up to let go of its results."""
+LOCK_TIMEOUT_S = 30.0
+"""Time that a worker waits until an abandoned worker releases its results."""
 
 
-class Answer(NamedTuple):
-    """What came of a task: its value, or in words what went wrong. `stopped`: it was told to stop;
-    `was_there`: it had been done before."""
+class TaskResult(NamedTuple):
+    """The value of a task, or the error that it ended with."""
 
     value: Any = None
     error: str | None = None
     stopped: bool = False
-    was_there: bool = False
+    """True if the task was stopped on request."""
+    was_finished: bool = False
+    """True if an earlier run had finished the task."""
 
 
-class Standing(NamedTuple):
-    """What is being done, how many frames of it are done, and of how many where that is known."""
+class TaskProgress(NamedTuple):
+    """The current activity of a task, the number of its completed frames, and their total (None if unknown)."""
 
     what: str = ""
     done: int = 0
     total: int | None = None
 
 
-UNKNOWN = Standing()
+NOT_STARTED = TaskProgress()
 
 
 class Worker:
-    """Does tasks for a driver that works in `folder`, where that is here as well. Others may ask meanwhile how it
-    stands, and tell it to stop."""
+    """Runs tasks for a driver whose working directory is `folder`, and uses that directory if it exists here.
+
+    Other threads may ask for the progress meanwhile, and stop the worker.
+    """
 
     def __init__(self, folder: str) -> None:
-        if os.path.isdir(folder):  # what paths are relative to
+        if os.path.isdir(folder):  # relative paths of jobs refer to it
             os.chdir(folder)
         self._load = PerceptionCache()
         self._stop = threading.Event()
-        self._standing = UNKNOWN
+        self._progress = NOT_STARTED
 
     def pid(self) -> int:
-        """Of this process."""
+        """Return the id of this process."""
         return os.getpid()
 
-    def standing(self) -> Standing:
-        """How far the task at hand is."""
-        return self._standing
+    def progress(self) -> TaskProgress:
+        """Return the progress of the current task."""
+        return self._progress
 
     def stop(self) -> None:
-        """End the task at hand, and every other one, soon; what is done is kept."""
+        """Stop the current task soon, and each later one. Results so far are kept."""
         self._stop.set()
 
-    def do(self, task: Task) -> Answer:
-        """Carry out a task. Nothing is raised."""
-        self._standing = UNKNOWN
+    def run(self, task: Task) -> TaskResult:
+        """Run a task. Returns errors instead of raising them."""
+        self._progress = NOT_STARTED
         try:
-            if task.kind == "replay" and (there := finished(task.job)):
-                return Answer(there, was_there=True)
-            return Answer(_patiently(lambda: self._do(task)))
+            if task.kind == "replay" and (summary := read_finished_summary(task.job)):
+                return TaskResult(summary, was_finished=True)
+            return TaskResult(_retry_while_held(lambda: self._run(task)))
         except StoppedError as stopped:
-            return Answer(error=str(stopped), stopped=True)
+            return TaskResult(error=str(stopped), stopped=True)
         except Sam3NodeError as error:
-            return Answer(error=str(error))
+            return TaskResult(error=str(error))
         except Exception as error:  # one recording must not end the others
             log.exception("%s", task.job.bags[0])
-            return Answer(error=f"{type(error).__name__}: {error}")
+            return TaskResult(error=f"{type(error).__name__}: {error}")
 
-    def _do(self, task: Task) -> Any:
+    def _run(self, task: Task) -> Any:
         job = task.job
-        if task.kind == "look":
-            return extent_of(job, self._tell, self._stop)
+        if task.kind == "probe":
+            return probe_recording(job, self._set_progress, self._stop)
         if task.kind == "clear":
             return clear_job(job)
         if task.kind == "join":
-            return join(job, task.segments, task.split, self._tell, self._stop)
-        return run_job(job, self._load, self._tell, self._stop, limits=task.limits)
+            return join_segments(job, task.segments, task.split, self._set_progress, self._stop)
+        return run_job(job, self._load, self._set_progress, self._stop, limits=task.limits)
 
-    def _tell(self, what: str, done: int, total: int | None) -> None:
-        self._standing = Standing(what, done, total)
+    def _set_progress(self, what: str, done: int, total: int | None) -> None:
+        self._progress = TaskProgress(what, done, total)
 
 
-def _patiently(do: Callable[[], Any]) -> Any:
-    """Try again while another process holds the results: it was given up, and may take a moment to end."""
-    deadline = time.monotonic() + PATIENCE_S
+def _retry_while_held(action: Callable[[], Any]) -> Any:
+    """Retry while another process holds the results: an abandoned worker may take a moment to end."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
-            return do()
+            return action()
         except HeldError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
+
+
+def probe_recording(job: Job, progress: ProgressCallback, stop: threading.Event) -> ProbeResult:
+    """Return the cameras and the number of frames of a job. Reads the whole recording if its index does not tell."""
+    with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
+        count = schedule.count_frames()
+        if count is None:
+            count = 0
+            for count, _ in enumerate(schedule.frames(), start=1):
+                progress("reading", count, None)
+                if stop.is_set():
+                    raise StoppedError(0)
+        return ProbeResult(schedule.cameras, count)
+
+
+def join_segments(
+    job: Job, segments: Sequence[Job], split: Split, progress: ProgressCallback, stop: threading.Event
+) -> Summary:
+    """Stitch the results of finished `segments`, in their order, and write the job's outputs and summary.
+
+    Raises ReplayError if the job's folder has results of another job or of other segments.
+    """
+    store = open_store(job.out)
+    with store.held(), local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
+        identity = build_identity(job, schedule.settings, path)
+        identity["job"]["segments"] = {"frames": split.frames, "overlap": split.overlap}
+        check_identity(store, identity)
+
+        def masks() -> Iterator[MaskFrame]:
+            min_score = schedule.settings.detector.min_track_score
+            return stitch(
+                (read_results(open_store(segment.out), min_score) for segment in segments), split.overlap
+            )
+
+        def on_output(kind: str, done: int) -> None:
+            progress(f"writing {kind}", done, None)
+            if stop.is_set():
+                raise StoppedError(done)
+
+        if store.exists(SUMMARY):
+            summary = Summary.from_json(store.read(SUMMARY))
+        else:
+            summary = _summarize(job, [_read_summary(segment) for segment in segments], masks(), on_output)
+        missing = [kind for kind in job.outputs if kind not in summary.outputs]
+        store.keep(write_outputs(store.folder, missing, masks, schedule.frames, on_output))
+        summary = replace(summary, outputs=[*summary.outputs, *missing])
+        store.write(SUMMARY, summary.to_json().encode())
+    return summary
+
+
+def _read_summary(job: Job) -> Summary:
+    return Summary.from_json(open_store(job.out).read(SUMMARY))
+
+
+def _summarize(
+    job: Job, parts: Sequence[Summary], masks: Iterator[MaskFrame], progress: Callable[[str, int], None]
+) -> Summary:
+    """Build the summary of the whole job. Frames and objects are counted again, as segments share some."""
+    totals = ReplayCounts(work_s=sum(part.seconds for part in parts))
+    for count, frame_masks in enumerate(masks, start=1):
+        totals.add(frame_masks)
+        progress("summary", count)
+    failed, refused = sum(part.failed for part in parts), sum(part.refused for part in parts)
+    frames = sum(totals.frames.values()) + failed
+    totals.counts = Counter(frames=frames, failed=failed, refused=refused)
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    return Summary.from_counts(
+        totals,
+        bag=job.bags[0],
+        mode=job.mode,
+        strategy=job.strategy,
+        model=parts[0].model,
+        device=parts[0].device,
+        resumed_from=0,
+        lost=next((part.lost for part in parts if part.lost), None),
+        notes=[f"stitched from {len(parts)} segments", *notes],
+    )

@@ -1,46 +1,131 @@
-"""A running node to push frames through: as its camera and the one reader of its masks, without loss."""
+"""Pushes frames through a running node without loss, as its only camera and the only reader of its masks.
+
+Frames in flight are tracked until the node publishes their masks or its counts show that they failed.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import SettingsError, TransportError, WireError
 from ...transport import ControlClient, FramePublisher, MaskSubscriber
-from ...types import Closeable, Frame
-from .in_flight import Counts, InFlightFrames, Settled
+from ...types import Closeable, Frame, MaskFrame
+
+log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 8
-TURN_MS = 100
+POLL_MS = 100
 STATUS_MS = 3000
-ANSWER_MS = 30_000
+REPLY_MS = 30_000
 SILENT_S = 0.5
-GONE_S = 2.0
+DISCONNECTED_S = 2.0
 CONNECT_S = 10.0
-REST_S = 60.0
-ELSEWHERE_S = 10.0
-PATIENCE_S = 300.0  # what is compiled on its first frame takes minutes for that
-QUIET_TURNS = 3
+IDLE_S = 60.0
+FOREIGN_READER_S = 10.0
+HANG_S = 300.0  # a model that is compiled on its first frame takes minutes
+IDLE_POLLS = 3
 
-
-_NOT_THERE = "to publish masks where its settings say", "nobody there; --transport.masks says where it is"
+_NO_PUBLISHER = (
+    "to publish masks at its configured endpoint",
+    "no publisher; set the endpoint with --transport.masks",
+)
 
 
 class StoppedWaitingError(TransportError):
-    """Who waited for the node was told to stop, and the node had been silent for a while."""
+    """Raised when a replay is stopped while it waits for a silent node."""
+
+
+class SettledFrame(NamedTuple):
+    """A frame that the node has finished, and its masks; None if its step failed."""
+
+    frame: Frame
+    masks: MaskFrame | None
+
+
+class NodeCounts(NamedTuple):
+    """The node's counts of frames: `failed` steps raised an exception, `rejected` frames were not accepted."""
+
+    stepped: int = 0
+    failed: int = 0
+    rejected: int = 0
+
+    @classmethod
+    def from_status(cls, status: Mapping[str, Any], cameras: Collection[str]) -> NodeCounts:
+        """Read the counts of these cameras from the node's reply to `status`. Rejected frames are of any camera."""
+        served = [status["cameras"][name] for name in cameras if name in status["cameras"]]
+        stepped, failed = (sum(camera[name] for camera in served) for name in ("stepped", "failed"))
+        return cls(stepped, failed, status["frames_rejected"])
+
+    @property
+    def lost(self) -> int:
+        """Number of frames without masks."""
+        return self.failed + self.rejected
+
+    def since(self, before: NodeCounts) -> NodeCounts:
+        """Return the difference to earlier counts."""
+        return NodeCounts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class InFlightFrames:
+    """Frames that were sent and are not settled, settled frames until the sender takes them, and counts.
+
+    With lossless delivery, a node publishes masks in the order in which frames were sent, and none for a failed frame.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight: deque[Frame] = deque()
+        self.settled: deque[SettledFrame] = deque()
+        self.sent = self.received = self.lost = 0
+
+    def add(self, frame: Frame) -> None:
+        """Add a frame that was sent."""
+        self.in_flight.append(frame)
+        self.sent += 1
+
+    def receive(self, masks: MaskFrame) -> int:
+        """Settle the frame of these masks. Returns the number of earlier frames, which therefore have none."""
+        keys = [frame.key for frame in self.in_flight]
+        if masks.key not in keys:
+            log.warning(
+                "camera %s: masks of frame %d, which was not sent, are ignored", masks.camera, masks.seq
+            )
+            return 0
+        failed = keys.index(masks.key)
+        self._settle_failed(failed)
+        self.received += 1
+        self.settled.append(SettledFrame(self.in_flight.popleft(), masks))
+        return failed
+
+    def update(self, done: NodeCounts) -> None:
+        """Settle all frames as failed if the node's counts of these frames say that it has finished all."""
+        if done.stepped == self.received and done.lost >= self.lost + len(self.in_flight):
+            self._settle_failed(len(self.in_flight))
+
+    def contradicts(self, done: NodeCounts) -> bool:
+        """Return True if the counts are below the results received: they are not of the node that got the frames."""
+        return done.stepped < self.received or done.lost < self.lost
+
+    def _settle_failed(self, count: int) -> None:
+        self.lost += count
+        for _ in range(count):
+            frame = self.in_flight.popleft()
+            log.error("camera %s: frame %d failed in the node; its log says why", frame.camera, frame.seq)
+            self.settled.append(SettledFrame(frame, None))
 
 
 class LiveNode(Closeable):
-    """The node of lossless delivery (`every`) that answers at `control`. A context manager.
+    """A node with lossless delivery (`every`) whose control endpoint is `control`. A context manager.
 
-    `frames` is bound and `masks` connected to, without them the first of the node's own `transport.frames`, and its
-    `transport.masks`. No other camera or reader may take part. `stop` ends waiting for a node that is silent. Raises
-    TransportError where nobody answers or the endpoint of frames is taken, SettingsError for a node of live delivery.
+    Binds the endpoint `frames` and connects to `masks`; the defaults are the first of the node's `transport.frames`,
+    and its `transport.masks`. No other camera or reader may be connected. `stop` ends waiting for a silent node. Raises
+    TransportError if no node answers or the endpoint of frames is in use, SettingsError for a node with other delivery.
     """
 
     def __init__(
@@ -53,196 +138,203 @@ class LiveNode(Closeable):
         self._endpoint = control
         self._stop = stop or threading.Event()
         with ExitStack() as opened:
-            self._asking = opened.enter_context(ControlClient(control, STATUS_MS))
-            self.description: dict[str, Any] = self._asking.call("describe")
-            """All that the node tells of itself."""
+            self._status_client = opened.enter_context(ControlClient(control, STATUS_MS))
+            self.description: dict[str, Any] = self._status_client.call("describe")
+            """The node's description of itself."""
             transport = self.description["settings"]["transport"]
             _check_delivery(transport["delivery"], control)
-            self._control = opened.enter_context(ControlClient(control, ANSWER_MS))
+            self._control = opened.enter_context(ControlClient(control, REPLY_MS))
             self._frames = FramePublisher(frames or transport["frames"][0], "every")
             opened.callback(self._frames.close, 0)
-            masks = masks or _seen_from(control, transport["masks"])
+            masks = masks or _resolve_endpoint(control, transport["masks"])
             self._masks = opened.enter_context(MaskSubscriber(masks, "every"))
             self._opened = opened.pop_all()
-        self._begin((), Counts())
+        self._reset_counts((), NodeCounts())
 
     @property
     def in_flight(self) -> int:
-        """How many frames are sent and not settled."""
-        return len(self._ledger.in_flight)
+        """Number of frames that were sent and are not settled."""
+        return len(self._in_flight.in_flight)
 
     @property
-    def settled(self) -> deque[Settled]:
-        """Frames that are done with, in the order in which they were sent, to be taken out by whoever sent them."""
-        return self._ledger.settled
+    def settled(self) -> deque[SettledFrame]:
+        """Frames that the node has finished, in the order in which they were sent. The sender removes them."""
+        return self._in_flight.settled
 
     def begin(self, cameras: Sequence[str]) -> list[str]:
-        """Have the node without objects, looking for what it is configured to -> those of `cameras` it had before.
+        """Remove all objects from the node and restore its configured prompts.
 
-        What others have sent it is waited for, and thrown away. Raises SettingsError where it has no room for these
-        cameras, TransportError where it does not come to rest.
+        Returns those of `cameras` that the node had served before. First waits for frames of other senders, and
+        discards their masks. Raises SettingsError if the node cannot serve these cameras, TransportError if it does not
+        become idle.
         """
-        self._until(lambda: bool(self._masks.connected), CONNECT_S, *_NOT_THERE)
-        self.ask("resume")
-        self._begin(cameras, self._rest(cameras))
-        status = self._status()
-        self._check_room(sorted({*cameras, *status["cameras"]}))
-        self.ask("reset")
+        self._wait_until(lambda: bool(self._masks.connected), CONNECT_S, *_NO_PUBLISHER)
+        self.request("resume")
+        self._reset_counts(cameras, self._wait_idle(cameras))
+        status = self._read_status()
+        self._check_camera_limit(sorted({*cameras, *status["cameras"]}))
+        self.request("reset")
         prompts = self.description["settings"]["detector"]["prompts"]
         if status["prompts"] != prompts:
-            self.ask("set_prompts", prompts=prompts)
+            self.request("set_prompts", prompts=prompts)
         return [camera for camera in cameras if camera in status["cameras"]]
 
-    def ask(self, op: str, **args: Any) -> Any:
-        """A control request, carried out at once: `settle` before one that belongs between two frames.
+    def request(self, op: str, **args: Any) -> Any:
+        """Send a control request, which the node carries out at once. Call `settle` first to place it between frames.
 
-        Raises RequestError and its kin, or TransportError where the node does not answer.
+        Raises RequestError and its subclasses, or TransportError if the node does not answer.
         """
-        self._until(lambda: bool(self._masks.connected), GONE_S, f"to answer '{op}'", "that it is gone")
+        self._wait_until(
+            lambda: bool(self._masks.connected), DISCONNECTED_S, f"to answer '{op}'", "that it is gone"
+        )
         return self._control.call(op, **args)
 
     def push(self, frame: Frame) -> None:
-        """Send the next frame, once fewer than MAX_IN_FLIGHT are on their way and the node takes it.
+        """Send the next frame, as soon as fewer than MAX_IN_FLIGHT are in flight and the node accepts it.
 
-        Raises WireError for a frame that contradicts itself or is too large, which is not sent, and as `settle`.
+        Raises WireError for an inconsistent or too large frame, which is not sent, and the exceptions of `settle`.
         """
         idle_s = time.monotonic()
         while self.in_flight >= MAX_IN_FLIGHT or not self._send(frame):
-            self._turn()
+            self._poll_masks()
             idle_s = time.monotonic() if self.in_flight else idle_s
             if time.monotonic() - idle_s > CONNECT_S:
-                raise self._error(
+                raise self._make_error(
                     f"to take frames from {self._frames.endpoint}", "that it does not connect there"
                 )
-        self._ledger.send(frame)
+        self._in_flight.add(frame)
 
     def settle(self) -> None:
         """Wait until no frame is in flight.
 
-        Raises TransportError where the node ends, hangs or was started again, or another reader takes masks, and its
-        StoppedWaitingError after a stop.
+        Raises TransportError if the node ends, hangs or was restarted, or if another reader receives masks, and its
+        subclass StoppedWaitingError after a stop.
         """
         while self.in_flight:
-            self._turn()
+            self._poll_masks()
 
     def check(self) -> None:
-        """Raise TransportError unless the node has stepped the frames whose masks came, and no others."""
-        done = self._done()
-        if done.stepped != self._ledger.received:
-            raise self._differs(done)
+        """Raise TransportError unless the node stepped exactly the frames whose masks were received."""
+        done = self._count_done()
+        if done.stepped != self._in_flight.received:
+            raise self._make_count_error(done)
 
     def close(self) -> None:
-        """Let go of the node; what is in flight is not waited for. Idempotent."""
+        """Disconnect without waiting for frames in flight. Idempotent."""
         self._opened.close()
 
-    def _begin(self, cameras: Sequence[str], before: Counts) -> None:
+    def _reset_counts(self, cameras: Sequence[str], before: NodeCounts) -> None:
         self._cameras, self._before = cameras, before
-        self._ledger, self._last_done = InFlightFrames(), Counts()
-        self._asked_s = self._moved_s = time.monotonic()
+        self._in_flight, self._last_done = InFlightFrames(), NodeCounts()
+        self._checked_s = self._progress_s = time.monotonic()
 
     def _send(self, frame: Frame) -> bool:
-        """Whether there was room."""
+        """Send a frame. Return False if the queue is full."""
         try:
             return self._frames.send(frame, timeout_ms=0)
-        except TransportError as error:  # more than one message may hold
+        except TransportError as error:  # the frame is larger than a message may be
             raise WireError(str(error)) from error
 
-    def _turn(self) -> None:
-        """Wait a moment for masks."""
-        masks, now_s = self._masks.take(TURN_MS), time.monotonic()
+    def _poll_masks(self) -> None:
+        """Wait up to POLL_MS for masks. Check the node's counts if there were none for SILENT_S."""
+        masks, now_s = self._masks.take(POLL_MS), time.monotonic()
         if masks is not None:
-            self._asked_s = self._moved_s = now_s
-            if self._ledger.receive(masks):
-                self._done()
-        elif now_s - self._asked_s > SILENT_S:
-            self._ask_why()
-            self._asked_s = time.monotonic()
+            self._checked_s = self._progress_s = now_s
+            if self._in_flight.receive(masks):
+                self._count_done()
+        elif now_s - self._checked_s > SILENT_S:
+            self._check_missing_masks()
+            self._checked_s = time.monotonic()
 
-    def _ask_why(self) -> None:
-        """Find out what has become of frames whose masks do not come."""
+    def _check_missing_masks(self) -> None:
+        """Settle frames that failed in the node. Raise TransportError if the node makes no progress."""
         if self._stop.is_set():
             raise StoppedWaitingError(f"stopped waiting for the masks of {self.in_flight} frames")
-        done = self._done()
+        done = self._count_done()
         if done != self._last_done:
-            self._last_done, self._moved_s = done, time.monotonic()
-        self._ledger.hear(done)
-        still_s = time.monotonic() - self._moved_s
-        if self.in_flight and still_s > (ELSEWHERE_S if done.stepped > self._ledger.received else PATIENCE_S):
-            raise self._differs(done)
+            self._last_done, self._progress_s = done, time.monotonic()
+        self._in_flight.update(done)
+        silent_s = time.monotonic() - self._progress_s
+        max_silent_s = FOREIGN_READER_S if done.stepped > self._in_flight.received else HANG_S
+        if self.in_flight and silent_s > max_silent_s:
+            raise self._make_count_error(done)
 
-    def _status(self) -> dict[str, Any]:
-        """The node's answer to `status`, which it gives between frames: that may take long."""
+    def _read_status(self) -> dict[str, Any]:
+        """Return the node's reply to `status`. The node replies between frames, so this may take long."""
         begin_s = connected_s = time.monotonic()
         while True:
             try:
-                status: dict[str, Any] = self._asking.call("status")
+                status: dict[str, Any] = self._status_client.call("status")
                 return status
             except TransportError as error:
                 now_s = time.monotonic()
                 connected_s = now_s if self._masks.connected else connected_s
-                if now_s - connected_s > GONE_S:
-                    raise self._error(f"to answer {self.in_flight} more frames", "that it is gone") from error
-                if self._stop.is_set() or now_s - begin_s > PATIENCE_S:
+                if now_s - connected_s > DISCONNECTED_S:
+                    raise self._make_error(
+                        f"to answer {self.in_flight} more frames", "that it is gone"
+                    ) from error
+                if self._stop.is_set() or now_s - begin_s > HANG_S:
                     raise
 
-    def _done(self) -> Counts:
-        """What the node has done with the frames since `begin`."""
-        done = Counts.of(self._status(), self._cameras).since(self._before)
-        if self._ledger.contradicts(done):
-            raise self._differs(done)
+    def _count_done(self) -> NodeCounts:
+        """Return the node's counts since `begin`. Raise TransportError if they contradict the masks received."""
+        done = NodeCounts.from_status(self._read_status(), self._cameras).since(self._before)
+        if self._in_flight.contradicts(done):
+            raise self._make_count_error(done)
         return done
 
-    def _rest(self, cameras: Sequence[str]) -> Counts:
-        """Take masks until none come any more -> what the node has done by then."""
-        seen: deque[Counts] = deque(maxlen=QUIET_TURNS)
+    def _wait_idle(self, cameras: Sequence[str]) -> NodeCounts:
+        """Discard masks until no more come and the node's counts are stable. Returns these counts."""
+        recent: deque[NodeCounts] = deque(maxlen=IDLE_POLLS)
 
-        def rests() -> bool:
-            taken = self._masks.take(TURN_MS)
-            seen.append(Counts.of(self._status(), cameras))
-            if taken is not None:
-                seen.clear()
-            return len(seen) == QUIET_TURNS and len(set(seen)) == 1
+        def is_idle() -> bool:
+            masks = self._masks.take(POLL_MS)
+            recent.append(NodeCounts.from_status(self._read_status(), cameras))
+            if masks is not None:
+                recent.clear()
+            return len(recent) == IDLE_POLLS and len(set(recent)) == 1
 
-        self._until(rests, REST_S, "to come to rest", "that frames of others keep it busy; stop its cameras")
-        return seen[-1]
+        self._wait_until(is_idle, IDLE_S, "to become idle", "frames of other senders; stop its cameras")
+        return recent[-1]
 
-    def _until(self, holds: Callable[[], bool], within_s: float, expected: str, found: str) -> None:
+    def _wait_until(self, condition: Callable[[], bool], timeout_s: float, expected: str, found: str) -> None:
         begin_s = time.monotonic()
-        while not holds():
-            if time.monotonic() - begin_s > within_s:
-                raise self._error(expected, found)
+        while not condition():
+            if time.monotonic() - begin_s > timeout_s:
+                raise self._make_error(expected, found)
             time.sleep(0.01)
 
-    def _check_room(self, cameras: Sequence[str]) -> None:
-        most = self.description["settings"]["tracker"]["max_cameras"]
-        if len(cameras) > most:
+    def _check_camera_limit(self, cameras: Sequence[str]) -> None:
+        max_cameras = self.description["settings"]["tracker"]["max_cameras"]
+        if len(cameras) > max_cameras:
             raise SettingsError(
-                f"the node at {self._endpoint}: expected room for {len(cameras)} cameras, {', '.join(cameras)}, those "
-                f"that it has served before among them, found {most}; start it anew with --tracker.max_cameras"
+                f"the node at {self._endpoint}: expected a limit of at least {len(cameras)} cameras, "
+                f"{', '.join(cameras)}, including those that it served before, found {max_cameras}; restart it with "
+                "--tracker.max_cameras"
             )
 
-    def _differs(self, done: Counts) -> TransportError:
-        ledger = self._ledger
-        return self._error(
-            f"to have stepped {ledger.received} frames, whose masks came, and to have failed on {ledger.lost}, of "
-            f"{ledger.sent} that were sent",
-            f"{done.stepped} and {done.lost}; it hangs, or was started again, or another camera or reader takes part, "
-            "of which each takes messages away from the others",
+    def _make_count_error(self, done: NodeCounts) -> TransportError:
+        frames = self._in_flight
+        return self._make_error(
+            f"to have stepped {frames.received} frames, whose masks came, and to have failed on {frames.lost}, of "
+            f"{frames.sent} that were sent",
+            f"{done.stepped} and {done.lost}; the node hangs or was started again, or another camera or reader is "
+            "connected and takes messages",
         )
 
-    def _error(self, expected: str, found: str) -> TransportError:
+    def _make_error(self, expected: str, found: str) -> TransportError:
         return TransportError(f"expected the node at {self._endpoint} {expected}; found {found}")
 
 
-def _check_delivery(found: str, control: str) -> None:
-    if found != "every":
+def _check_delivery(delivery: str, control: str) -> None:
+    if delivery != "every":
         raise SettingsError(
-            f"the node at {control}: expected lossless delivery, found {found!r}, with which it skips frames; start it "
-            "with sam3-node run --transport.delivery every"
+            f"the node at {control}: expected lossless delivery, found {delivery!r}, which skips frames; start the "
+            "node with sam3-node run --transport.delivery every"
         )
 
 
-def _seen_from(control: str, endpoint: str) -> str:
-    """An endpoint of the node as it is reached from here: one that is bound on all addresses is at the control's."""
+def _resolve_endpoint(control: str, endpoint: str) -> str:
+    """Return an endpoint of the node as seen from here: one bound on all addresses gets the host of `control`."""
     host = re.match("tcp://.+:", control)
     return re.sub(r"^tcp://(\*|0\.0\.0\.0):", host[0], endpoint) if host else endpoint

@@ -67,7 +67,7 @@ def test_the_encoder_equals_transformers() -> None:
 def test_gradients_reach_the_source() -> None:
     source = hiera(64, [4, 2, 4, 2], [])
     ours = Hiera(source)
-    ours(torch.randn(1, 3, 64, 64), ours.places(source))[-1].sum().backward()
+    ours(torch.randn(1, 3, 64, 64), ours.position_map(source))[-1].sum().backward()
     assert all(parameter.grad is not None for parameter in source.parameters())
 
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
 
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
-from sam3_node.models.sam.image_size import at_image_size, ladder, step
+from sam3_node.models.sam.image_size import set_image_size, size_step, suggest_sizes
 from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -80,11 +80,11 @@ def test_the_tracker_of_a_composite_checkpoint_takes_another_size(tmp_path: Path
 
 
 def test_the_ladders_of_the_public_weights() -> None:
-    assert ladder(Sam3TrackerVideoConfig()) == [1008, 840, 672, 504]
-    assert (step(Sam3TrackerVideoConfig()), step(Sam2VideoConfig())) == (14, 32)
+    assert suggest_sizes(Sam3TrackerVideoConfig()) == [1008, 840, 672, 504]
+    assert (size_step(Sam3TrackerVideoConfig()), size_step(Sam2VideoConfig())) == (14, 32)
     for config in (Sam3TrackerVideoConfig(), Sam2VideoConfig()):
-        for size in ladder(config):
-            assert at_image_size(config, size, "weights").prompt_encoder_config.image_size == size
+        for size in suggest_sizes(config):
+            assert set_image_size(config, size, "weights").prompt_encoder_config.image_size == size
             assert (
                 config.memory_attention_rope_feat_sizes
                 == [size // config.prompt_encoder_config.patch_size] * 2

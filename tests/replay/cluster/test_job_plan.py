@@ -1,4 +1,4 @@
-"""Steps, bills and progress of many replays; what launch/cloud/ holds. No Ray runs here."""
+"""Plans, reports and progress of many replays, and the files in launch/cloud/, without Ray."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ pytest.importorskip("mcap")
 
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
-from sam3_node.replay.cluster.job_plan import Extent, JobPlan, Split
-from sam3_node.replay.cluster.progress import Meter, Progress
-from sam3_node.replay.cluster.session import session
-from sam3_node.replay.cluster.usage_report import BagResult, UsageReport
+from sam3_node.replay.cluster.job_plan import JobPlan, ProbeResult, Split
+from sam3_node.replay.cluster.pool import connect_ray
+from sam3_node.replay.cluster.usage_report import BagResult, ThroughputMeter, UsageReport
 from sam3_node.replay.job import Job, ObjectOnFrame
 
 CLOUD = ROOT / "launch" / "cloud"
@@ -41,16 +40,16 @@ def test_a_whole_recording_is_one_task() -> None:
     assert end.value.value == ["summary"]
 
 
-def test_again_forgets_first_and_only_once() -> None:
+def test_again_clears_results_once() -> None:
     steps = JobPlan(JOB, again=True).steps()
     assert [task.kind for task in next(steps)] == ["clear"]
     assert [task.kind for task in steps.send([None])] == ["replay"]
 
 
-def test_cameras_are_jobs_of_their_own() -> None:
+def test_each_camera_is_a_job() -> None:
     steps = JobPlan(JOB, Split(by_camera=True)).steps()
-    assert [task.kind for task in next(steps)] == ["look"]
-    tasks = steps.send([Extent(("left", "right"), 20)])
+    assert [task.kind for task in next(steps)] == ["probe"]
+    tasks = steps.send([ProbeResult(("left", "right"), 20)])
     assert [(task.job.topics, task.job.out) for task in tasks] == [
         (("left",), "out/left"),
         (("right",), "out/right"),
@@ -61,14 +60,14 @@ def test_a_camera_has_its_own_objects() -> None:
     shown = replace(BOX, camera="left")
     steps = JobPlan(Job(("a",), "out", objects=(shown,)), Split(by_camera=True)).steps()
     next(steps)
-    (task,) = steps.send([Extent(("left", "right"), 20)])
+    (task,) = steps.send([ProbeResult(("left", "right"), 20)])
     assert (task.job.topics, task.job.objects) == (("left",), (shown,))
 
 
 def test_segments_are_replayed_at_once_and_then_joined() -> None:
     steps = JobPlan(replace(JOB, start=5), Split(frames=10, overlap=4)).steps()
     next(steps)
-    segments = [task.job for task in steps.send([Extent(("left",), 20)])]
+    segments = [task.job for task in steps.send([ProbeResult(("left",), 20)])]
     assert [(job.start, job.stop) for job in segments] == [(5, 15), (11, 21), (17, 25)]
     assert all(job.outputs == () for job in segments)
     assert len({job.out for job in segments}) == 3
@@ -86,15 +85,15 @@ def test_segments_are_replayed_at_once_and_then_joined() -> None:
         (Job(("a",), "o", objects=(BOX,)), Split(frames=10), "segments need names"),
         (Job(("a",), "o"), Split(frames=10), "segments need names"),
         (Job(("a",), "o"), Split(by_camera=True), "all cameras at once"),
-        (Job(("a",), "o", objects=(BOX,)), Split(by_camera=True), "whichever comes first"),
+        (Job(("a",), "o", objects=(BOX,)), Split(by_camera=True), "found one without"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(job: Job, split: Split, text: str) -> None:
+def test_a_job_that_cannot_be_divided_is_an_error(job: Job, split: Split, text: str) -> None:
     with pytest.raises(ReplayError, match=text):
         split.check(job)
 
 
-def test_a_bill_adds_up() -> None:
+def test_a_usage_report_adds_up() -> None:
     done = BagResult("a.mcap", "out/a", "done", None, 100, 1800.0)
     failed = BagResult("b.mcap", "out/b", "failed", "no frames", 0, 900.0, losses=2)
     bill = UsageReport([done, failed], 2000.0, 3600.0, 3600.0, 3.0)
@@ -113,23 +112,17 @@ def test_a_bill_adds_up() -> None:
 
 
 def test_frames_of_earlier_runs_are_not_counted_again() -> None:
-    meter = Meter(3)
+    meter = ThroughputMeter(3)
     assert meter.left_s is None
-    meter.note("a", "replaying", 40, 100)
-    meter.note("a", "replaying", 60, 100)
-    meter.note("a", "replaying", 50, 100)  # its worker was lost
-    meter.note("b", "writing mcap", 90, 100)
+    meter.update("a", "replaying", 40, 100)
+    meter.update("a", "replaying", 60, 100)
+    meter.update("a", "replaying", 50, 100)  # its worker was lost
+    meter.update("b", "writing mcap", 90, 100)
     assert meter.frames == 20
     assert meter.left_s is not None
     meter.finish("a", 100, 30)
     meter.finish("b", 70, 0)
     assert meter.frames == 140
-
-
-def test_progress_is_one_line() -> None:
-    line = str(Progress(1, 3, 2, 120, 40.0, 65.0))
-    assert line == "1/3 recordings, 2 workers, 120 frames, 40.0 frames/s, 1:05 left"
-    assert "left" not in str(Progress(3, 3, 0, 120, 40.0, 0.0))
 
 
 def test_the_cluster_file_is_what_ray_takes() -> None:
@@ -146,7 +139,7 @@ def test_the_cluster_file_is_what_ray_takes() -> None:
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="there is no shell")
-def test_a_job_is_handed_in_as_a_replay_on_the_cluster(tmp_path: Path) -> None:
+def test_a_submitted_job_is_a_replay_on_the_cluster(tmp_path: Path) -> None:
     ray = tmp_path / "ray"
     ray.write_text('#!/bin/sh\nprintf "%s\\n" "$RAY_ADDRESS" "$@"\n')
     ray.chmod(0o755)
@@ -160,7 +153,7 @@ def test_a_job_is_handed_in_as_a_replay_on_the_cluster(tmp_path: Path) -> None:
     assert (args.ray, args.bags, args.names) == ("auto", ["s3://bags/a b.mcap"], ["red mug"])
 
 
-def test_the_commands_told_of_are_understood() -> None:
+def test_documented_commands_are_valid() -> None:
     text = (CLOUD / "README.md").read_text()
     found = re.findall(r"(?:sam3-node replay|launch/cloud/submit) (.+)", text)
     assert len(found) == 2
@@ -176,10 +169,10 @@ def test_the_container_file_installs_extras_that_exist() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
-def test_an_address_where_no_ray_is_is_told_at_once(address: str) -> None:
+def test_an_address_without_ray_is_an_error_at_once(address: str) -> None:
     pytest.importorskip("ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(ReplayError, match="expected a Ray cluster"), session(address.format(port), 1):
+    with pytest.raises(ReplayError, match="expected a Ray cluster"), connect_ray(address.format(port), 1):
         pass

@@ -1,4 +1,4 @@
-"""Replays on a local Ray: the same results as without, whatever happens to workers and drivers."""
+"""Replays on a local Ray give the same results as without, also when workers and drivers are killed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
+from sam3_node.geometry import mask_intersection
 from sam3_node.replay.cluster.job_plan import Split
-from sam3_node.replay.cluster.progress import Progress
+from sam3_node.replay.cluster.pool import connect_ray
 from sam3_node.replay.cluster.scheduler import run_many
-from sam3_node.replay.cluster.session import session
+from sam3_node.replay.cluster.usage_report import RunProgress
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits
-from sam3_node.replay.stitch import intersection
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
@@ -46,7 +46,7 @@ FILES = ("masks.mcap", "masks.json")
 
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[Any]:
-    with session("local", 2) as found:
+    with connect_ray("local", 2) as found:
         yield found
 
 
@@ -57,7 +57,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three, of two cameras, one camera, and one camera."""
+    """Return three recordings, of two cameras, one camera, and one camera."""
     folder = tmp_path_factory.mktemp("bags")
     paths = [folder / f"{name}.mcap" for name in "abc"]
     for path, cameras in zip(paths, (("left", "right"), ("left",), ("right",)), strict=True):
@@ -70,9 +70,9 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the results of plain replays are."""
+    """Return the folder with the results of plain replays."""
     out, load = tmp_path_factory.mktemp("expected"), PerceptionCache()
-    for job in job_of(bags, out, settings).each():
+    for job in job_of(bags, out, settings).split_by_recording():
         run_job(job, load)
     return out
 
@@ -83,7 +83,7 @@ def job_of(bags: Sequence[Path], out: Path | str, settings: Settings) -> Job:
 
 
 def run(job: Job, **options: Any) -> Any:
-    return run_many(job.each(), "local", limits=SMALL, **options)
+    return run_many(job.split_by_recording(), "local", limits=SMALL, **options)
 
 
 def assert_same(found: Path, expected: Path) -> None:
@@ -92,14 +92,14 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 def workers() -> list[psutil.Process]:
-    """Those of this process's Ray."""
+    """Return the workers of this process's Ray."""
     children = psutil.Process().children(recursive=True)
     return [one for one in children if one.name() == "ray::Worker" and one.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextmanager
 def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
-    """Kills a worker so many times, at random moments after something has begun."""
+    """Kills workers several times, at random moments after a replay has begun."""
     killed: list[int] = []
     over = threading.Event()
 
@@ -121,12 +121,12 @@ def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
         thread.join()
 
 
-def test_many_recordings_give_what_each_alone_gives(
+def test_many_recordings_give_the_results_of_single_replays(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.mcap"
     broken.write_bytes(bags[0].read_bytes()[:100])
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     job = job_of([bags[0], broken, *bags[1:]], f"file://{tmp_path}/out", settings)
     bill = run(job, progress=seen.append, price_per_hour=36.0)
     assert [bag.state for bag in bill.bags] == ["done", "failed", "done", "done"]
@@ -158,7 +158,7 @@ def test_killed_workers_cost_no_frame(
         assert_same(out / name, expected / name)
 
 
-def test_what_was_lost_or_stopped_is_gone_on_with(
+def test_lost_and_stopped_jobs_continue(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
     out, stop = tmp_path / "out", threading.Event()
@@ -175,7 +175,7 @@ def test_what_was_lost_or_stopped_is_gone_on_with(
     assert not stopped.is_complete
     assert any("which are kept" in (bag.error or "") for bag in stopped.bags)
 
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     bill = run(job, progress=seen.append)
     assert bill.is_complete
     assert seen[-1].frames < bill.frames == 3 * FRAMES
@@ -200,12 +200,12 @@ def test_segments_keep_the_ids_of_those_before(tmp_path: Path) -> None:
         for one in found.instances:
             if one.id in begun and one.area:
                 assert one.label == known[one.id].label
-                assert intersection(one.mask, known[one.id].mask) > 0.5 * one.area, (found.seq, one.id)
+                assert mask_intersection(one.mask, known[one.id].mask) > 0.5 * one.area, (found.seq, one.id)
     with pytest.raises(ReplayError, match=r"job\.segments was"):
         run_job(job)
 
 
-def test_the_door_tells_what_each_recording_took(
+def test_the_command_reports_the_cost_of_each_recording(
     bags: list[Path], settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [

@@ -15,10 +15,10 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError, SettingsError, TransportError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.compare import compare
+from sam3_node.replay.compare import compare_masks
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.live.in_flight import Counts, InFlightFrames
+from sam3_node.replay.live.node import InFlightFrames, NodeCounts
 from sam3_node.replay.live.run import Endpoints, run_live
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits, Shards
@@ -35,7 +35,7 @@ SHOWN = ObjectOnFrame(seq=3, box=(16, 12, 48, 36), label="boxed")
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    """Endpoints, weights and environment of all nodes here."""
+    """Return endpoints, weights and environment of all nodes in these tests."""
     rig = Rig(tmp_path_factory.mktemp("rig"))
     rig.environment |= {"SAM3_TRANSPORT__DELIVERY": "every", "SAM3_TRACKER__MAX_OBJECTS": "4"}
     return rig
@@ -43,14 +43,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 @pytest.fixture
 def rig(machine: Rig) -> Iterator[Rig]:
-    """What ends the nodes of a test."""
+    """Provide processes that end with the test."""
     yield machine
     machine.close()
 
 
 @pytest.fixture(scope="module")
 def settings(machine: Rig) -> Settings:
-    """Those of the nodes."""
+    """Return the endpoints of the nodes."""
     return tiny_settings(machine.folder)
 
 
@@ -66,7 +66,7 @@ def load() -> PerceptionCache:
 
 @pytest.fixture(scope="module")
 def bag(settings: Settings, load: PerceptionCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cameras, edits of every kind, and a frame of left that does not decode."""
+    """Record two cameras, each kind of edit, and a frame of left that cannot be decoded."""
     path = tmp_path_factory.mktemp("bag") / "edited.mcap"
     with Live(path, load(settings)) as live:
         for _ in edited(live, last=18):
@@ -79,7 +79,7 @@ def job_of(bag: Path, out: Path, settings: Settings, objects: tuple[ObjectOnFram
 
 
 def plain_bag(path: Path, perception: Perception, frames: list[Frame]) -> Path:
-    """These frames, and nothing else."""
+    """Record these frames alone."""
     with Live(path, perception) as live:
         for frame in frames:
             live.skip(frame)
@@ -101,7 +101,7 @@ def bytes_of(job: Job) -> bytes:
 def test_masks_are_those_of_a_replay_without_a_node(
     rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """With the recorded edits; one of them pauses."""
+    """Replay with the recorded edits, one of which pauses."""
     rig.node()
     job = job_of(bag, tmp_path / "live", settings)
     plain = replace(job, out=str(tmp_path / "plain"))
@@ -121,7 +121,7 @@ def test_masks_are_those_of_a_replay_without_a_node(
 def test_only_the_frames_fail_that_are_damaged(
     rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """Some within the stream, one where masks are waited for, and the last."""
+    """Damage frames within the stream, one before an edit, and the last one."""
     rig.node()
     frames = [moving_frame(seq) for seq in range(20)]
     for seq in (3, 8, 9, 19):
@@ -138,10 +138,10 @@ def test_only_the_frames_fail_that_are_damaged(
     assert summary["objects"] == {"left": 1}
 
 
-def test_a_second_replay_begins_without_what_came_before(
+def test_a_second_replay_is_independent_of_the_first(
     rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """Objects of the first; and frames that somebody else left in the node, of the same names. By the verb."""
+    """Objects of the first replay, and another sender's frames with the same camera names, have no effect."""
     rig.node()
     frames = [moving_frame(seq) for seq in range(10)]
     recording = plain_bag(tmp_path / "bag.mcap", load(settings), frames)
@@ -157,14 +157,14 @@ def test_a_second_replay_begins_without_what_came_before(
     assert summary["frames"] == 10
     assert any("had frames of left before" in note for note in summary["notes"])
     expected = [replace(masks, instances=tuple(map(next_id, masks.instances))) for masks in masks_of(job)]
-    assert compare(masks_of(replace(job, out=str(tmp_path / "two"))), expected).is_identical
+    assert compare_masks(masks_of(replace(job, out=str(tmp_path / "two"))), expected).is_identical
 
 
 def next_id(one: Instance) -> Instance:
     return replace(one, id=one.id + 1)
 
 
-def test_a_stopped_replay_begins_anew(
+def test_a_stopped_replay_starts_over(
     rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     rig.node()
@@ -175,22 +175,22 @@ def test_a_stopped_replay_begins_anew(
         if done == 12:
             stop.set()
 
-    with pytest.raises(StoppedError, match="begins anew"):
+    with pytest.raises(StoppedError, match="starts over"):
         run_live(job, endpoints, progress, stop, limits=SMALL)
     kept = sum(1 for _ in Shards(FolderStore(Path(job.out))).masks())
     assert 11 <= kept < 35
     summary = run_live(job, endpoints, limits=SMALL)
     assert summary.frames == 36
     assert len(masks_of(job)) == 35
-    assert any("pushed anew" in note for note in summary.notes)
+    assert any("pushed again" in note for note in summary.notes)
     rig.processes[-1].kill()
     assert run_live(job, endpoints) == summary, "what is finished needs no node"
 
 
-def test_a_node_that_ends_is_told_and_parts_are_kept(
+def test_a_node_that_ends_is_an_error_and_shards_are_kept(
     rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    """Killed; and started again in the middle, without what it knew."""
+    """Kill the node, and in another run restart it without its state."""
     job, node, starts_again = job_of(bag, tmp_path / "out", settings), rig.node(), False
 
     def progress(what: str, done: int, total: int | None) -> None:
@@ -216,7 +216,7 @@ def test_a_node_that_cannot_be_lossless_is_refused(
         run_live(job_of(bag, tmp_path / "out", settings), endpoints)
 
 
-def test_what_a_node_cannot_do_is_refused(
+def test_a_job_that_a_node_cannot_run_is_an_error(
     rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     job = job_of(bag, tmp_path / "out", settings)
@@ -225,7 +225,7 @@ def test_what_a_node_cannot_do_is_refused(
     with pytest.raises(TransportError, match="no node is connected at"):
         run_live(job, endpoints)
     rig.node(TRACKER__MAX_CAMERAS="1")
-    with pytest.raises(SettingsError, match=r"room for 2 cameras, left, right.*max_cameras"):
+    with pytest.raises(SettingsError, match=r"a limit of at least 2 cameras, left, right.*max_cameras"):
         run_live(job, endpoints)
     other = replace(job, settings={**job.settings, "tracker": {"max_objects": 3}})
     with pytest.raises(ReplayError, match=r"tracker\.max_objects: the node has 4, found 3"):
@@ -235,22 +235,22 @@ def test_what_a_node_cannot_do_is_refused(
         run_live(replace(job, out=str(tmp_path / "plain")), endpoints)
 
 
-def test_ledger_settles_in_order() -> None:
-    ledger, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
+def test_frames_in_flight_settle_in_order() -> None:
+    frames_in_flight, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
     for frame in frames:
-        ledger.send(frame)
-    assert ledger.receive(masks_on(frames[0])) == 0
-    assert ledger.receive(masks_on(moving_frame(9))) == 0
-    assert ledger.receive(masks_on(frames[3])) == 2
-    assert [one.masks is not None for one in ledger.settled] == [True, False, False, True]
-    assert not ledger.contradicts(Counts(2, 2, 0))
-    assert ledger.contradicts(Counts(2, 1, 0))
-    assert ledger.contradicts(Counts(1, 2, 0))
-    ledger.hear(Counts(3, 2, 0))  # its masks are still on their way
-    assert len(ledger.in_flight) == 1
-    ledger.hear(Counts(2, 2, 1))
-    assert not ledger.in_flight
-    assert [one.frame.seq for one in ledger.settled] == [0, 1, 2, 3, 4]
+        frames_in_flight.add(frame)
+    assert frames_in_flight.receive(masks_on(frames[0])) == 0
+    assert frames_in_flight.receive(masks_on(moving_frame(9))) == 0
+    assert frames_in_flight.receive(masks_on(frames[3])) == 2
+    assert [one.masks is not None for one in frames_in_flight.settled] == [True, False, False, True]
+    assert not frames_in_flight.contradicts(NodeCounts(2, 2, 0))
+    assert frames_in_flight.contradicts(NodeCounts(2, 1, 0))
+    assert frames_in_flight.contradicts(NodeCounts(1, 2, 0))
+    frames_in_flight.update(NodeCounts(3, 2, 0))  # its masks are still on their way
+    assert len(frames_in_flight.in_flight) == 1
+    frames_in_flight.update(NodeCounts(2, 2, 1))
+    assert not frames_in_flight.in_flight
+    assert [one.frame.seq for one in frames_in_flight.settled] == [0, 1, 2, 3, 4]
 
 
 def masks_on(frame: Frame) -> MaskFrame:

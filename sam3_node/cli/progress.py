@@ -1,0 +1,94 @@
+"""Progress of long work: a bar on a terminal, and otherwise a line every few seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+TERMINAL_S, LOG_S = 0.2, 10.0
+
+
+class ProgressBar:
+    """Shows the progress of one task after another on `out` (stderr by default).
+
+    A call with a new task name ends the current bar and starts the next. `close` ends the last one.
+    """
+
+    def __init__(self, unit: str = "frames", out: TextIO | None = None) -> None:
+        self._unit, self._out = unit, out or sys.stderr
+        self._bar: tqdm[Any] | None = None
+        self._task: str | None = None
+        self._begin_s = self._next_s = 0.0
+        self._first = 0
+
+    def __call__(self, what: str, done: int, total: int | None = None, note: str = "") -> None:
+        """Show that `done` of `total` units of the task `what` are done; None if the total is not known.
+
+        A `note` replaces the rate and the time left.
+        """
+        if what != self._task:
+            self._start(what, done)
+        if total is not None:
+            total = max(total, done)  # an index of masks does not count the frames that failed
+        if self._out.isatty():
+            self._update_bar(done, total, note)
+        else:
+            self._log(done, total, note)
+
+    def close(self) -> None:
+        """End the current bar, so that other output starts on a new line. Idempotent."""
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()
+        self._bar = self._task = None
+
+    def _start(self, what: str, done: int) -> None:
+        self.close()
+        self._task, self._first = what, done
+        self._begin_s = time.monotonic()
+        self._next_s = self._begin_s + LOG_S
+
+    def _update_bar(self, done: int, total: int | None, note: str) -> None:
+        if self._bar is None:
+            self._bar = tqdm(
+                desc=self._task,
+                total=total,
+                initial=done,
+                unit=f" {self._unit}",
+                file=self._out,
+                mininterval=TERMINAL_S,
+                miniters=0,
+                dynamic_ncols=True,
+                postfix=note or None,
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}{postfix}" if note else None,
+            )
+        self._bar.total = total
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def _log(self, done: int, total: int | None, note: str) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s and done != total:
+            return
+        self._next_s = now_s + LOG_S
+        count = f"{done}/{total}" if total is not None else f"{done}"
+        rest = f", {note}" if note else self._rate(done, total, now_s - self._begin_s)
+        print(f"{self._task}: {count} {self._unit}{rest}", file=self._out, flush=True)
+
+    def _rate(self, done: int, total: int | None, seconds: float) -> str:
+        rate = (done - self._first) / seconds if seconds > 0 else 0.0
+        text = f", {rate:.1f} {self._unit}/s"
+        if total is not None and rate and done < total:
+            text += f", {format_duration((total - done) / rate)} left"
+        return text
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as 3:07 or 2:03:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

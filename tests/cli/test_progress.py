@@ -1,0 +1,80 @@
+"""The progress bar on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from sam3_node.cli.progress import ProgressBar, format_duration
+from sam3_node.cli.replay import describe_progress
+from sam3_node.replay.cluster.usage_report import RunProgress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_has_a_line_for_each_finished_task() -> None:
+    out = io.StringIO()
+    bar = ProgressBar(out=out)
+    for done in range(1, 11):
+        bar("replaying", done, 10)
+    bar("writing mcap", 10, 10)
+    bar("writing coco", 3, None)
+    bar.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["replaying: 10/10 frames", "writing mcap: 10/10 frames"]
+
+
+def test_a_log_has_lines_while_a_task_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sam3_node.cli.progress.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    bar = ProgressBar(out=out)
+    for done in range(10):
+        now[0] = 4.0 * done
+        bar("replaying", done, 100)
+    assert out.getvalue().splitlines() == [
+        "replaying: 3/100 frames, 0.2 frames/s, 6:28 left",
+        "replaying: 6/100 frames, 0.2 frames/s, 6:16 left",
+        "replaying: 9/100 frames, 0.2 frames/s, 6:04 left",
+    ]
+
+
+def test_a_terminal_has_one_line_for_each_task() -> None:
+    out = Terminal()
+    bar = ProgressBar(out=out)
+    bar("replaying", 1, 2)
+    bar("replaying", 2, 2)
+    bar("writing mcap", 2, 2)
+    bar.close()
+    bar.close()
+    first, second, rest = out.getvalue().split("\n")
+    assert "2/2" in first.split("\r")[-1]
+    assert "writing mcap" in second
+    assert not rest
+
+
+def test_a_note_replaces_the_rate() -> None:
+    terminal, log = Terminal(), io.StringIO()
+    for out in (terminal, log):
+        bar = ProgressBar("recordings", out)
+        bar("replaying", 0, 2, "3 workers")
+        bar("replaying", 2, 2, "1 workers")
+        bar.close()
+    assert log.getvalue() == "replaying: 2/2 recordings, 1 workers\n"
+    assert "3 workers" in terminal.getvalue()
+    assert "1 workers" in terminal.getvalue().split("\r")[-1]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (187, "3:07"), (7387, "2:03:07")])
+def test_durations_are_formatted_as_a_clock(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_the_progress_of_many_recordings_is_one_line() -> None:
+    line = describe_progress(RunProgress(1, 3, 2, 120, 40.0, 65.0))
+    assert line == "2 workers, 120 frames, 40.0 frames/s, 1:05 left"
+    assert "left" not in describe_progress(RunProgress(3, 3, 0, 120, 40.0, 0.0))

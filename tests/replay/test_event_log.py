@@ -1,0 +1,170 @@
+"""The node's steps and edits in a recording, and the frames matched with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sam3_node.errors import ReplayError, WireError
+from sam3_node.replay.actions import RESTARTED, Edit, Notes, Step
+from sam3_node.replay.event_log import WINDOW, Gap, LogEntry, LoggedStep, match_frames, read_event_log
+from sam3_node.types import Frame, MaskFrame
+from sam3_node.wire import Event
+from tests.support.replay_logs import make_frame, make_masks, served
+
+FRESH = {"events": 0, "cameras": {}, "prompts": []}
+
+
+def read_log(*log: MaskFrame | Event, description: dict[str, Any] | None = None) -> list[LogEntry]:
+    return list(read_event_log(log, description or FRESH))
+
+
+def gaps(entries: Sequence[LogEntry]) -> list[str]:
+    return [item.text for item in entries if isinstance(item, Gap)]
+
+
+def test_the_log_has_the_steps_and_edits_in_order() -> None:
+    failed = Event(2, "failed", {"camera": "a", "seq": 5, "error": "bad"})
+    entries = read_log(
+        served(0),
+        make_masks(0),
+        Event(1, "add_object", {"box": [1]}),
+        make_masks(3, 2),
+        failed,
+        make_masks(6),
+    )
+    assert entries == [
+        Edit("served", {"camera": "a"}),
+        LoggedStep("a", 0, 100, 7, 0),
+        Edit("add_object", {"box": [1]}),
+        LoggedStep("a", 3, 103, 7, 2),
+        LoggedStep("a", 5),
+        LoggedStep("a", 6, 106, 7, 0),
+    ]
+    assert [item.failed for item in entries if isinstance(item, LoggedStep)] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (
+            (served(0), make_masks(0), make_masks(2)),
+            "a: expected the masks of all frames .* 1 of them are not",
+        ),
+        ((served(0), make_masks(0), make_masks(5, 2)), "2 of them are not in the recording"),
+        (
+            (served(0), make_masks(0), Event(2, "reset", {})),
+            r"expected event 1 of the node, found 2 \(reset\)",
+        ),
+        ((Event(2, "reset", {}),), r"expected event 0 of the node, found 2"),
+        ((served(0), Event(3, "pause", {}), served(1)), "expected event 1 of the node, found 3"),
+    ],
+)
+def test_a_gap_is_at_the_place_of_the_missing_data(log: Sequence[Any], message: str) -> None:
+    entries = read_log(*log)
+    with pytest.raises(ReplayError, match=message):
+        Notes(lenient=False).add_gap(gaps(entries)[0])
+    assert isinstance(entries[-1], (LoggedStep, Edit))
+
+
+@pytest.mark.parametrize(
+    ("description", "log", "complete"),
+    [
+        (FRESH, (served(0), make_masks(0)), True),
+        # masks came before the description
+        ({"events": 1, "cameras": {"a": {}}}, (served(0), make_masks(0)), True),
+        # the node had served cameras, without any requests
+        ({"events": 1, "cameras": {"a": {"objects": 0}}}, (make_masks(9), Event(1, "reset", {})), True),
+        ({"events": 2, "cameras": {"a": {"objects": 1}}}, (make_masks(9),), False),
+        ({"events": 1, "cameras": {"a": {"objects": 3}}, "prompts": ["mug"]}, (make_masks(9),), False),
+        ({"events": 4, "cameras": {"a": {}}}, (Event(4, "reset", {}), make_masks(9)), False),
+        (None, (make_masks(9),), False),
+        (None, (served(0), make_masks(0)), True),
+    ],
+)
+def test_a_late_beginning_is_a_gap(
+    description: dict[str, Any] | None, log: Sequence[Any], complete: bool
+) -> None:
+    entries = list(read_event_log(log, description))
+    assert ("begins later" in "".join(gaps(entries))) != complete
+    assert not complete or not gaps(entries)
+
+
+def test_a_camera_that_starts_again_is_no_gap() -> None:
+    assert not gaps(read_log(served(0), make_masks(7), make_masks(0), make_masks(1)))
+
+
+def test_a_restarted_node_is_an_edit() -> None:
+    entries = read_log(served(0), make_masks(0), served(0), make_masks(5))
+    assert entries[2:4] == [Edit(RESTARTED), Edit("served", {"camera": "a"})]
+    assert not gaps(entries)
+
+
+def test_an_event_without_arguments_is_an_error() -> None:
+    with pytest.raises(WireError, match="event failed"):
+        read_log(served(0), Event(1, "failed", {"camera": "a"}))
+
+
+def match(log: Sequence[LogEntry], frames: Sequence[Frame], lenient: bool = False) -> tuple[list[Any], Notes]:
+    notes = Notes(lenient)
+    entries = [
+        (item.frame.camera, item.frame.seq) if isinstance(item, Step) else item.op
+        for item in match_frames(log, frames, notes)
+    ]
+    return entries, notes
+
+
+def stepped(seq: int, camera: str = "a") -> LoggedStep:
+    return LoggedStep(camera, seq, 100 + seq)
+
+
+def test_frames_of_several_cameras_are_matched_in_another_order() -> None:
+    frames = [make_frame(seq, camera) for seq in range(6) for camera in "abc"]
+    log = [stepped(2, "c"), stepped(0), Edit("reset"), stepped(5, "b"), stepped(5), stepped(4, "c")]
+    entries, _ = match(log, frames)
+    assert entries == [("c", 2), ("a", 0), "reset", ("b", 5), ("a", 5), ("c", 4)]
+
+
+def test_a_missing_frame_is_one_gap() -> None:
+    frames = [make_frame(seq, camera) for seq in range(6) for camera in "ab" if (seq, camera) != (2, "a")]
+    log = [stepped(0), stepped(2), stepped(1, "b"), stepped(3), stepped(5, "b")]
+    with pytest.raises(ReplayError, match="camera a: expected frame 2, which the node stepped"):
+        match(log, frames)
+    entries, notes = match(log, frames, lenient=True)
+    assert entries == [("a", 0), ("b", 1), ("a", 3), ("b", 5)]
+    assert len(notes.lines) == 1
+
+
+def test_frames_with_the_same_seq_are_matched_by_capture_time() -> None:
+    frames = [
+        make_frame(0, capture_ns=1),
+        make_frame(1),
+        make_frame(0, capture_ns=900),
+        make_frame(1, capture_ns=901),
+    ]
+    log = [LoggedStep("a", 0, 1), LoggedStep("a", 1, 101), LoggedStep("a", 0, 900), LoggedStep("a", 1, 901)]
+    notes = Notes(lenient=False)
+    entries = [item.frame.capture_ns for item in match_frames(log, frames, notes) if isinstance(item, Step)]
+    assert entries == [1, 101, 900, 901]
+
+
+def test_frames_are_read_only_as_needed() -> None:
+    read = 0
+
+    def frames() -> Iterator[Frame]:
+        nonlocal read
+        for seq in range(5 * WINDOW):
+            read += 1
+            yield make_frame(seq)
+
+    entries = match_frames([stepped(seq) for seq in range(0, 5 * WINDOW, 2)], frames(), Notes(lenient=False))
+    for count, _ in enumerate(entries):
+        assert read == 2 * count + 1
+
+
+def test_a_frame_that_is_recorded_twice_is_stepped_once() -> None:
+    entries, _ = match([stepped(0), stepped(1)], [make_frame(0), replace(make_frame(0)), make_frame(1)])
+    assert entries == [("a", 0), ("a", 1)]
