@@ -50,14 +50,14 @@ def client(rig: Rig) -> Iterator[PerceptionClient]:
 def show(publisher: FramePublisher, client: PerceptionClient, seq: int, name: str) -> None:
     """Publish the first frame of a sequence; the node has its features afterwards."""
     jpeg = (DAVIS / "JPEGImages" / name / "00000.jpg").read_bytes()
-    height, width = truth_of(name).shape
+    height, width = read_truth(name).shape
     publisher.send(Frame("davis", seq, time.time_ns(), width, height, "jpeg", jpeg))
     masks = client.latest(ANSWER_MS)
     assert masks is not None
     assert (masks.seq, masks.instances) == (seq, ())
 
 
-def truth_of(name: str) -> np.ndarray:
+def read_truth(name: str) -> np.ndarray:
     return cv2.imread(str(DAVIS / "Annotations" / name / "00000.png"), cv2.IMREAD_GRAYSCALE) > 127
 
 
@@ -67,17 +67,17 @@ def iou(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def found(publisher: FramePublisher, client: PerceptionClient) -> dict[str, Segmentation]:
-    """What the node answers to the box around the truth, for each sequence."""
+    """Return the node's segmentation of the ground truth's box, for each sequence."""
     answers = {}
     for seq, name in enumerate(sorted(folder.name for folder in (DAVIS / "JPEGImages").iterdir())):
         show(publisher, client, seq, name)
-        answers[name] = client.segment(box=Mask.from_full(truth_of(name)).box, seq=seq)
+        answers[name] = client.segment(box=Mask.from_full(read_truth(name)).box, seq=seq)
         assert answers[name].seq == seq
     return answers
 
 
 def test_a_box_around_the_truth_gives_the_object(found: dict[str, Segmentation]) -> None:
-    ious = {name: iou(answer.mask.full(), truth_of(name)) for name, answer in found.items()}
+    ious = {name: iou(answer.mask.full(), read_truth(name)) for name, answer in found.items()}
     assert np.mean(list(ious.values())) >= MIN_IOU, ious
     assert all(0.5 < answer.score <= 1 for answer in found.values())
 
@@ -85,9 +85,9 @@ def test_a_box_around_the_truth_gives_the_object(found: dict[str, Segmentation])
 def test_a_point_gives_what_is_there(client: PerceptionClient, found: dict[str, Segmentation]) -> None:
     seq = found["dog"].seq
     answer = client.segment(points=[(400, 250)], seq=seq)
-    assert truth_of("dog")[250, 400]
+    assert read_truth("dog")[250, 400]
     assert answer.mask.full()[250, 400]
-    assert (answer.mask.full() & ~truth_of("dog")).sum() < 0.2 * truth_of("dog").sum()
+    assert (answer.mask.full() & ~read_truth("dog")).sum() < 0.2 * read_truth("dog").sum()
 
 
 def test_weights_without_memory_say_that_they_cannot_track(

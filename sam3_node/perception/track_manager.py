@@ -251,7 +251,7 @@ class TrackManager:
         return detection.score >= self._prompt_set.thresholds[detection.label]
 
     def _drop_duplicate(self, first: int, second: int, results: dict[int, Track]) -> None:
-        """Of two objects with the same mask, drop the one that is no longer detected; the younger if neither is."""
+        """Drop one of two objects with the same mask: one that is no longer detected, preferably the younger."""
         for object_id in (second, first):
             if object_id in self._lifecycle and self._lifecycle.is_duplicate(object_id):
                 return self._drop(object_id, results)

@@ -1,6 +1,6 @@
 """Prompts for objects, and the slots that objects hold: stable object ids outside, rows of the memory bank inside.
 
-The checks of prompts are here alone. Prompts in frame pixels (`perception.prompts`) use them too.
+All checks of prompts are in this module. Prompts in frame pixels (`perception.prompts`) use them too.
 """
 
 from __future__ import annotations

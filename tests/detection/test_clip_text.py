@@ -34,7 +34,7 @@ def copied(folder: Path, target: Path, leave_out: str = "") -> Path:
 
 
 def reference(folder: Path, texts: list[str]) -> np.ndarray:
-    """As transformers' own whole model and tokenizer encode one text at a time."""
+    """Encode one text at a time with transformers' whole model and tokenizer."""
     model, tokenizer = CLIPModel.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
     rows = []
     with torch.inference_mode():

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def detector(folder: Path, **options: float) -> GroundingDinoDetector:
-    """A detector that keeps boxes however they overlap, unless told otherwise."""
+    """Return a detector that keeps overlapping boxes by default."""
     model = GroundingDinoForObjectDetection.from_pretrained(folder)
     tokenizer = BertTokenizer.from_pretrained(folder)
     return GroundingDinoDetector(

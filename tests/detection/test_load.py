@@ -27,7 +27,7 @@ CLIP_NAME = "tiny-clip"
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A YOLO-World without a vocabulary, and what else there may be, side by side."""
+    """A YOLO-World without a vocabulary, beside the other kinds of files."""
     root = tmp_path_factory.mktemp("weights")
     write_tiny_yolo(root / "tiny-yolo")
     write_tiny_clip(root / CLIP_NAME)

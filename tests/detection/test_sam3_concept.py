@@ -56,7 +56,7 @@ def reference(folder: Path, image: np.ndarray, names: list[str], threshold: floa
 
 
 def everything(folder: Path, **options: float) -> Sam3ConceptDetector:
-    """A detector that keeps boxes however they overlap."""
+    """Return a detector that keeps overlapping boxes."""
     model, tokenizer = Sam3Model.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
     return Sam3ConceptDetector(model, tokenizer, name="tiny", **({"iou": 1.0, "limit": 1000} | options))
 

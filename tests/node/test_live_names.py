@@ -17,7 +17,7 @@ EVERY = 4
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """The bundled recording, and a node that looks for the red mug on it. Every frame is stepped and published."""
+    """Play the bundled recording to a node that detects the red mug. Every frame is stepped and published."""
     rig = Rig(tmp_path_factory.mktemp("live"))
     rig.environment |= {
         "SAM3_MODEL__NAME": "nano",

@@ -32,7 +32,7 @@ DETECTORS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module", params=DETECTORS)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A camera, and a node that looks for bottles from the start."""
+    """Start a camera, and a node that detects bottles from the start."""
     rig = Rig(tmp_path_factory.mktemp("names"))
     weights = rig.folder / "detector"
     DETECTORS[request.param](weights)

@@ -59,12 +59,12 @@ def picture(seq: int, camera: str = "cam1", width: int = 64, height: int = 48) -
     return Frame(camera, seq, time.time_ns(), width, height, "bgr8", colour.data)
 
 
-def is_of(camera: str, *wanted: int):
+def has_ids(camera: str, *wanted: int):
     return lambda masks: masks.camera == camera and ids(masks) == list(wanted)
 
 
 def test_masks_flow_with_times_and_identity(client: PerceptionClient) -> None:
-    first = masks_where(client, is_of("cam0"), "masks")
+    first = masks_where(client, has_ids("cam0"), "masks")
     later = masks_where(client, lambda masks: masks.seq > first.seq, "later masks")
     assert (later.width, later.height, later.model) == (320, 240, "tiny")
     assert later.capture_ns <= later.received_ns <= later.published_ns
@@ -96,7 +96,7 @@ def test_objects_are_added_refined_and_removed_live(client: PerceptionClient) ->
     aged = masks_where(client, lambda masks: set(ids(masks)) == {point, mask}, "two left")
     masks_where(client, lambda masks: masks.instances[0].age > aged.instances[0].age, "tracking goes on")
     client.reset()
-    masks_where(client, is_of("cam0"), "none left")
+    masks_where(client, has_ids("cam0"), "none left")
     assert client.add_object(points=[(5, 5)]).id == mask + 1
 
 
@@ -176,15 +176,15 @@ def test_two_cameras_are_served_apart(rig: Rig, client: PerceptionClient) -> Non
 
             return until(find, "masks")
 
-        masks_of_both(is_of("cam1"))
+        masks_of_both(has_ids("cam1"))
         with pytest.raises(RequestError, match="camera: expected a name"):
             client.add_object(points=[(5, 5)])
         first = client.add_object(points=[(5, 5)], camera="cam1").id
-        masks_of_both(is_of("cam1", first))
-        masks_of_both(is_of("cam0"))
+        masks_of_both(has_ids("cam1", first))
+        masks_of_both(has_ids("cam0"))
         other = client.add_object(points=[(160, 120)], camera="cam0").id
-        masks_of_both(is_of("cam0", other))
-        masks_of_both(is_of("cam1", first))
+        masks_of_both(has_ids("cam0", other))
+        masks_of_both(has_ids("cam1", first))
         client.remove_object(first, camera="cam1")
 
 
@@ -236,7 +236,7 @@ def test_a_bad_image_is_counted_and_the_size_may_change(rig: Rig, client: Percep
 
 
 def jpeg_with_broken_data(width: int, height: int) -> bytes:
-    """A start that declares the size, and nothing that could be decoded after it."""
+    """Return a header that declares the size, followed by nothing that can be decoded."""
     size = bytes([height >> 8, height & 255, width >> 8, width & 255])
     return b"\xff\xd8\xff\xc0\x00\x11\x08" + size + b"\x03\x01\x22\x00\x02\x11\x01\x03\x11\x01" + b"\xff\xd9"
 
@@ -284,9 +284,9 @@ def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionCli
         )
     assert last.width == 16
     assert client.status()["frames_rejected"] > before + HOSTILE / 2
-    aged = masks_where(client, is_of("cam0", tracked), "tracking")
+    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
     masks_where(
-        client, lambda masks: is_of("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
+        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
     )
 
 
@@ -312,9 +312,9 @@ def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) 
                 asker.recv()
                 answered += 1
     assert answered == sent
-    aged = masks_where(client, is_of("cam0", tracked), "tracking")
+    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
     masks_where(
-        client, lambda masks: is_of("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
+        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
     )
 
 
@@ -381,11 +381,11 @@ def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: 
             for seq in range(count):
                 while not camera.send(picture(seq), timeout_ms=100):
                     found.append(masks.take(timeout_ms=100))
-            while (masks_of := masks.take(timeout_ms=1500)) is not None:
-                found.append(masks_of)
-        got = [masks_of for masks_of in found if masks_of is not None]
-        assert [masks_of.seq for masks_of in got] == list(range(count))
-        assert not any(masks_of.skipped for masks_of in got)
+            while (receives_masks := masks.take(timeout_ms=1500)) is not None:
+                found.append(receives_masks)
+        got = [receives_masks for receives_masks in found if receives_masks is not None]
+        assert [receives_masks.seq for receives_masks in got] == list(range(count))
+        assert not any(receives_masks.skipped for receives_masks in got)
         camera.send(picture(count), timeout_ms=1000)
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(timeout=10) == 0
@@ -422,7 +422,7 @@ def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_pa
 
 @pytest.fixture
 def near(rig: Rig, tmp_path: Path) -> Iterator[Node]:
-    """A node for one camera in this process, so that faults can be put into it."""
+    """Start a node for one camera in this process, so that tests can inject faults."""
     transport = TransportSettings(
         frames=(f"ipc://{tmp_path}/f",), masks=f"ipc://{tmp_path}/m", control=f"ipc://{tmp_path}/c"
     )
@@ -466,17 +466,18 @@ def test_a_silent_camera_gives_its_place_to_another(
 ) -> None:
     with FramePublisher(f"ipc://{tmp_path}/f") as camera, MaskSubscriber(f"ipc://{tmp_path}/m") as masks:
 
-        def masks_of(name: str, also: str = "") -> bool:
+        def receives_masks(name: str, also: str = "") -> bool:
             for seq, sender in enumerate(filter(None, (name, also))):
                 camera.send(picture(seq, sender))
             found = masks.take(timeout_ms=50)
             return found is not None and found.camera == name
 
-        until(lambda: masks_of("first"), "the first camera")
+        until(lambda: receives_masks("first"), "the first camera")
         until(
-            lambda: masks_of("first", also="second") and near.status()["frames_rejected"], "a refused camera"
+            lambda: receives_masks("first", also="second") and near.status()["frames_rejected"],
+            "a refused camera",
         )
         assert list(near.perception.pipelines) == ["first"]
         monkeypatch.setattr("sam3_node.node.node.CAMERA_IDLE_S", 0.05)
-        until(lambda: masks_of("second"), "the second camera")
+        until(lambda: receives_masks("second"), "the second camera")
         assert list(near.perception.pipelines) == ["second"]

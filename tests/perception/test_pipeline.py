@@ -144,8 +144,8 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     assert ids(pipeline.step(frame(3))) == [1]
 
 
-def off_centre_of(mask: Mask) -> FramePrompt:
-    """A point outside the object, in the middle of where it was found."""
+def prompt_off_centre(mask: Mask) -> FramePrompt:
+    """Return a background point in the middle of the object's box."""
     x0, y0, x1, y1 = mask.box
     return FramePrompt(points=[((x0 + x1) / 2, (y0 + y1) / 2)], labels=[0])
 
@@ -155,7 +155,7 @@ def test_refining_answers_at_once_on_the_latest_frame_or_another(pipeline: Pipel
     pipeline.step(frame(0))
     pipeline.add(BOX, seq=0)
     before = pipeline.step(frame(1)).instances[0].mask
-    answer = pipeline.refine(1, off_centre_of(before), seq)
+    answer = pipeline.refine(1, prompt_off_centre(before), seq)
     assert answer.seq == 1
     assert (answer.mask.full() != before.full()).any()
     assert ids(pipeline.step(frame(2))) == [1]
@@ -164,7 +164,7 @@ def test_refining_answers_at_once_on_the_latest_frame_or_another(pipeline: Pipel
 def test_points_correct_the_mask_so_far_of_the_frame_they_are_on(
     model: TrackerModel, pipeline: Pipeline
 ) -> None:
-    """The second correction builds on the first, and the first on what was tracked on that very frame."""
+    """The second correction starts from the first, and the first from the mask that was tracked on the same frame."""
     scaling = Scaling((HEIGHT, WIDTH), model.image_size)
     for seq in range(2):
         pipeline.step(frame(seq))
@@ -176,7 +176,7 @@ def test_points_correct_the_mask_so_far_of_the_frame_they_are_on(
         tracker.step_features(known)
     tracker.prompt_at(features[0], 0, BOX.to_model(1, scaling))
     logits = tracker.step_features(features[2]).logits[0]
-    for prompt in (off_centre_of(tracked.mask), FramePrompt(points=[(20, 20)])):
+    for prompt in (prompt_off_centre(tracked.mask), FramePrompt(points=[(20, 20)])):
         logits, _ = tracker.prompt_at(features[2], 2, prompt.to_model(1, scaling, logits))
         expected = F.interpolate(logits[None, None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[
             0, 0

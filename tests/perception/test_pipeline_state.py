@@ -49,7 +49,7 @@ def mask_prompt() -> FramePrompt:
 
 
 def exactly(result: object) -> object:
-    """A result without the times it took, comparable bit for bit."""
+    """Return a result without its times, comparable bit for bit."""
     if isinstance(result, MaskFrame):
         return pack_masks(replace(result, stages_us={}))
     if isinstance(result, AddedObject):
@@ -235,7 +235,7 @@ def test_a_state_stays_as_it_is() -> None:
 
 
 def test_asking_for_the_state_changes_nothing() -> None:
-    """The score of a tracked mask is fetched late; that of its correction counts, whatever is asked in between."""
+    """A tracked mask's score is fetched late. The score of its correction must win, whatever happens in between."""
     model = tiny_model("sam3")
     settings = TrackerSettings(max_objects=4, selection="confident")
     asked, left = (Pipeline(model, settings, "cam0") for _ in range(2))

@@ -162,7 +162,7 @@ def test_what_comes_back_elsewhere_has_its_id(world: World) -> None:
 
 
 def correction(world: World) -> tuple[Instance, Instance]:
-    """An object as it was found, and as it is on the next detection after its mask was spoilt."""
+    """Return an object as it was detected, and as it is at the next detection after its mask was damaged."""
     world.ask("red")
     first = only(world.steps(2 * EVERY, {A: "red"}))
     twice = np.zeros((HEIGHT, WIDTH), np.bool_)

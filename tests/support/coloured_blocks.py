@@ -63,7 +63,7 @@ def blocks(image: np.ndarray, colour: str) -> list[tuple[float, float, float, fl
 
 
 def frame(seq: int, placed: dict[tuple[int, int], str], side: int = 50) -> Frame:
-    """A frame with a block of a colour at each top-left corner (x, y)."""
+    """Return a frame with a coloured block at each top-left corner (x, y)."""
     image = np.full((HEIGHT, WIDTH, 3), 120, np.uint8)
     for (x, y), colour in placed.items():
         image[max(0, y) : y + side, max(0, x) : x + side] = COLOURS[colour]

@@ -26,7 +26,7 @@ MS = 1_000_000
 
 
 def tiny_settings(folder: Path, **tracker: Any) -> Settings:
-    """Of tiny random weights, which are made in `folder` where they are not there."""
+    """Return settings for tiny random weights, which are written to `folder` if they are missing."""
     weights = folder / "tiny"
     if not weights.exists():
         random_source("sam3", presence=60.0).save_pretrained(weights)
@@ -38,7 +38,7 @@ def tiny_settings(folder: Path, **tracker: Any) -> Settings:
 
 
 def chosen(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Of these settings, those that a job has to be told."""
+    """Return the part of these settings that a job needs."""
     return {
         name: getattr(settings, name).model_dump(mode="json", exclude_unset=True)
         for name in ("model", "tracker", "detector")
@@ -46,7 +46,7 @@ def chosen(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def moving_frame(seq: int, camera: str = "left") -> Frame:
-    """A jpeg of a bright square that moves over noise, other noise on each camera."""
+    """Return a JPEG of a bright square that moves over noise; each camera has other noise."""
     noise = np.random.default_rng([seq, *camera.encode()])
     image = noise.integers(0, 90, (*SIZE, 3), dtype=np.uint8)
     image[12 + seq % 8 : 30 + seq % 8, 16 + seq % 16 : 40 + seq % 16] += 120
@@ -55,7 +55,7 @@ def moving_frame(seq: int, camera: str = "left") -> Frame:
 
 
 class Live:
-    """A recording that is being written. A context manager."""
+    """A recording while it is written. A context manager."""
 
     def __init__(self, path: Path, perception: Perception, events: int = 0) -> None:
         self.perception = perception
@@ -73,12 +73,12 @@ class Live:
         self._writer.close()
 
     def skip(self, frame: Frame) -> None:
-        """A frame that is recorded, and that the node passes over."""
+        """Record a frame without stepping it."""
         self._writer.write_frame(frame, self._tick())
         self._writer.flush()
 
     def step(self, frame: Frame, record_frame: bool = True, record_masks: bool = True) -> MaskFrame | None:
-        """A frame that the node steps; its masks, None where that fails."""
+        """Step and record a frame; return its masks, None if the step fails."""
         if record_frame:
             self.skip(frame)
         camera = frame.camera
@@ -88,29 +88,29 @@ class Live:
         skipped = max(0, frame.seq - self._taken.get(camera, frame.seq) - 1)
         self._taken[camera] = frame.seq
         try:
-            found = self.perception.pipelines[camera].step(frame, self._tick(), skipped)
+            masks = self.perception.pipelines[camera].step(frame, self._tick(), skipped)
         except Sam3NodeError as error:
             self.tell(FAILED, camera=camera, seq=frame.seq, error=str(error))
             return None
-        found = replace(found, stages_us={**found.stages_us, "pack": 7}, published_ns=self._tick())
-        self.masks.append(found)
+        masks = replace(masks, stages_us={**masks.stages_us, "pack": 7}, published_ns=self._tick())
+        self.masks.append(masks)
         if record_masks:
-            self._writer.write_masks(pack_masks(found)[1], found, self._tick())
-        return found
+            self._writer.write_masks(pack_masks(masks)[1], masks, self._tick())
+        return masks
 
     def ask(self, op: str, recorded: bool = True, **args: Any) -> Any:
-        """A control request and its answer."""
+        """Carry out and record a control request; return its result."""
         answer = carry_out(self.perception, op, args)
         self.tell(op, recorded, **args)
         return answer
 
     def drop(self, camera: str) -> None:
-        """Another camera takes its place."""
+        """Drop a camera, as the node does for a new one."""
         self.perception.drop(camera)
         self.tell(DROPPED, camera=camera)
 
     def restart(self) -> None:
-        """The node is started again."""
+        """Start the node again."""
         for camera in list(self.perception.pipelines):
             self.perception.drop(camera)
         self.events = 0
@@ -145,8 +145,8 @@ def edited(live: Live, last: int = 24) -> Iterator[MaskFrame]:
                 continue
             if (camera, seq) == ("left", 7):
                 frame = replace(frame, colour=bytes(frame.colour)[:-40])
-            if found := live.step(frame):
-                yield found
+            if masks := live.step(frame):
+                yield masks
         if edit := EDITS.get(seq):
             live.ask(edit[0], **edit[1])
 

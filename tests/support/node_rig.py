@@ -54,7 +54,7 @@ class Process:
 
 
 class Rig:
-    """A folder of ipc endpoints and tiny random weights, and the processes on them, all ended at the end."""
+    """A folder with ipc endpoints and tiny random weights, and the processes that use them. Exit stops all of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,17 +94,17 @@ class Rig:
 
 
 def until(find: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
-    """The first thing found; it must come in time."""
+    """Return the first result that is true; fail if it does not come in time."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        found = find()
-        if found:
-            return found
+        result = find()
+        if result:
+            return result
     raise AssertionError(f"did not come in time: {what}")
 
 
 def masks_where(client: PerceptionClient, accept: Callable[[MaskFrame], object], what: str) -> MaskFrame:
-    """The next masks that are as wanted."""
+    """Return the next masks that satisfy the condition."""
 
     def find() -> MaskFrame | None:
         masks = client.latest(timeout_ms=200)

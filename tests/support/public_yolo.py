@@ -34,18 +34,18 @@ class PublicLayout:
         self.foreign: Named = {}
 
     def make(self, place: str, name: str, base: type = object) -> type:
-        """A class that a pickle names `place.name`."""
+        """Return a class that a pickle names `place.name`."""
         return self.foreign.setdefault((place, name), type(name, (base,), {"__module__": place}))
 
     def module(self, name: str, place: str = BLOCKS, **parts: Any) -> nn.Module:
-        """A module of a made-up class, with these children and parameters."""
+        """Return a module of an invented class, with these children and parameters."""
         made = self.make(place, name, nn.Module)()
         for key, part in parts.items():
             setattr(made, key, part)
         return made
 
     def network(self, model: YoloWorld) -> nn.Module:
-        """The same weights under the public names."""
+        """Return the same weights under the public names."""
         backbone, neck = model.backbone, model.neck
         layers: list[nn.Module] = [self.public(backbone.stem)]
         layers += [self.public(part) for stage in backbone.stages for part in stage]
@@ -59,7 +59,7 @@ class PublicLayout:
         return self.module("WorldModel", place, model=nn.Sequential(*layers), txt_feats=torch.ones(1, 80, 12))
 
     def public(self, part: nn.Module) -> nn.Module:
-        """A part of ours as the public one that does the same."""
+        """Return the public module that equals one of ours."""
         if isinstance(part, ConvNorm):
             return self.module(
                 "Conv", "ultralytics.nn.modules.conv", conv=part.conv, bn=part.norm, act=nn.SiLU()

@@ -22,7 +22,7 @@ NANO: dict[str, dict[str, Any]] = {
 
 
 def cut(path: Path, first: int, stop: int) -> Path:
-    """A recording of the frames from `first` to before `stop`."""
+    """Write a recording of the frames from `first` to before `stop`."""
     with RecordingWriter(path) as writer:
         for frame in RecordingReader([TABLETOP]).frames():
             if first <= frame.seq < stop:
@@ -32,32 +32,32 @@ def cut(path: Path, first: int, stop: int) -> Path:
 
 @cache
 def truth() -> dict[int, MaskFrame]:
-    """What is really there, by seq."""
+    """Return the ground truth by seq."""
     return {masks.seq: masks for masks in RecordingReader([TABLETOP]).truth()}
 
 
 def shown(label: str, seq: int) -> ObjectOnFrame:
-    """An object by its true box on a frame."""
+    """Return a prompt with the true box of an object on a frame."""
     x0, y0, x1, y1 = _labelled(truth()[seq], label).box
     return ObjectOnFrame(seq=seq, box=(x0, y0, x1, y1), label=label)
 
 
-def ious(found: Iterable[MaskFrame], label: str) -> dict[int, float]:
+def ious(results: Iterable[MaskFrame], label: str) -> dict[int, float]:
     """IoU with the truth by seq, of the frames where the object is in view; 0 where it has no mask."""
     true = truth()
-    pairs = {masks.seq: (masks, _labelled(true[masks.seq], label)) for masks in found}
+    pairs = {masks.seq: (masks, _labelled(true[masks.seq], label)) for masks in results}
     return {seq: _iou(masks, expected) for seq, (masks, expected) in pairs.items() if expected.area}
 
 
 def _labelled(masks: MaskFrame, label: str) -> Instance:
-    return next(one for one in masks.instances if one.label == label)
+    return next(instance for instance in masks.instances if instance.label == label)
 
 
 def _iou(masks: MaskFrame, expected: Instance) -> float:
-    """Of all that has this label."""
+    """Return the IoU of `expected` and the union of all instances with its label."""
     inside = np.zeros((masks.height, masks.width), np.bool_)
-    for one in masks.instances:
-        if one.label == expected.label:
-            inside |= one.mask.full()
+    for instance in masks.instances:
+        if instance.label == expected.label:
+            inside |= instance.mask.full()
     there = expected.mask.full()
     return float((inside & there).sum() / (inside | there).sum())

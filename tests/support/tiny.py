@@ -112,7 +112,7 @@ PRESENCE = {"sam3": 7.8, "sam2": 9.9}
 
 
 def random_source(family: str, seed: int = 0, presence: float | None = None, **options: int) -> nn.Module:
-    """A tiny transformers tracker whose weights are random enough for every part to matter."""
+    """Return a tiny transformers tracker whose random weights make every part matter."""
     torch.manual_seed(seed)
     source = CLASSES[family](CONFIGS[family](**options)).eval()
     with torch.no_grad():
@@ -137,7 +137,7 @@ def stages_of(source: nn.Module) -> TrackerModel:
 
 
 def tiny_model(family: str = "sam3", **options: int) -> TrackerModel:
-    """The stages of a `random_source`."""
+    """Return the model with the stages of a `random_source`."""
     return stages_of(random_source(family, **options))
 
 

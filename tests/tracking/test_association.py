@@ -23,8 +23,8 @@ from sam3_node.tracking.association import (
 RULES = AssociationRules()
 
 
-def scores_of(overlap: Any, **other: Any) -> PairwiseScores:
-    """Masks and boxes overlap alike, nothing looks alike, nothing is there twice."""
+def make_scores(overlap: Any, **other: Any) -> PairwiseScores:
+    """Return scores with equal mask and box IoU, no similar appearance, and no duplicates, unless `other` says so."""
     iou = np.array(overlap, float)
     objects, found = iou.shape
     values = {
@@ -37,10 +37,10 @@ def scores_of(overlap: Any, **other: Any) -> PairwiseScores:
     return PairwiseScores(**{**values, **{name: np.array(value, float) for name, value in other.items()}})
 
 
-def of(
+def run_association(
     found: PairwiseScores, is_lost: list[bool] | None = None, names: str = "", labels: str = ""
 ) -> Association:
-    """Labels are single letters, all alike when left out."""
+    """Associate with single letters as labels, all equal by default."""
     objects, detections = found.mask_iou.shape
     return associate(
         found,
@@ -52,49 +52,51 @@ def of(
 
 
 def test_each_detection_goes_to_the_object_that_it_overlaps() -> None:
-    assert of(scores_of([[0.1, 0.8], [0.7, 0.0]])).matched == {0: 1, 1: 0}
+    assert run_association(make_scores([[0.1, 0.8], [0.7, 0.0]])).matched == {0: 1, 1: 0}
 
 
 def test_the_best_sum_wins_over_the_best_pair() -> None:
-    assert of(scores_of([[0.9, 0.8], [0.8, 0.0]])).matched == {0: 1, 1: 0}
+    assert run_association(make_scores([[0.9, 0.8], [0.8, 0.0]])).matched == {0: 1, 1: 0}
 
 
 def test_too_little_overlap_is_another_object() -> None:
-    found = of(scores_of([[0.2, 0.0]]))
+    found = run_association(make_scores([[0.2, 0.0]]))
     assert found.matched == {}
     assert found.new == [0, 1]
 
 
 def test_a_speck_that_makes_the_box_large_does_not_part_them() -> None:
-    assert of(scores_of([[0.4]], box_iou=[[0.1]])).matched == {0: 0}
-    assert of(scores_of([[0.2]], box_iou=[[0.5]])).matched == {0: 0}
+    assert run_association(make_scores([[0.4]], box_iou=[[0.1]])).matched == {0: 0}
+    assert run_association(make_scores([[0.2]], box_iou=[[0.5]])).matched == {0: 0}
 
 
 def test_a_detection_on_an_object_that_has_a_better_one_is_nothing_new() -> None:
-    found = of(scores_of([[0.9, 0.6]]))
+    found = run_association(make_scores([[0.9, 0.6]]))
     assert (found.matched, found.new) == ({0: 0}, [])
 
 
 def test_of_two_that_fit_the_one_of_the_same_name_wins() -> None:
-    assert of(scores_of([[0.60, 0.62]]), names="mc", labels="m").matched == {0: 0}
+    assert run_association(make_scores([[0.60, 0.62]]), names="mc", labels="m").matched == {0: 0}
 
 
 def test_another_name_is_the_same_object_all_the_same() -> None:
-    assert of(scores_of([[0.8]]), names="c", labels="m").matched == {0: 0}
+    assert run_association(make_scores([[0.8]]), names="c", labels="m").matched == {0: 0}
 
 
 def test_a_detection_of_the_same_mask_as_a_better_one_is_none() -> None:
-    found = of(scores_of(np.zeros((0, 3)), duplicate_detections=[[1, 0.9, 0], [0.9, 1, 0], [0, 0, 1]]))
+    found = run_association(
+        make_scores(np.zeros((0, 3)), duplicate_detections=[[1, 0.9, 0], [0.9, 1, 0], [0, 0, 1]])
+    )
     assert found.new == [0, 2]
 
 
 def test_a_detection_without_a_mask_is_none() -> None:
-    assert of(scores_of(np.zeros((0, 2)), duplicate_detections=[[0, 0], [0, 1]])).new == [1]
+    assert run_association(make_scores(np.zeros((0, 2)), duplicate_detections=[[0, 0], [0, 1]])).new == [1]
 
 
 def test_an_object_that_was_away_returns_by_its_looks() -> None:
-    numbers = scores_of([[0, 0], [0, 0]], appearance_similarity=[[0.6, 0.9], [0.7, 0.8]])
-    found = of(numbers, is_lost=[True, True])
+    numbers = make_scores([[0, 0], [0, 0]], appearance_similarity=[[0.6, 0.9], [0.7, 0.8]])
+    found = run_association(numbers, is_lost=[True, True])
     assert found.recovered == {0: 1, 1: 0}
     assert found.new == []
 
@@ -105,18 +107,20 @@ def test_an_object_that_was_away_returns_by_its_looks() -> None:
 def test_it_does_not_return_in_view_by_another_name_or_unlike(
     is_lost: list[bool], names: str, alike: float
 ) -> None:
-    found = of(scores_of([[0.0]], appearance_similarity=[[alike]]), is_lost=is_lost, names=names, labels="m")
+    found = run_association(
+        make_scores([[0.0]], appearance_similarity=[[alike]]), is_lost=is_lost, names=names, labels="m"
+    )
     assert (found.recovered, found.new) == ({}, [0])
 
 
 def test_objects_of_one_mask_are_twins() -> None:
-    assert of(
-        scores_of(np.zeros((3, 0)), duplicate_tracks=[[1, 0, 0.9], [0, 1, 0], [0.9, 0, 1]])
+    assert run_association(
+        make_scores(np.zeros((3, 0)), duplicate_tracks=[[1, 0, 0.9], [0, 1, 0], [0.9, 0, 1]])
     ).duplicate_tracks == [(0, 2)]
 
 
 def test_nothing_with_nothing() -> None:
-    assert of(scores_of(np.zeros((0, 0)))) == ({}, {}, [], [])
+    assert run_association(make_scores(np.zeros((0, 0)))) == ({}, {}, [], [])
     assert assign(np.zeros((3, 0))) == {}
 
 

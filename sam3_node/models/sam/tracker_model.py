@@ -82,7 +82,7 @@ class TrackerModel(nn.Module):
         return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
-        """BGR uint8 [h, w, 3] -> normalised RGB pixels [1, 3, S, S] on the model's device."""
+        """Turn a BGR uint8 image [h, w, 3] into normalised RGB pixels [1, 3, S, S] on the model's device."""
         size = (self.image_size, self.image_size)
         return normalise_frame(image, size, self.mean, self.std, self.dtype)
 

@@ -32,7 +32,7 @@ def checkpoint(path: Path, model: YoloWorld | None = None) -> Path:
 
 
 def changed(path: Path, change: Callable[[Any], object]) -> Path:
-    """A checkpoint whose network was changed: called with its list of layers."""
+    """Write a checkpoint whose network was changed; `change` is called with its list of layers."""
     layout = PublicLayout()
     network = layout.network(tiny_yolo())
     change(network.model)

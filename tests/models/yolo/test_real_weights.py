@@ -34,14 +34,14 @@ pytestmark = pytest.mark.skipif(
 
 
 class Finder(NamedTuple):
-    """The network and the names that it is asked for."""
+    """The network and its prompts."""
 
     model: YoloWorld
     phrases: tuple[str, ...]
     vectors: torch.Tensor
 
     def __call__(self, image: npt.NDArray[np.uint8]) -> tuple[list[str], torch.Tensor]:
-        """What is there with a score of SURE or more: names, and boxes [n, 4] in pixels of the image."""
+        """Return the detections with a score of at least SURE: names, and boxes [n, 4] in pixels of the image."""
         pixels, frame = letterbox(image, 640)
         with torch.inference_mode():
             boxes, scores = self.model(pixels, self.vectors)
