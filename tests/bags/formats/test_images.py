@@ -42,7 +42,7 @@ def read(path: Path) -> tuple[dict[str, list[Sample]], str | None]:
 
 
 def check_colour(samples: list[Sample], files: list[Path]) -> None:
-    """Return the samples of these files, at their times."""
+    """Check that samples hold the bytes of these files, at their times."""
     assert [item.stamp_ns for item in samples] == [index * 10**9 // FPS for index in range(len(files))]
     for item, file in zip(samples, files, strict=True):
         assert isinstance(item.payload, Colour)

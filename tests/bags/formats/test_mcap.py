@@ -237,7 +237,7 @@ def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, opt
 
 
 def chunk_ends(path: Path) -> list[tuple[int, int]]:
-    """Yield the end of each chunk, and the number of messages up to it."""
+    """Return the end of each chunk, and the number of messages up to it."""
     from mcap.reader import make_reader
 
     ends, count = [], 0
