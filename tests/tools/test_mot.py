@@ -9,7 +9,7 @@ import pytest
 
 from sam3_node.errors import CameraError
 from sam3_node.types import Instance, Mask, TrackState
-from tools.mot.score import Judge, Score, total
+from tools.mot.score import MotScore, MotScorer, total
 from tools.mot.truth import TrueClip, TrueFrame, open_clips
 from tools.scenes.clips import Clip, write_clip
 
@@ -36,11 +36,11 @@ def frame() -> TrueFrame:
     return TrueFrame(IMAGE, {1: area(LEFT), 2: area(RIGHT)}, {})
 
 
-def score(*frames: list[Instance]) -> Score:
-    judge = Judge(NAMED)
+def score(*frames: list[Instance]) -> MotScore:
+    scorer = MotScorer(NAMED)
     for instances in frames:
-        judge.add(frame(), instances)
-    return total([judge], len(frames), 12.0)
+        scorer.add(frame(), instances)
+    return total([scorer], len(frames), 12.0)
 
 
 def test_all_right_is_one() -> None:
@@ -69,9 +69,9 @@ def test_what_is_not_believed_or_hidden_does_not_count(state: TrackState) -> Non
 
 
 def test_an_object_of_which_too_little_is_seen_counts_neither_way() -> None:
-    judge = Judge(NAMED)
-    judge.add(TrueFrame(IMAGE, {}, {1: area((5, 6))}), [seen(7, LEFT)])
-    found = total([judge], 1, 12.0)
+    scorer = MotScorer(NAMED)
+    scorer.add(TrueFrame(IMAGE, {}, {1: area((5, 6))}), [seen(7, LEFT)])
+    found = total([scorer], 1, 12.0)
     assert (found.false_masks, found.misses, found.false_starts) == (0, 0, 0)
 
 

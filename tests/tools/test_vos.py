@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
+from tools.bench.accuracy import vos
 from tools.scenes.clips import Clip, write_clip
 from tools.scenes.recording import write_recording
 from tools.vos import metrics
@@ -244,13 +244,8 @@ def test_an_object_without_a_frame_to_score_has_no_mean(model: TrackerModel) -> 
 
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("vos", CHECKOUT / "tools/bench/vos.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr("sys.argv", ["vos.py", *arguments])
-    module.main()
+    monkeypatch.setattr("sys.argv", ["vos", *arguments])
+    vos.main()
 
 
 def test_the_command_prints_json_alone_and_draws_a_sheet(

@@ -22,10 +22,15 @@ NONE = "-"
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Figures of the first setting; those of all under `settings`, where there are several."""
-    reports = {name: _setting_json(sequences) for name, sequences in results.items()}
+    """Return the figures of the first setting; where there are several, those of all under `settings`."""
+    reports = all_settings(results)
     first = next(iter(reports.values()))
     return first | {"settings": reports} if len(reports) > 1 else first
+
+
+def all_settings(results: Results) -> dict[str, dict[str, Any]]:
+    """Return the figures of each setting by its name."""
+    return {name: _setting_json(sequences) for name, sequences in results.items()}
 
 
 def _setting_json(sequences: Mapping[str, SequenceResult]) -> dict[str, Any]:
