@@ -20,16 +20,16 @@ from tools.scenes import robosuite
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
-from tools.scenes.identity import SPLITS, Split, draw_identity, split_of
+from tools.scenes.identity import SPLITS, Split, draw_identity, get_split
 from tools.scenes.motion import frames, minimum_jerk, quaternions
-from tools.scenes.objects import MAKERS, TEST_KINDS, kinds_of, make_object
+from tools.scenes.objects import MAKERS, TEST_KINDS, list_kinds, make_object
 from tools.scenes.photos import photo, pictures
-from tools.scenes.plan import Settings
+from tools.scenes.plan import ClipSettings
 from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.stage import rotated
 
 WEIGHTS = {"free": 1.0}
-SMALL = Settings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
+SMALL = ClipSettings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
 
 
 def drawn(count: int = 2) -> Clip:
@@ -114,9 +114,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_splits_share_nothing() -> None:
     rng = np.random.default_rng(0)
     for split in SPLITS:
-        assert {split_of(draw_identity(rng, split)) for _ in range(50)} == {split}
-    assert not set(kinds_of("train")) & set(TEST_KINDS)
-    assert set(kinds_of("test")) == set(MAKERS)
+        assert {get_split(draw_identity(rng, split)) for _ in range(50)} == {split}
+    assert not set(list_kinds("train")) & set(TEST_KINDS)
+    assert set(list_kinds("test")) == set(MAKERS)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -222,7 +222,7 @@ def test_labels_agree_with_the_objects_named(rendered: Rendered) -> None:
     seen = set(np.unique(np.stack([clip.labels(index) for index in range(3)])))
     assert seen == {0, *ids}
     assert ids == list(range(1, len(ids) + 1))
-    assert {split_of(item["identity"]) for item in clip.meta["objects"]} == {"train"}
+    assert {get_split(item["identity"]) for item in clip.meta["objects"]} == {"train"}
 
 
 def test_a_clip_is_complete(rendered: Rendered) -> None:
@@ -279,6 +279,6 @@ def test_finished_clips_are_left_alone(
     assert main(["--clips", "1", *arguments]) == 0
     before = (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns
     assert main(["--clips", "2", *arguments]) == 0
-    assert "1 of 2 clips are there" in capsys.readouterr().out
+    assert "1 of 2 clips exist" in capsys.readouterr().out
     assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
     assert (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns == before

@@ -29,4 +29,5 @@ class LearntDetector(nn.Module):
     def forward(self, images: Tensor, numbers: Tensor) -> Predictions:
         """RGB uint8 [B, H, W, 3] and words int64 [B, K, 3] -> what losses are made of."""
         pixels = images.permute(0, 3, 1, 2).float() / 255  # channels last as it comes
-        return self.net.predict(pixels, self.vectors(numbers))
+        predictions: Predictions = self.net.predict(pixels, self.vectors(numbers))
+        return predictions

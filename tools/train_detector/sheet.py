@@ -24,7 +24,7 @@ def draw_sheet(path: Path, frames: Sequence[tuple[Image, Iterable[Detection]]]) 
 
 def _tile(image: Image, found: Iterable[Detection]) -> Image:
     scale = WIDTH / image.shape[1]
-    tile = cv2.resize(image, (WIDTH, round(image.shape[0] * scale)), interpolation=cv2.INTER_AREA)
+    tile: Image = cv2.resize(image, (WIDTH, round(image.shape[0] * scale)), interpolation=cv2.INTER_AREA)
     for detection in found:
         x0, y0, x1, y1 = (round(side * scale) for side in detection.box)
         cv2.rectangle(tile, (x0, y0), (x1, y1), INK, 1)

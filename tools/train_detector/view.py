@@ -53,11 +53,13 @@ class View:
             grain = np.empty(canvas.shape, np.int16)
             cv2.setRNGSeed(self.seed)
             canvas = cv2.add(canvas, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
-        return canvas[..., ::-1]
+        rgb: Image = canvas[..., ::-1]
+        return rgb
 
     def labels(self, labels: Labels) -> Labels:
         """uint8 [h, w] -> [256, 320], 0 around the picture."""
-        return cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
+        moved: Labels = cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
+        return moved
 
 
 def _affine(rng: np.random.Generator, height: int, width: int) -> npt.NDArray[np.float64]:
@@ -78,4 +80,5 @@ def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     value = np.linspace(0, 1, 256)[:, None] ** np.exp(rng.uniform(-0.25, 0.25))
     value = (value - 0.5) * rng.uniform(0.8, 1.2) + 0.5 + rng.uniform(-0.06, 0.06)
     value = value * rng.uniform(0.96, 1.04, 3)
-    return np.clip(value * 255, 0, 255).astype(np.uint8)[None]
+    table: Image = np.clip(value * 255, 0, 255).astype(np.uint8)[None]
+    return table
