@@ -10,7 +10,7 @@ import pytest
 from sam3_node.errors import CameraError
 from sam3_node.types import Instance, Mask, TrackState
 from tools.mot.score import MotScore, MotScorer, total
-from tools.mot.truth import TrueClip, TrueFrame, open_clips
+from tools.mot.truth import MotFrame, TrueClip, open_clips
 from tools.scenes.clips import Clip, write_clip
 
 pytest.importorskip("motmetrics")
@@ -32,8 +32,8 @@ def seen(
     return Instance(object_id, label, 0.9, state, 1, 0, Mask.from_full(area(columns)))
 
 
-def frame() -> TrueFrame:
-    return TrueFrame(IMAGE, {1: area(LEFT), 2: area(RIGHT)}, {})
+def frame() -> MotFrame:
+    return MotFrame(IMAGE, {1: area(LEFT), 2: area(RIGHT)}, {})
 
 
 def score(*frames: list[Instance]) -> MotScore:
@@ -70,7 +70,7 @@ def test_what_is_not_believed_or_hidden_does_not_count(state: TrackState) -> Non
 
 def test_an_object_of_which_too_little_is_seen_counts_neither_way() -> None:
     scorer = MotScorer(NAMED)
-    scorer.add(TrueFrame(IMAGE, {}, {1: area((5, 6))}), [seen(7, LEFT)])
+    scorer.add(MotFrame(IMAGE, {}, {1: area((5, 6))}), [seen(7, LEFT)])
     found = total([scorer], 1, 12.0)
     assert (found.false_masks, found.misses, found.false_starts) == (0, 0, 0)
 

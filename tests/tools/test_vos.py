@@ -25,7 +25,7 @@ from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks, interior_point, make_prompt
 from tools.vos.metrics import Bools
 from tools.vos.occlusion import OcclusionCount
-from tools.vos.sequences import Sequence, TrueFrame, open_sequences
+from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 from tools.vos.settings import Setting, parse_settings
 
 CHECKOUT = ROOT
@@ -66,7 +66,7 @@ OBJECTS = [{"id": 1, "name": "red mug"}, {"id": 4, "name": "box"}, {"id": 9, "na
 def test_a_rendered_clips_objects_enter_once_they_are_large_enough(tmp_path: Path) -> None:
     write_clip(tmp_path, "drawn", drawn_clip(objects=OBJECTS))
     (sequence,) = open_sequences(tmp_path)
-    assert (sequence.name, sequence.length, sequence.ids, sequence.least_area) == (
+    assert (sequence.name, sequence.length, sequence.ids, sequence.min_area) == (
         "drawn",
         40,
         (1, 4, 9),
@@ -77,14 +77,14 @@ def test_a_rendered_clips_objects_enter_once_they_are_large_enough(tmp_path: Pat
     assert set(frames[OUT_OF_VIEW[0]].masks) == {4}
     assert (frames[3].truth(1) == (labels_at(3) == 1)).all()
     assert not frames[3].truth(4).any()
-    assert len(list(open_sequences(tmp_path, most_frames=7)[0].frames())) == 7
+    assert len(list(open_sequences(tmp_path, max_frames=7)[0].frames())) == 7
 
 
 def test_a_recording_is_its_clip(tmp_path: Path) -> None:
     clip = drawn_clip(frames=OUT_OF_VIEW[0] + 1, objects=OBJECTS)
     write_recording(clip, tmp_path / "drawn.mcap")
-    (sequence,) = open_sequences(tmp_path / "drawn.mcap", most_frames=5)
-    assert (sequence.name, sequence.length, sequence.ids, sequence.least_area) == (
+    (sequence,) = open_sequences(tmp_path / "drawn.mcap", max_frames=5)
+    assert (sequence.name, sequence.length, sequence.ids, sequence.min_area) == (
         "drawn",
         5,
         (1, 4, 9),
@@ -110,7 +110,7 @@ def test_255_alone_is_an_object_and_beside_others_void(tmp_path: Path) -> None:
     one = np.where(square(5, 5), 255, 0).astype(np.uint8)
     both = np.where(square(30, 30), 2, one).astype(np.uint8)
     (alone,) = open_sequences(benchmark_folder(tmp_path / "alone", one, one))
-    assert (alone.ids, alone.least_area) == ((1,), 0.0)
+    assert (alone.ids, alone.min_area) == ((1,), 0.0)
     assert next(alone.frames()).void is None
     (beside,) = open_sequences(benchmark_folder(tmp_path / "beside", both, both))
     assert beside.ids == (2,)
@@ -151,7 +151,7 @@ def model() -> TrackerModel:
     return tiny_model(presence=60.0)
 
 
-def sequence_of(clip: Clip, least_area: float = 0.001) -> Sequence:
+def sequence_of(clip: Clip, min_area: float = 0.001) -> LabelledSequence:
     def frames() -> list[TrueFrame]:
         labels = [clip.labels(index) for index in range(len(clip))]
         return [
@@ -159,7 +159,7 @@ def sequence_of(clip: Clip, least_area: float = 0.001) -> Sequence:
             for n, each in enumerate(labels)
         ]
 
-    return Sequence(clip.name, len(clip), (1, 4), least_area, lambda: iter(frames()))
+    return LabelledSequence(clip.name, len(clip), (1, 4), min_area, lambda: iter(frames()))
 
 
 def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResult, list[Masks]]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sam3_node.errors import require
 from sam3_node.types import Instance
 
-from .truth import Bools, TrueFrame
+from .truth import Bools, MotFrame
 
 MATCH = 0.5  # IoU of masks
 METRICS = ("idf1", "mota", "num_switches", "num_false_positives", "num_misses", "num_objects")
@@ -52,7 +52,7 @@ class MotScorer:
     published: Counter[int] = field(default_factory=Counter)
     right: Counter[int] = field(default_factory=Counter)
 
-    def add(self, frame: TrueFrame, instances: Sequence[Instance]) -> None:
+    def add(self, frame: MotFrame, instances: Sequence[Instance]) -> None:
         """Add one frame; only tracked instances count, since tentative and hidden ones are not published as present."""
         shown = [i for i in instances if i.state == "tracked" and i.area and not self._is_sliver(frame, i)]
         true_ids = list(frame.counted)
@@ -67,7 +67,7 @@ class MotScorer:
         """Count the ids that matched no object on most of the frames on which they were published."""
         return sum(self.right[i] * 2 < count for i, count in self.published.items())
 
-    def _distances(self, frame: TrueFrame, shown: Sequence[Instance]) -> npt.NDArray[np.float64]:
+    def _distances(self, frame: MotFrame, shown: Sequence[Instance]) -> npt.NDArray[np.float64]:
         """Return 1 - IoU [objects, instances]; NaN where they do not match or the names differ."""
         distance = np.full((len(frame.counted), len(shown)), np.nan)
         for row, (object_id, truth) in enumerate(frame.counted.items()):
@@ -77,7 +77,7 @@ class MotScorer:
                     distance[row, column] = 1 - iou if iou >= MATCH else math.nan
         return distance
 
-    def _is_sliver(self, frame: TrueFrame, instance: Instance) -> bool:
+    def _is_sliver(self, frame: MotFrame, instance: Instance) -> bool:
         """Return True if the instance lies on an object of which too little is visible to be counted."""
         return any(
             instance.label == self.named[i] and np.any(instance.mask.full() & mask)

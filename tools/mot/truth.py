@@ -18,7 +18,7 @@ MIN_AREA = 0.001  # of the image, for an object to count
 Bools = npt.NDArray[np.bool_]
 
 
-class TrueFrame(NamedTuple):
+class MotFrame(NamedTuple):
     """One frame and its true masks, bool [h, w] by object id."""
 
     image: npt.NDArray[np.uint8]
@@ -47,14 +47,14 @@ class TrueClip:
         """Frames per second of the clip."""
         return float(self.clip.meta.get("fps", 12.0))
 
-    def frames(self, max_frames: int = 0) -> Iterator[TrueFrame]:
+    def frames(self, max_frames: int = 0) -> Iterator[MotFrame]:
         """Read the first `max_frames` frames; 0 for all."""
         for index in range(min(len(self.clip), max_frames or len(self.clip))):
             labels = self.clip.labels(index)
             masks = {object_id: labels == object_id for object_id in self.named}
             large = {i: mask for i, mask in masks.items() if mask.mean() >= MIN_AREA}
             small = {i: mask for i, mask in masks.items() if mask.any() and i not in large}
-            yield TrueFrame(self.clip.image(index), large, small)
+            yield MotFrame(self.clip.image(index), large, small)
 
 
 def open_clips(root: Path, can_detect: Callable[[str], bool], field: str) -> list[TrueClip]:

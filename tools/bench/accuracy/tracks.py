@@ -34,7 +34,7 @@ from sam3_node.visualization import contact_sheet, overlay, write_image
 from sam3_node.wire import encode_image
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.mot.score import MotScore, MotScorer, total
-from tools.mot.truth import TrueClip, TrueFrame, open_clips
+from tools.mot.truth import MotFrame, TrueClip, open_clips
 
 PICTURES = 6  # of each clip on the sheet
 
@@ -73,7 +73,7 @@ def make_settings(args: argparse.Namespace) -> dict[str, DetectorSettings]:
 
 def play(
     truth: TrueClip, model: TrackerModel, detector: Detector, settings: DetectorSettings, max_frames: int
-) -> Iterator[tuple[TrueFrame, MaskFrame]]:
+) -> Iterator[tuple[MotFrame, MaskFrame]]:
     """Yield the frames of a clip with the pipeline's masks."""
     pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
     pipeline.set_prompts(want(detector, truth.prompts, settings.score))

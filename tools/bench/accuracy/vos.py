@@ -1,4 +1,4 @@
-"""Score video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
+"""MaskScore video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
 
     python -m tools.bench.accuracy.vos ../shared/data/davis                the default setting
     python -m tools.bench.accuracy.vos FOLDER --prompt box --json FILE     also as JSON
@@ -28,7 +28,7 @@ from tools.bench.common import STDOUT, Figures, make_parser
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks
 from tools.vos.report import all_settings, as_json, as_table
-from tools.vos.sequences import Sequence, TrueFrame, open_sequences
+from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 from tools.vos.settings import COMPARED, PROMPTS, ModelKey, Setting, parse_settings
 from tools.vos.sheet import Sheet
 
@@ -74,7 +74,10 @@ def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[Model
 
 
 def evaluate_all(
-    sequences: list[Sequence], settings: list[Setting], models: dict[ModelKey, TrackerModel], sheet: Sheet
+    sequences: list[LabelledSequence],
+    settings: list[Setting],
+    models: dict[ModelKey, TrackerModel],
+    sheet: Sheet,
 ) -> dict[str, dict[str, SequenceResult]]:
     """Return the results by setting, then by sequence; print progress to stderr."""
     results: dict[str, dict[str, SequenceResult]] = {setting.name: {} for setting in settings}
@@ -85,7 +88,7 @@ def evaluate_all(
     return results
 
 
-def watch(sheet: Sheet, sequence: Sequence, index: int, frame: TrueFrame, masks: Masks) -> None:
+def watch(sheet: Sheet, sequence: LabelledSequence, index: int, frame: TrueFrame, masks: Masks) -> None:
     """Draw a frame on the sheet, and print progress."""
     sheet.show(sequence, index, frame, masks)
     last = index + 1 == sequence.length

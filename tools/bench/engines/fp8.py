@@ -30,10 +30,10 @@ from sam3_node.tracking import Tracker
 from sam3_node.types import Mask
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
 from tools.vos.evaluate import SequenceResult, evaluate
-from tools.vos.followers import View, make_prompt, see
+from tools.vos.followers import EncodedFrame, encode_frame, make_prompt
 from tools.vos.metrics import Bools, region_similarity
 from tools.vos.report import mean_score
-from tools.vos.sequences import Sequence, TrueFrame, open_sequences
+from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 from tools.vos.settings import Setting
 
 FLOAT32, FP8 = Setting("float32", prompt="box", dtype="float32"), Setting("fp8", prompt="box", dtype="fp8")
@@ -65,10 +65,12 @@ def spread(sources: list[Path], count: int) -> Iterator[Image]:
         yield from frames_of(source, count // len(sources))
 
 
-def compare_first_frames(sequence: Sequence, models: tuple[TrackerModel, TrackerModel]) -> list[Agreement]:
+def compare_first_frames(
+    sequence: LabelledSequence, models: tuple[TrackerModel, TrackerModel]
+) -> list[Agreement]:
     """Segment each object of the first frame with both models."""
     frame = next(sequence.frames())
-    views = [see(model, frame.image) for model in models]
+    views = [encode_frame(model, frame.image) for model in models]
     agreements = []
     for object_id, truth in frame.masks.items():
         plain, rounded = (segment(*pair, truth) for pair in zip(models, views, strict=True))
@@ -78,7 +80,7 @@ def compare_first_frames(sequence: Sequence, models: tuple[TrackerModel, Tracker
     return agreements
 
 
-def segment(model: TrackerModel, view: View, truth: Bools) -> Bools:
+def segment(model: TrackerModel, view: EncodedFrame, truth: Bools) -> Bools:
     """Segment an object by the box of its true mask."""
     prompt = make_prompt("box", Mask.from_full(truth)).to_model(0, view.scaling)
     logits, _ = Tracker(model, max_objects=1, bank_size=2).segment(view.features, prompt)
@@ -98,7 +100,7 @@ def report_agreement(model: str, agreements: list[Agreement], figures: Figures) 
     figures.add(f"{what}, minimum", worst.both, "IoU", target="at least 0.97")
 
 
-def follow(sequence: Sequence, models: tuple[TrackerModel, TrackerModel]) -> list[SequenceResult]:
+def follow(sequence: LabelledSequence, models: tuple[TrackerModel, TrackerModel]) -> list[SequenceResult]:
     """Track the objects of a clip with both models, each prompted once by its box."""
     settings = [FLOAT32, FP8]
     pairs = zip(settings, models, strict=True)
@@ -156,7 +158,7 @@ def measure_real_weights(args: argparse.Namespace, recipe: Recipe, figures: Figu
     """Compare the masks of real weights in FP8 and float32."""
     videos = sorted((args.shared / "data/video").glob("*.mp4"))
     name = args.weights or str(args.shared / "weights/sam2-hiera-tiny")
-    sequences = open_sequences(args.shared / "data/davis", most_frames=1)
+    sequences = open_sequences(args.shared / "data/davis", max_frames=1)
     models = with_fp8(name, spread(videos, args.frames), recipe)
     agreements = [agreement for sequence in sequences for agreement in compare_first_frames(sequence, models)]
     report_agreement(models[0].name, agreements, figures)
