@@ -27,7 +27,7 @@ figure, run its command with `--json tools/bench/results/NAME.json`, then write 
 
 A value with a range is a median with the minimum and maximum over that number of runs. A ratio has the unit x; it
 comes from paired runs, in which both sides alternate on the same machine. "Load" is the one-minute load average when
-the benchmark began: a machine with more load than cores gives long times, but its ratios still compare.
+the benchmark began. More load than cores gives long times and wide ranges.
 """
 
 
@@ -46,6 +46,7 @@ def format_page(records: Iterable[Record]) -> str:
     sections = [HEADING]
     for group, title in GROUPS.items():
         rows = [record for record in records if record["group"] == group]
+        rows.sort(key=lambda record: "note" in record)  # figures of earlier versions come last
         if rows:
             sections.append(f"## {title}\n\n{_table(rows, machines)}\n")
     lines = [f"{number}. {description}" for description, number in machines.items()]
@@ -59,7 +60,7 @@ def _table(records: list[Record], machines: dict[str, int]) -> str:
         number = machines.setdefault(_describe(record), len(machines) + 1)
         load = record["machine"].get("load_average")
         cells = (
-            record["figure"] + (f" ({record['note']})" if "note" in record else ""),
+            record["figure"] + (f" ({record['remark']})" if "remark" in record else ""),
             format_value(record),
             record["unit"],
             record.get("target", ""),
@@ -103,6 +104,8 @@ def _describe(record: Record) -> str:
         if key in machine:
             parts.append(name if machine[key] else f"no {name}")
     parts += [f"{name} {number}" for name, number in versions.items()]
+    if "note" in record:
+        parts.append(record["note"])
     return ", ".join(parts)
 
 

@@ -59,8 +59,8 @@ def generate(renderer: Renderer, settings: ClipSettings, seed: int, index: int) 
 
 def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
     """Return True if objects are well visible at first, and the target is hidden or away and then returns."""
-    wanted = 2 if len(plan.actors) > 1 else 1
-    if sum(_side(labels[0], actor.label) > USEFUL_SIDE for actor in plan.actors if actor.label) < wanted:
+    min_visible = 2 if len(plan.actors) > 1 else 1
+    if sum(_side(labels[0], actor.label) > USEFUL_SIDE for actor in plan.actors if actor.label) < min_visible:
         return False
     if plan.scenario == "free":
         return True

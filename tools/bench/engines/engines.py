@@ -282,7 +282,7 @@ def fast(model: TrackerModel) -> TrackerModel:
 
 
 def measure(args: argparse.Namespace, figures: Figures) -> None:
-    """Measure stages and whole steps, and compare with transformers where asked to."""
+    """Measure stages and whole steps, and compare with transformers if --peer is given."""
     on_gpu = args.device.startswith("cuda")
     effort, counts = (GPU, (1, 4, 16, 64)) if on_gpu else (CPU, (1, 4, 16))
     dtype = torch.bfloat16 if on_gpu else torch.float32
