@@ -91,7 +91,7 @@ def test_davis_folders_are_read(tmp_path: Path) -> None:
         clip.labels(1)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="JPEGImages"):
         list_clips(tmp_path)
     with pytest.raises(CameraError, match="no frames"):
@@ -183,7 +183,7 @@ def test_a_folder_without_photos_is_said(tmp_path: Path) -> None:
         pictures(tmp_path)
 
 
-def test_robosuite_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_robosuite_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     robosuite.makers.cache_clear()
     with pytest.raises(MissingExtraError, match="--no-deps robosuite"):
@@ -263,7 +263,7 @@ def test_a_seed_gives_the_same_clip_again(renderer: Renderer, rendered: Rendered
 
 
 @pytest.mark.parametrize("scenario", ["occlusion", "leave"])
-def test_the_target_goes_out_of_sight_and_comes_back(renderer: Renderer, scenario: str) -> None:
+def test_the_target_leaves_the_view_and_returns(renderer: Renderer, scenario: str) -> None:
     settings = replace(SMALL, frames=12, depth=False, weights={scenario: 1.0})
     clip = generate(renderer, settings, seed=0, index=0).clip
     seen = [bool((clip.labels(index) == clip.meta["target"]).any()) for index in range(12)]

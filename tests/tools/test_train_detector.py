@@ -52,7 +52,7 @@ def scenes(tmp_path: Path) -> Path:
         (Phrase("mug", ("blue",)), False),
     ],
 )
-def test_a_phrase_describes_what_has_all_its_words(phrase: Phrase, fits: bool) -> None:
+def test_a_phrase_describes_names_with_all_its_words(phrase: Phrase, fits: bool) -> None:
     assert phrase.describes(BLUE_GLASS) is fits
 
 
@@ -104,7 +104,7 @@ def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
             assert red > 2 * max(green, blue)
 
 
-def test_batches_hold_what_their_pictures_show(scenes: Path) -> None:
+def test_batches_hold_the_objects_of_their_pictures(scenes: Path) -> None:
     source = Scenes(scenes)
     batch = Pictures(source, source.words, 3, 0).batch(np.random.default_rng(1))
     assert batch.images.shape == (3, *SIZE, 3)
@@ -112,7 +112,7 @@ def test_batches_hold_what_their_pictures_show(scenes: Path) -> None:
     assert batch.fits.shape[2] == batch.words.shape[1]
 
 
-def test_clips_without_names_are_told(tmp_path: Path) -> None:
+def test_clips_without_names_are_an_error(tmp_path: Path) -> None:
     blank = np.zeros((24, 32, 3), np.uint8)
     write_clip(tmp_path, "a", Clip("a", [blank], [blank[..., 0]]))
     with pytest.raises(CameraError, match="objects with id, kind and color"):
@@ -120,7 +120,7 @@ def test_clips_without_names_are_told(tmp_path: Path) -> None:
 
 
 def _predictions(boxes: torch.Tensor, phrases: int) -> Predictions:
-    """As if all anchors of a canvas had found the object nearest to them, unsure of what it is."""
+    """Return predictions in which each anchor has the box of its nearest object, with an uncertain class."""
     centres, strides = anchors(SIZE, torch.device("cpu"))
     distributions = torch.zeros(1, len(centres), 4, 16, requires_grad=True)
     return Predictions(
@@ -171,7 +171,7 @@ def test_focal_loss_is_least_at_the_distance() -> None:
     )
 
 
-def test_training_learns_resumes_and_exports_what_the_package_loads(scenes: Path, tmp_path: Path) -> None:
+def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     folder, source = tmp_path / "run", Scenes(scenes)
     trainer = Trainer(folder, source.words, torch.device("cpu"))

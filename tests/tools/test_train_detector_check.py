@@ -74,7 +74,7 @@ def scenes(tmp_path: Path) -> Path:
     return tmp_path / "test"
 
 
-def test_truths_have_the_boxes_of_what_is_seen(scenes: Path) -> None:
+def test_labelled_frames_have_the_boxes_of_visible_objects(scenes: Path) -> None:
     (truth,) = read_truths(scenes, 2)
     assert (truth.names, truth.boxes, truth.clip) == ([RED_MUG], [(100.0, 60.0, 180.0, 140.0)], [RED_MUG])
 

@@ -117,7 +117,7 @@ def test_255_alone_is_an_object_and_beside_others_void(tmp_path: Path) -> None:
     assert (np.asarray(next(beside.frames()).void) == square(5, 5)).all()
 
 
-def test_what_is_no_sequence_is_told(tmp_path: Path) -> None:
+def test_a_path_without_sequences_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="no such folder"):
         open_sequences(tmp_path)
     (tmp_path / "bag.mcap").write_bytes(b"no bag")
@@ -175,7 +175,7 @@ def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResul
 
 
 def pipeline_masks(model: TrackerModel, clip: Clip, kind: str) -> list[Masks]:
-    """What a user gets who prompts object 1 on the first frame and object 4 once it is large."""
+    """Return the masks that a user gets by prompting object 1 on the first frame and object 4 once it is large."""
     pipeline = Pipeline(model, TrackerSettings(), "cam0")
     found: list[Masks] = []
     ids: dict[int, int] = {}
@@ -191,7 +191,7 @@ def pipeline_masks(model: TrackerModel, clip: Clip, kind: str) -> list[Masks]:
 
 
 @pytest.mark.parametrize("kind", ["mask", "box", "point"])
-def test_the_default_gives_what_the_pipeline_gives(model: TrackerModel, kind: str) -> None:
+def test_the_default_equals_the_pipeline(model: TrackerModel, kind: str) -> None:
     clip = drawn_clip(frames=12)
     result, found = follow(model, f"prompt={kind}", clip)
     expected = pipeline_masks(model, clip, kind)
@@ -205,7 +205,7 @@ def test_the_default_gives_what_the_pipeline_gives(model: TrackerModel, kind: st
     assert result.scores[1] == pytest.approx(np.mean(scores, axis=0))
 
 
-def test_settings_side_by_side_give_what_each_gives_alone(model: TrackerModel) -> None:
+def test_settings_side_by_side_equal_each_alone(model: TrackerModel) -> None:
     text, clip = "default,bank-off,first-only,bank=3,bank=15+select=confident", drawn_clip(frames=12)
     settings = parse_settings(text, Setting())
     together = evaluate(sequence_of(clip), settings, {Setting().model: model}, lambda *_: None)
@@ -264,6 +264,6 @@ def test_the_command_prints_json_alone_and_draws_a_sheet(
     assert np.asarray(cv2.imread(str(sheet))).shape[1] > 6 * 480
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match=r"error: .*expected clips"):
         command([str(tmp_path)], monkeypatch)

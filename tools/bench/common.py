@@ -178,3 +178,8 @@ def spread_text(values: Sequence[float], digits: int = 2) -> str:
     """Return "median (min to max)" of the runs, or the value itself of a single run."""
     middle = f"{statistics.median(values):.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def objects_text(count: int) -> str:
+    """Return "1 object" or "4 objects"."""
+    return f"{count} object" if count == 1 else f"{count} objects"

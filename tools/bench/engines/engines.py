@@ -40,7 +40,7 @@ from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Run
 from sam3_node.tracking import ObjectPrompt
-from tools.bench.common import RUNS, Figures, make_parser, percentile, spread_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
 from tools.bench.engines.candidates import PRECISIONS, Bench, Candidate, Images, Weights
 from tools.bench.latency import step
 
@@ -218,7 +218,7 @@ def _measure_candidate(
             f"{stage:9s} {name:11s} {times.ms:9.2f} {ratio} {times.rate:9.3f} {share} {cosine:9.6f}",
             flush=True,
         )
-        what = f"{args.model}, stage {stage} in {name}, {args.objects} objects"
+        what = f"{args.model}, stage {stage} in {name}, {objects_text(args.objects)}"
         if name != PLAIN:
             figures.add(f"{what}: time / float32", times.ratios, "x")
             figures.add(f"{what}: minimum cosine with float32", cosine, "cosine")
@@ -254,7 +254,7 @@ def step_table(model: TrackerModel, counts: Sequence[int], effort: Effort, figur
         ]
         p50, p99 = (percentile(times[effort.warm :], fraction) for fraction in (0.5, 0.99))
         print(f"{objects:7d} {p50:8.1f} {p99:8.1f} {p99 / p50:9.2f}", flush=True)
-        figures.add(f"{model.name}, whole step in {dtype}, {objects} objects, p50", p50, "ms")
+        figures.add(f"{model.name}, whole step in {dtype}, {objects_text(objects)}, p50", p50, "ms")
 
 
 def peer_table(args: argparse.Namespace, dtype: torch.dtype, counts: Sequence[int], figures: Figures) -> None:
@@ -268,7 +268,7 @@ def peer_table(args: argparse.Namespace, dtype: torch.dtype, counts: Sequence[in
     for objects in counts:
         times = step.compare(source, model, objects, frames, warm, args.runs)
         print(step.row(objects, times), flush=True)
-        what = f"frame step of {name} in {text}, {objects} objects"
+        what = f"frame step of {name} in {text}, {objects_text(objects)}"
         ratios = [run.ratio for run in times]
         figures.add(f"{what}, speed relative to transformers' streaming inference", ratios, "x")
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
-from tools.bench.common import SHARED, Figures, make_parser, percentile
+from tools.bench.common import SHARED, Figures, make_parser, objects_text, percentile
 from tools.bench.processes import Processes, add_points, next_masks
 
 SETTLE_S = 2.0
@@ -74,7 +74,7 @@ def report(
         f" {percentile(ages, 0.5):10.1f} {percentile(ages, 0.99):8.1f} {1e3 / rate_hz + MARGIN_MS:10.1f}",
         flush=True,
     )
-    what = f"{name} at {rate_hz:g} Hz, {objects} objects"
+    what = f"{name} at {rate_hz:g} Hz, {objects_text(objects)}"
     bound = f"under {1e3 / rate_hz + MARGIN_MS:.1f} ms"
     figures.add(
         f"age of the frame at the start of its step, p99, {what}", percentile(ages, 0.99), "ms", bound
@@ -100,7 +100,7 @@ def main() -> None:
     sources = [("scene:shapes", "scene:shapes", rate) for rate in RATES_HZ]
     if args.video.is_file():
         sources.append((args.video.name[:12], f"video:{args.video}", VIDEO_HZ))
-    print(f"{args.model}, {args.objects} objects; ages in milliseconds, at the start of the step")
+    print(f"{args.model}, {objects_text(args.objects)}; ages in milliseconds, at the start of the step")
     print("camera          Hz  step p50 ms  stepped  a second  skipped    age p50      p99      bound")
     for name, source, rate_hz in sources:
         timings = measure(args.model, args.threads, source, rate_hz, args.objects, args.seconds)

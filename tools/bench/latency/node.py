@@ -49,7 +49,7 @@ from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
-from tools.bench.common import RUNS, Figures, make_parser, percentile, spread_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
 from tools.bench.processes import Processes, add_points, free_ports, next_masks
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
@@ -299,7 +299,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights = save_tiny_checkpoint(Path(folder) / "tiny")
         print(
-            f"raw bgr8 over tcp at {FPS} Hz, {args.objects} objects; milliseconds from capture, without the model"
+            f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; milliseconds from capture, without the model"
         )
         for size in SIZES:
             report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools.bench.common import Figures, make_parser
+from tools.bench.common import Figures, make_parser, objects_text
 
 MODULE = "tools.bench.latency.start"
 EAGER, COMPILED, BUILD, PACKAGES = "eager", "compiled", "build", "packages"
@@ -82,7 +82,7 @@ def main() -> None:
         print(start(args))
         return
     figures = Figures("latency.start")
-    print(f"{args.model}, up to {args.objects} objects\n{'start':20s}  seconds  CPU seconds   kept, MB")
+    print(f"{args.model}, up to {objects_text(args.objects)}\n{'start':20s}  seconds  CPU seconds   kept, MB")
     environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     with tempfile.TemporaryDirectory() as folder:
         for name, how in STARTS + (INDUCTOR if args.engine == "inductor" else ()):
@@ -94,7 +94,7 @@ def main() -> None:
             kept_mb = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
             print(f"{name:20s} {times} {kept_mb:10.1f}", flush=True)
             seconds, cpu_seconds = map(float, times.split())
-            what = f"start of {args.model}, {name}, up to {args.objects} objects"
+            what = f"start of {args.model}, {name}, up to {objects_text(args.objects)}"
             figures.add(what, seconds, "s")
             figures.add(f"{what}: CPU time", cpu_seconds, "s")
     figures.write(args.json)

@@ -30,7 +30,7 @@ from transformers import (
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import CLASSES, NANO
 from sam3_node.tracking import ObjectPrompt, Tracker
-from tools.bench.common import RUNS, Figures, make_parser, spread_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, spread_text
 from tools.bench.tiny_weights import sam3_config
 
 PRESENCE_BIAS = 4.0  # without it random weights call every object absent
@@ -173,7 +173,7 @@ HEADS = "objects   ours ms   transformers ms         times as fast   largest log
 
 def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figures: Figures) -> None:
     """Compare bf16 and compile with the float32 eager step."""
-    print(f"\nvariants, {objects} objects       ms      times as fast as float32 eager")
+    print(f"\nvariants, {objects_text(objects)}       ms      times as fast as float32 eager")
     images = clip(source, frames)
     plain_model = stages(source)
     for name, dtype, compiled in (("bf16", torch.bfloat16, False), ("compile", torch.float32, True)):
@@ -185,7 +185,7 @@ def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figur
         ratios = [run.ratio for run in times]
         median_ms = statistics.median(run.ours_ms for run in times)
         print(f"  {name:22s} {median_ms:10.1f} {spread_text(ratios):>22s}", flush=True)
-        figures.add(f"step in {name}, speed relative to float32 eager, {objects} objects", ratios, "x")
+        figures.add(f"step in {name}, speed relative to float32 eager, {objects_text(objects)}", ratios, "x")
 
 
 def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = False) -> TrackerModel:
@@ -225,7 +225,7 @@ def main() -> None:
     for objects in args.objects or ([1] if full else [1, 4, 16]):
         times = compare(source, model, objects, frames, warm, runs)
         print(row(objects, times), flush=True)
-        what = f"frame step of {args.model}, {objects} objects"
+        what = f"frame step of {args.model}, {objects_text(objects)}"
         figures.add(
             f"{what}, speed relative to transformers' streaming inference", [run.ratio for run in times], "x"
         )

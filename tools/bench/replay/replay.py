@@ -40,7 +40,7 @@ from sam3_node.replay.job import Job, ObjectOnFrame, settings_for
 from sam3_node.replay.prefetch import Prefetcher
 from sam3_node.replay.run import run_job
 from sam3_node.types import NANOSECONDS, Frame, Mask
-from tools.bench.common import RUNS, Figures, count_cores, make_parser, processor, spread_text
+from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor, spread_text
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
 CAMERA = "bench"
@@ -135,7 +135,7 @@ def compare(folder: Path, frames: int, runs: int, objects: int, threads: int, fi
         for rates, rate in zip(replays.values(), replay_rates(job, perception), strict=True):
             rates.append(rate)
     base = statistics.median(bare)
-    what = f"{objects} objects, {perception.model.name}"
+    what = f"{objects_text(objects)}, {perception.model.name}"
     print(f"bare pipeline        {base:8.1f} frames/s, {what}")
     figures.add(f"bare pipeline, {what}", bare, "frames/s")
     for name, rates in replays.items():
