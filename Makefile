@@ -13,7 +13,7 @@ help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
 	@echo 'make test          lint, then every test'
 	@echo 'make test-engines  install TensorRT-RTX, then the tests that build engines; they need no GPU'
-	@echo 'make lint          ruff and mypy'
+	@echo 'make lint          ruff, mypy and vulture'
 	@echo 'make bench         short forms of the benchmarks'
 	@echo 'make clean         remove the environment, caches and results'
 
@@ -37,11 +37,12 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vulture
 
 bench: $(READY)
-	$(BIN)/python tools/bench/step.py --no-variants
-	$(BIN)/python tools/bench/node.py
-	$(BIN)/python tools/bench/vos.py sam3_node/assets/tabletop.mcap --prompt box
+	$(BIN)/python -m tools.bench.latency.step --no-variants
+	$(BIN)/python -m tools.bench.latency.node --runs 1
+	$(BIN)/python -m tools.bench.accuracy.vos sam3_node/assets/tabletop.mcap --prompt box
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Replay recordings: the door of a checkout to `sam3-node replay`, with the same options.
+"""Command-line entry point for replay in a checkout: `sam3-node replay` with the same options.
 
 python tools/replay.py BAG… -o OUT
 """

@@ -42,7 +42,7 @@ class Schedule(Closeable):
         self.notes = Notes(job.allow_gaps)
         self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _open_recorded(self._files)
-        if job.mode == "as-recorded" and self._recorded is None:
+        if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
             raise ReplayError(
                 f"as-recorded: expected a recording made by sam3-node record, found another at {path}; use --every"
             )

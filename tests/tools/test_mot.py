@@ -9,8 +9,8 @@ import pytest
 
 from sam3_node.errors import CameraError
 from sam3_node.types import Instance, Mask, TrackState
-from tools.mot.score import Judge, Score, total
-from tools.mot.truth import TrueClip, TrueFrame, open_clips
+from tools.mot.score import MotScore, MotScorer, total
+from tools.mot.truth import MotFrame, TrueClip, open_clips
 from tools.scenes.clips import Clip, write_clip
 
 pytest.importorskip("motmetrics")
@@ -32,15 +32,15 @@ def seen(
     return Instance(object_id, label, 0.9, state, 1, 0, Mask.from_full(area(columns)))
 
 
-def frame() -> TrueFrame:
-    return TrueFrame(IMAGE, {1: area(LEFT), 2: area(RIGHT)}, {})
+def frame() -> MotFrame:
+    return MotFrame(IMAGE, {1: area(LEFT), 2: area(RIGHT)}, {})
 
 
-def score(*frames: list[Instance]) -> Score:
-    judge = Judge(NAMED)
+def score(*frames: list[Instance]) -> MotScore:
+    scorer = MotScorer(NAMED)
     for instances in frames:
-        judge.add(frame(), instances)
-    return total([judge], len(frames), 12.0)
+        scorer.add(frame(), instances)
+    return total([scorer], len(frames), 12.0)
 
 
 def test_all_right_is_one() -> None:
@@ -63,15 +63,15 @@ def test_another_name_or_place_is_false_and_the_object_is_missed(other: Instance
 
 
 @pytest.mark.parametrize("state", ["tentative", "occluded"])
-def test_what_is_not_believed_or_hidden_does_not_count(state: TrackState) -> None:
+def test_tentative_or_hidden_instances_do_not_count(state: TrackState) -> None:
     found = score([seen(7, (25, 35), state=state)])
     assert (found.false_masks, found.false_starts) == (0, 0)
 
 
-def test_an_object_of_which_too_little_is_seen_counts_neither_way() -> None:
-    judge = Judge(NAMED)
-    judge.add(TrueFrame(IMAGE, {}, {1: area((5, 6))}), [seen(7, LEFT)])
-    found = total([judge], 1, 12.0)
+def test_a_barely_visible_object_counts_neither_way() -> None:
+    scorer = MotScorer(NAMED)
+    scorer.add(MotFrame(IMAGE, {}, {1: area((5, 6))}), [seen(7, LEFT)])
+    found = total([scorer], 1, 12.0)
     assert (found.false_masks, found.misses, found.false_starts) == (0, 0, 0)
 
 
@@ -88,7 +88,7 @@ def write(root: Path, meta: dict) -> Path:
     return root
 
 
-def test_clips_are_asked_for_by_what_the_detector_knows(tmp_path: Path) -> None:
+def test_objects_whose_names_the_detector_lacks_are_left_out(tmp_path: Path) -> None:
     objects = [{"id": 1, "name": "red mug", "kind": "mug"}, {"id": 2, "name": "blue vase", "kind": "vase"}]
     root = write(tmp_path, {"objects": objects})
     (clip,) = open_clips(root, {"mug"}.__contains__, "kind")
@@ -99,7 +99,7 @@ def test_clips_are_asked_for_by_what_the_detector_knows(tmp_path: Path) -> None:
     assert (list(true_frame.counted), list(true_frame.slivers)) == ([1], [2])
 
 
-def test_clips_without_names_are_told(tmp_path: Path) -> None:
+def test_clips_without_names_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="names"):
         open_clips(write(tmp_path, {}), lambda name: True, "kind")
 

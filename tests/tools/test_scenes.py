@@ -20,16 +20,16 @@ from tools.scenes import robosuite
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
-from tools.scenes.identity import SPLITS, Split, draw_identity, split_of
+from tools.scenes.identity import SPLITS, Split, draw_identity, get_split
 from tools.scenes.motion import frames, minimum_jerk, quaternions
-from tools.scenes.objects import MAKERS, TEST_KINDS, kinds_of, make_object
+from tools.scenes.objects import MAKERS, TEST_KINDS, list_kinds, make_object
 from tools.scenes.photos import photo, pictures
-from tools.scenes.plan import Settings
+from tools.scenes.plan import ClipSettings
 from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.stage import rotated
 
 WEIGHTS = {"free": 1.0}
-SMALL = Settings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
+SMALL = ClipSettings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
 
 
 def drawn(count: int = 2) -> Clip:
@@ -91,7 +91,7 @@ def test_davis_folders_are_read(tmp_path: Path) -> None:
         clip.labels(1)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="JPEGImages"):
         list_clips(tmp_path)
     with pytest.raises(CameraError, match="no frames"):
@@ -114,9 +114,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_splits_share_nothing() -> None:
     rng = np.random.default_rng(0)
     for split in SPLITS:
-        assert {split_of(draw_identity(rng, split)) for _ in range(50)} == {split}
-    assert not set(kinds_of("train")) & set(TEST_KINDS)
-    assert set(kinds_of("test")) == set(MAKERS)
+        assert {get_split(draw_identity(rng, split)) for _ in range(50)} == {split}
+    assert not set(list_kinds("train")) & set(TEST_KINDS)
+    assert set(list_kinds("test")) == set(MAKERS)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -183,7 +183,7 @@ def test_a_folder_without_photos_is_said(tmp_path: Path) -> None:
         pictures(tmp_path)
 
 
-def test_robosuite_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_robosuite_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     robosuite.makers.cache_clear()
     with pytest.raises(MissingExtraError, match="--no-deps robosuite"):
@@ -222,7 +222,7 @@ def test_labels_agree_with_the_objects_named(rendered: Rendered) -> None:
     seen = set(np.unique(np.stack([clip.labels(index) for index in range(3)])))
     assert seen == {0, *ids}
     assert ids == list(range(1, len(ids) + 1))
-    assert {split_of(item["identity"]) for item in clip.meta["objects"]} == {"train"}
+    assert {get_split(item["identity"]) for item in clip.meta["objects"]} == {"train"}
 
 
 def test_a_clip_is_complete(rendered: Rendered) -> None:
@@ -263,7 +263,7 @@ def test_a_seed_gives_the_same_clip_again(renderer: Renderer, rendered: Rendered
 
 
 @pytest.mark.parametrize("scenario", ["occlusion", "leave"])
-def test_the_target_goes_out_of_sight_and_comes_back(renderer: Renderer, scenario: str) -> None:
+def test_the_target_leaves_the_view_and_returns(renderer: Renderer, scenario: str) -> None:
     settings = replace(SMALL, frames=12, depth=False, weights={scenario: 1.0})
     clip = generate(renderer, settings, seed=0, index=0).clip
     seen = [bool((clip.labels(index) == clip.meta["target"]).any()) for index in range(12)]
@@ -279,6 +279,6 @@ def test_finished_clips_are_left_alone(
     assert main(["--clips", "1", *arguments]) == 0
     before = (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns
     assert main(["--clips", "2", *arguments]) == 0
-    assert "1 of 2 clips are there" in capsys.readouterr().out
+    assert "1 of 2 clips exist" in capsys.readouterr().out
     assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
     assert (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns == before

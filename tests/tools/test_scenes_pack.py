@@ -149,7 +149,7 @@ def test_a_pack_is_unpacked_once(scenes: Path, tmp_path: Path) -> None:
     assert len(list_clips(out / "train")) == 6
 
 
-def test_a_damaged_pack_is_an_error_and_what_was_there_stays(scenes: Path, tmp_path: Path) -> None:
+def test_a_damaged_pack_is_an_error_and_existing_files_stay(scenes: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "a.zip", tmp_path / "out"
     pack(Pack(scenes / "train", ENOUGH), path)
     unpack(path, out)

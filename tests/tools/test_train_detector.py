@@ -14,16 +14,16 @@ from sam3_node.errors import CameraError, ModelError
 from sam3_node.models.yolo.network import Predictions, anchors
 from tools.scenes.clips import Clip, read_clip, write_clip
 from tools.train_detector.assignment import assign
-from tools.train_detector.data import Pictures, Scenes, boxes_of, names_of
+from tools.train_detector.augmentation import SIZE, Augmentation
+from tools.train_detector.data import Pictures, Scenes, compute_boxes, read_names
 from tools.train_detector.export import export
 from tools.train_detector.losses import complete_iou, focal, losses
 from tools.train_detector.queries import query
 from tools.train_detector.train import Trainer
-from tools.train_detector.view import SIZE, View
 from tools.train_detector.words import ANYTHING, Phrase, Words, WordVectors, vocabulary
 
 RED_MUG, BLUE_GLASS = Phrase("mug", ("red",)), Phrase("glass", ("clear", "blue"))
-WORDS = Words.of([RED_MUG, BLUE_GLASS, Phrase("tape roll", ("green",))])
+WORDS = Words.from_names([RED_MUG, BLUE_GLASS, Phrase("tape roll", ("green",))])
 BOX = (100, 60, 180, 140)
 
 
@@ -52,40 +52,40 @@ def scenes(tmp_path: Path) -> Path:
         (Phrase("mug", ("blue",)), False),
     ],
 )
-def test_a_phrase_describes_what_has_all_its_words(phrase: Phrase, fits: bool) -> None:
+def test_a_phrase_describes_names_with_all_its_words(phrase: Phrase, fits: bool) -> None:
     assert phrase.describes(BLUE_GLASS) is fits
 
 
 def test_the_vocabulary_has_combinations_that_no_scene_had_and_synonyms() -> None:
     torch.manual_seed(0)
-    known = vocabulary(WORDS, WordVectors(len(WORDS), 8))
-    assert {"mug", "clear green mug", "blue tape roll", "object", "red object"} <= set(known.phrases)
-    same = known.encode(["green roll of tape", "green tape roll"])
+    phrase_vectors = vocabulary(WORDS, WordVectors(len(WORDS), 8))
+    assert {"mug", "clear green mug", "blue tape roll", "object", "red object"} <= set(phrase_vectors.phrases)
+    same = phrase_vectors.encode(["green roll of tape", "green tape roll"])
     assert np.array_equal(same[0], same[1])
-    assert np.allclose(np.linalg.norm(known.vectors, axis=1), 1, atol=1e-5)
+    assert np.allclose(np.linalg.norm(phrase_vectors.vectors, axis=1), 1, atol=1e-5)
 
 
 def test_a_phrase_is_the_direction_of_the_sum_of_its_words() -> None:
     vectors = WordVectors(len(WORDS), 8)
     mug, red = (vectors.table.weight[WORDS.numbers([p])[0, i]] for p, i in ((RED_MUG, 0), (RED_MUG, 1)))
-    found = vectors(torch.from_numpy(WORDS.numbers([RED_MUG])))[0]
-    assert torch.allclose(found, (mug + red) / (mug + red).norm(), atol=1e-6)
+    vector = vectors(torch.from_numpy(WORDS.numbers([RED_MUG])))[0]
+    assert torch.allclose(vector, (mug + red) / (mug + red).norm(), atol=1e-6)
 
 
-def test_queries_have_true_and_false_phrases_and_leave_anything_out_when_asked() -> None:
+def test_queries_have_true_and_false_phrases_and_can_leave_anything_out() -> None:
     rng = np.random.default_rng(0)
     names = [RED_MUG, BLUE_GLASS]
-    asked = [query(rng, WORDS, names, 12, anything=False) for _ in range(50)]
-    assert {len(phrases) for phrases in asked} == {12}
-    assert all(phrase.kind != ANYTHING for phrases in asked for phrase in phrases)
-    true = [any(phrase.describes(name) for name in names) for phrases in asked for phrase in phrases]
+    queries = [query(rng, WORDS, names, 12, anything=False) for _ in range(50)]
+    assert {len(phrases) for phrases in queries} == {12}
+    assert all(phrase.kind != ANYTHING for phrases in queries for phrase in phrases)
+    true = [any(phrase.describes(name) for name in names) for phrases in queries for phrase in phrases]
     assert 0.1 < np.mean(true) < 0.7
     assert query(rng, WORDS, [], 4), "of a picture without objects, too"
 
 
 def test_boxes_leave_slivers_out(scenes: Path) -> None:
     clip = read_clip(scenes, "a")
-    assert boxes_of(clip.labels(0), names_of(clip)) == {1: BOX}
+    assert compute_boxes(clip.labels(0), read_names(clip)) == {1: BOX}
 
 
 def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
@@ -95,7 +95,7 @@ def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
     image = np.full((240, 320, 3), 90, np.uint8)
     image[labels == 1] = 40, 40, 200
     for _ in range(20):
-        view = View.draw(rng, labels.shape)
+        view = Augmentation.draw(rng, labels.shape)
         canvas, moved = view.image(image).astype(int), view.labels(labels)
         assert canvas.shape == (*SIZE, 3)
         inside = canvas[moved == 1]
@@ -104,15 +104,15 @@ def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
             assert red > 2 * max(green, blue)
 
 
-def test_batches_hold_what_their_pictures_show(scenes: Path) -> None:
-    found = Scenes(scenes)
-    batch = Pictures(found, found.words, 3, 0).batch(np.random.default_rng(1))
+def test_batches_hold_the_objects_of_their_pictures(scenes: Path) -> None:
+    source = Scenes(scenes)
+    batch = Pictures(source, source.words, 3, 0).batch(np.random.default_rng(1))
     assert batch.images.shape == (3, *SIZE, 3)
     assert batch.boxes.shape[:2] == batch.fits.shape[:2]
     assert batch.fits.shape[2] == batch.words.shape[1]
 
 
-def test_clips_without_names_are_told(tmp_path: Path) -> None:
+def test_clips_without_names_are_an_error(tmp_path: Path) -> None:
     blank = np.zeros((24, 32, 3), np.uint8)
     write_clip(tmp_path, "a", Clip("a", [blank], [blank[..., 0]]))
     with pytest.raises(CameraError, match="objects with id, kind and color"):
@@ -120,7 +120,7 @@ def test_clips_without_names_are_told(tmp_path: Path) -> None:
 
 
 def _predictions(boxes: torch.Tensor, phrases: int) -> Predictions:
-    """As if all anchors of a canvas had found the object nearest to them, unsure of what it is."""
+    """Return predictions in which each anchor has the box of its nearest object, with an uncertain class."""
     centres, strides = anchors(SIZE, torch.device("cpu"))
     distributions = torch.zeros(1, len(centres), 4, 16, requires_grad=True)
     return Predictions(
@@ -128,14 +128,18 @@ def _predictions(boxes: torch.Tensor, phrases: int) -> Predictions:
     )
 
 
-def test_anchors_learn_the_object_they_lie_in_and_nothing_that_was_not_asked() -> None:
+def test_anchors_learn_the_object_they_lie_in_and_nothing_without_a_phrase() -> None:
     boxes = torch.tensor([[[40.0, 40, 100, 100], [200, 100, 280, 180]]])
     fits = torch.tensor([[[True, False], [False, False]]])
-    found = _predictions(boxes, 2)
+    predictions = _predictions(boxes, 2)
     chosen = assign(
-        found.logits.sigmoid(), boxes[:, :1].expand(-1, len(found.centres), -1), found.centres, boxes, fits
+        predictions.logits.sigmoid(),
+        boxes[:, :1].expand(-1, len(predictions.centres), -1),
+        predictions.centres,
+        boxes,
+        fits,
     )
-    taken = found.centres[chosen.weight[0] > 0]
+    taken = predictions.centres[chosen.weight[0] > 0]
     assert 0 < len(taken) <= 10
     assert bool(((taken >= 40) & (taken <= 100)).all())
     assert torch.allclose(chosen.scores.amax(dim=1), torch.tensor([[1.0, 0.0]]))
@@ -144,11 +148,11 @@ def test_anchors_learn_the_object_they_lie_in_and_nothing_that_was_not_asked() -
 def test_losses_are_finite_without_objects_and_reach_both_heads_with_one() -> None:
     boxes = torch.tensor([[[40.0, 40, 100, 100]]])
     for fits in (torch.tensor([[[False]]]), torch.tensor([[[True]]])):
-        found = _predictions(boxes, 1)
-        terms = losses(found, boxes, fits)
+        predictions = _predictions(boxes, 1)
+        terms = losses(predictions, boxes, fits)
         sum(terms.values()).backward()  # type: ignore[union-attr]
         assert all(bool(term.isfinite()) for term in terms.values())
-        assert bool(found.distributions.grad.any()) is bool(fits.any())  # type: ignore[union-attr]
+        assert bool(predictions.distributions.grad.any()) is bool(fits.any())  # type: ignore[union-attr]
 
 
 def test_complete_iou_is_one_for_equal_boxes_and_falls_with_distance() -> None:
@@ -167,15 +171,15 @@ def test_focal_loss_is_least_at_the_distance() -> None:
     )
 
 
-def test_training_learns_resumes_and_exports_what_the_package_loads(scenes: Path, tmp_path: Path) -> None:
+def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    folder, found = tmp_path / "run", Scenes(scenes)
-    trainer = Trainer(folder, found.words, torch.device("cpu"))
-    batch = Pictures(found, found.words, 2, 0).batch(np.random.default_rng(3))
+    folder, source = tmp_path / "run", Scenes(scenes)
+    trainer = Trainer(folder, source.words, torch.device("cpu"))
+    batch = Pictures(source, source.words, 2, 0).batch(np.random.default_rng(3))
     records = [trainer.step(batch, 2e-3) for _ in range(8)]
     assert records[-1]["loss"] < records[0]["loss"]
     trainer.save()
-    again = Trainer(folder, found.words, torch.device("cpu"))
+    again = Trainer(folder, source.words, torch.device("cpu"))
     assert again.progress.step == 8
     export(again.path, folder / "export")
     detector = load_detector("yolo-world", folder / "export", image_size=320)

@@ -1,4 +1,4 @@
-"""Figures of a detector against what is known of them, and the sheet."""
+"""Scores of a detector against known values, and the contact sheet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import OutputError
 from sam3_node.types import Detection
 from tools.scenes.clips import Clip, write_clip
-from tools.train_detector.check import ASKED, Tally, Truth, check, detect, read_truths
+from tools.train_detector.check import POOLED, DetectionScorer, LabelledFrame, check, detect, read_truths
 from tools.train_detector.sheet import WIDTH, draw_sheet
 from tools.train_detector.words import Phrase
 
@@ -23,42 +23,42 @@ HERE, THERE = (10.0, 10.0, 60.0, 60.0), (100.0, 100.0, 180.0, 180.0)
 RED_MUG, BLUE_CAN = Phrase("mug", ("red",)), Phrase("can", ("blue",))
 
 
-def figures(found: list[tuple[str, tuple[float, float, float, float], float]]) -> dict[str, float]:
-    tally = Tally()
-    tally.add([(ASKED, HERE), (ASKED, THERE)], found)
-    return tally.figures()
+def figures(detections: list[tuple[str, tuple[float, float, float, float], float]]) -> dict[str, float]:
+    scorer = DetectionScorer()
+    scorer.add([(POOLED, HERE), (POOLED, THERE)], detections)
+    return scorer.figures()
 
 
 def test_all_found_and_nothing_else_is_perfect() -> None:
-    perfect = figures([(ASKED, HERE, 0.9), (ASKED, THERE, 0.7)])
+    perfect = figures([(POOLED, HERE, 0.9), (POOLED, THERE, 0.7)])
     assert perfect == pytest.approx({"AP": 1, "AP50": 1, "recall": 1, "F1": 1, "score": 0.7}, abs=1e-6)
 
 
 def test_half_found_is_half_of_the_recall() -> None:
-    half = figures([(ASKED, HERE, 0.9)])
+    half = figures([(POOLED, HERE, 0.9)])
     assert half["recall"] == pytest.approx(0.5)
     assert half["AP50"] == pytest.approx(0.5, abs=0.01)
     assert half["F1"] == pytest.approx(2 / 3, abs=0.01)
 
 
 def test_a_false_box_of_a_high_score_costs_precision() -> None:
-    false = (ASKED, (200.0, 10.0, 240.0, 50.0), 0.95)
-    assert figures([false, (ASKED, HERE, 0.9), (ASKED, THERE, 0.7)])["AP50"] < 0.7
+    false = (POOLED, (200.0, 10.0, 240.0, 50.0), 0.95)
+    assert figures([false, (POOLED, HERE, 0.9), (POOLED, THERE, 0.7)])["AP50"] < 0.7
 
 
-def test_nothing_found_is_nought() -> None:
+def test_no_detection_scores_zero() -> None:
     assert not any(figures([]).values())
 
 
 def test_categories_are_apart() -> None:
-    tally = Tally(("mug", "can"))
-    tally.add([("mug", HERE), ("spoon", THERE)], [("can", HERE, 0.9)])
-    assert tally.figures()["AP"] == 0
-    assert tally.figures(by_category=False)["AP50"] == pytest.approx(1, abs=1e-6)
+    scorer = DetectionScorer(("mug", "can"))
+    scorer.add([("mug", HERE), ("spoon", THERE)], [("can", HERE, 0.9)])
+    assert scorer.figures()["AP"] == 0
+    assert scorer.figures(by_category=False)["AP50"] == pytest.approx(1, abs=1e-6)
 
 
 def test_recombined_names_keep_the_true_ones() -> None:
-    truth = Truth(np.zeros((8, 8, 3), np.uint8), [RED_MUG], [HERE], [RED_MUG, BLUE_CAN])
+    truth = LabelledFrame(np.zeros((8, 8, 3), np.uint8), [RED_MUG], [HERE], [RED_MUG, BLUE_CAN])
     mixed = truth.mixed()
     assert mixed[:2] == [RED_MUG, BLUE_CAN]
     assert {str(phrase) for phrase in mixed[2:]} == {"red can", "blue mug"}
@@ -74,7 +74,7 @@ def scenes(tmp_path: Path) -> Path:
     return tmp_path / "test"
 
 
-def test_truths_have_the_boxes_of_what_is_seen(scenes: Path) -> None:
+def test_labelled_frames_have_the_boxes_of_visible_objects(scenes: Path) -> None:
     (truth,) = read_truths(scenes, 2)
     assert (truth.names, truth.boxes, truth.clip) == ([RED_MUG], [(100.0, 60.0, 180.0, 140.0)], [RED_MUG])
 
@@ -88,7 +88,7 @@ def test_the_bundled_weights_are_checked_from_the_folder(
     assert lines[0] == "2 frames, 2 objects"
     assert [line.split("  ")[0] for line in lines[2:6]] == [
         "kinds",
-        "kinds, whichever",
+        "any kind",
         "names in the clip, and recombined",
         "object",
     ]

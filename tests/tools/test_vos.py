@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
+from tools.bench.accuracy import vos
 from tools.scenes.clips import Clip, write_clip
 from tools.scenes.recording import write_recording
 from tools.vos import metrics
@@ -25,7 +25,7 @@ from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks, interior_point, make_prompt
 from tools.vos.metrics import Bools
 from tools.vos.occlusion import OcclusionCount
-from tools.vos.sequences import Sequence, TrueFrame, open_sequences
+from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 from tools.vos.settings import Setting, parse_settings
 
 CHECKOUT = ROOT
@@ -66,7 +66,7 @@ OBJECTS = [{"id": 1, "name": "red mug"}, {"id": 4, "name": "box"}, {"id": 9, "na
 def test_a_rendered_clips_objects_enter_once_they_are_large_enough(tmp_path: Path) -> None:
     write_clip(tmp_path, "drawn", drawn_clip(objects=OBJECTS))
     (sequence,) = open_sequences(tmp_path)
-    assert (sequence.name, sequence.length, sequence.ids, sequence.least_area) == (
+    assert (sequence.name, sequence.length, sequence.ids, sequence.min_area) == (
         "drawn",
         40,
         (1, 4, 9),
@@ -77,14 +77,14 @@ def test_a_rendered_clips_objects_enter_once_they_are_large_enough(tmp_path: Pat
     assert set(frames[OUT_OF_VIEW[0]].masks) == {4}
     assert (frames[3].truth(1) == (labels_at(3) == 1)).all()
     assert not frames[3].truth(4).any()
-    assert len(list(open_sequences(tmp_path, most_frames=7)[0].frames())) == 7
+    assert len(list(open_sequences(tmp_path, max_frames=7)[0].frames())) == 7
 
 
 def test_a_recording_is_its_clip(tmp_path: Path) -> None:
     clip = drawn_clip(frames=OUT_OF_VIEW[0] + 1, objects=OBJECTS)
     write_recording(clip, tmp_path / "drawn.mcap")
-    (sequence,) = open_sequences(tmp_path / "drawn.mcap", most_frames=5)
-    assert (sequence.name, sequence.length, sequence.ids, sequence.least_area) == (
+    (sequence,) = open_sequences(tmp_path / "drawn.mcap", max_frames=5)
+    assert (sequence.name, sequence.length, sequence.ids, sequence.min_area) == (
         "drawn",
         5,
         (1, 4, 9),
@@ -110,14 +110,14 @@ def test_255_alone_is_an_object_and_beside_others_void(tmp_path: Path) -> None:
     one = np.where(square(5, 5), 255, 0).astype(np.uint8)
     both = np.where(square(30, 30), 2, one).astype(np.uint8)
     (alone,) = open_sequences(benchmark_folder(tmp_path / "alone", one, one))
-    assert (alone.ids, alone.least_area) == ((1,), 0.0)
+    assert (alone.ids, alone.min_area) == ((1,), 0.0)
     assert next(alone.frames()).void is None
     (beside,) = open_sequences(benchmark_folder(tmp_path / "beside", both, both))
     assert beside.ids == (2,)
     assert (np.asarray(next(beside.frames()).void) == square(5, 5)).all()
 
 
-def test_what_is_no_sequence_is_told(tmp_path: Path) -> None:
+def test_a_path_without_sequences_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="no such folder"):
         open_sequences(tmp_path)
     (tmp_path / "bag.mcap").write_bytes(b"no bag")
@@ -151,7 +151,7 @@ def model() -> TrackerModel:
     return tiny_model(presence=60.0)
 
 
-def sequence_of(clip: Clip, least_area: float = 0.001) -> Sequence:
+def sequence_of(clip: Clip, min_area: float = 0.001) -> LabelledSequence:
     def frames() -> list[TrueFrame]:
         labels = [clip.labels(index) for index in range(len(clip))]
         return [
@@ -159,7 +159,7 @@ def sequence_of(clip: Clip, least_area: float = 0.001) -> Sequence:
             for n, each in enumerate(labels)
         ]
 
-    return Sequence(clip.name, len(clip), (1, 4), least_area, lambda: iter(frames()))
+    return LabelledSequence(clip.name, len(clip), (1, 4), min_area, lambda: iter(frames()))
 
 
 def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResult, list[Masks]]:
@@ -175,7 +175,7 @@ def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResul
 
 
 def pipeline_masks(model: TrackerModel, clip: Clip, kind: str) -> list[Masks]:
-    """What a user gets who prompts object 1 on the first frame and object 4 once it is large."""
+    """Return the masks that a user gets by prompting object 1 on the first frame and object 4 once it is large."""
     pipeline = Pipeline(model, TrackerSettings(), "cam0")
     found: list[Masks] = []
     ids: dict[int, int] = {}
@@ -191,7 +191,7 @@ def pipeline_masks(model: TrackerModel, clip: Clip, kind: str) -> list[Masks]:
 
 
 @pytest.mark.parametrize("kind", ["mask", "box", "point"])
-def test_the_default_gives_what_the_pipeline_gives(model: TrackerModel, kind: str) -> None:
+def test_the_default_equals_the_pipeline(model: TrackerModel, kind: str) -> None:
     clip = drawn_clip(frames=12)
     result, found = follow(model, f"prompt={kind}", clip)
     expected = pipeline_masks(model, clip, kind)
@@ -205,7 +205,7 @@ def test_the_default_gives_what_the_pipeline_gives(model: TrackerModel, kind: st
     assert result.scores[1] == pytest.approx(np.mean(scores, axis=0))
 
 
-def test_settings_side_by_side_give_what_each_gives_alone(model: TrackerModel) -> None:
+def test_settings_side_by_side_equal_each_alone(model: TrackerModel) -> None:
     text, clip = "default,bank-off,first-only,bank=3,bank=15+select=confident", drawn_clip(frames=12)
     settings = parse_settings(text, Setting())
     together = evaluate(sequence_of(clip), settings, {Setting().model: model}, lambda *_: None)
@@ -244,13 +244,8 @@ def test_an_object_without_a_frame_to_score_has_no_mean(model: TrackerModel) -> 
 
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("vos", CHECKOUT / "tools/bench/vos.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr("sys.argv", ["vos.py", *arguments])
-    module.main()
+    monkeypatch.setattr("sys.argv", ["vos", *arguments])
+    vos.main()
 
 
 def test_the_command_prints_json_alone_and_draws_a_sheet(
@@ -269,6 +264,6 @@ def test_the_command_prints_json_alone_and_draws_a_sheet(
     assert np.asarray(cv2.imread(str(sheet))).shape[1] > 6 * 480
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match=r"error: .*expected clips"):
         command([str(tmp_path)], monkeypatch)

@@ -25,8 +25,8 @@ def masks_of(seed: int) -> tuple[Bools, Bools]:
 def boundary_f_by_distances(mask: Bools, truth: Bools) -> float:
     """F from the distances of all pairs of contour pixels."""
     reach = np.ceil(0.008 * np.hypot(*mask.shape))
-    found, wanted = np.argwhere(metrics.contour(mask)), np.argwhere(metrics.contour(truth))
-    near = np.linalg.norm(found[:, None] - wanted[None], axis=2) <= reach
+    mask_shares, wanted = np.argwhere(metrics.contour(mask)), np.argwhere(metrics.contour(truth))
+    near = np.linalg.norm(mask_shares[:, None] - wanted[None], axis=2) <= reach
     precision, recall = near.any(axis=1).mean(), near.any(axis=0).mean()
     return float(2 * precision * recall / (precision + recall))
 
@@ -112,10 +112,10 @@ def test_recovered_is_soon_and_for_good() -> None:
 
 
 def test_counts_and_shares() -> None:
-    covered = by_frame((3, 0.1), (10, 0.0), (12, 0.1), (10, 0.0), (12, 0.1))
+    object_shares = by_frame((3, 0.1), (10, 0.0), (12, 0.1), (10, 0.0), (12, 0.1))
     ious = by_frame((3, 0.9), (10, 1.0), (12, 0.9), (10, 0.0), (12, 0.2))
-    found = by_frame((3, 0.1), (10, 0.0), (12, 0.1), (5, 0.0), (5, 0.1), (12, 0.1))
-    counted = count(covered, found, ious)
+    mask_shares = by_frame((3, 0.1), (10, 0.0), (12, 0.1), (5, 0.0), (5, 0.1), (12, 0.1))
+    counted = count(object_shares, mask_shares, ious)
     assert counted == OcclusionCount(cases=2, recovered=1, hidden_frames=20, false_frames=5)
     assert (counted.recovered_share, counted.false_while_hidden) == (0.5, 0.25)
     assert counted + counted == OcclusionCount(4, 2, 40, 10)

@@ -6,13 +6,13 @@ import pytest
 
 from tools.vos import report
 from tools.vos.evaluate import SequenceResult
-from tools.vos.metrics import Score
+from tools.vos.metrics import MaskScore
 from tools.vos.occlusion import OcclusionCount
 
 
 def results() -> dict[str, dict[str, SequenceResult]]:
-    a = SequenceResult({1: Score(0.8, 0.6), 2: Score(0.6, 0.4)}, OcclusionCount(2, 1, 20, 5), 10.0)
-    b = SequenceResult({1: Score(0.1, 0.2)}, OcclusionCount(), 20.0)
+    a = SequenceResult({1: MaskScore(0.8, 0.6), 2: MaskScore(0.6, 0.4)}, OcclusionCount(2, 1, 20, 5), 10.0)
+    b = SequenceResult({1: MaskScore(0.1, 0.2)}, OcclusionCount(), 20.0)
     return {"default": {"cup": a, "jar": b}, "bank=3": {"cup": b, "jar": b}}
 
 

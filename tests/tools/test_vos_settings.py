@@ -20,7 +20,7 @@ def test_settings_are_named_changes_of_a_base() -> None:
     assert default.bank_size == TrackerSettings().bank_size
 
 
-def test_what_compare_stands_for_is_valid() -> None:
+def test_the_settings_of_compare_are_valid() -> None:
     assert len(parse_settings(COMPARED, Setting())) == len(COMPARED.split(","))
 
 

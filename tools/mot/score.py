@@ -1,4 +1,4 @@
-"""CLEAR MOT and IDF1 of published masks, computed by py-motmetrics, with what an operator counts: events a minute."""
+"""IDF1 and CLEAR MOT of published masks, computed by py-motmetrics, and events per minute."""
 
 from __future__ import annotations
 
@@ -14,41 +14,46 @@ import numpy.typing as npt
 from sam3_node.errors import require
 from sam3_node.types import Instance
 
-from .truth import Bools, TrueFrame
+from .truth import Bools, MotFrame
 
 MATCH = 0.5  # IoU of masks
 METRICS = ("idf1", "mota", "num_switches", "num_false_positives", "num_misses", "num_objects")
 
 
 @dataclass
-class Score:
-    """Of one setting on one clip or on several.
-
-    idf1 and mota as those who defined them have them (arXiv 1609.01775; CLEAR MOT). The others are counts: changes of
-    identity, masks that are of nothing or lack, ids that were published and were mostly no object, true masks.
-    """
+class MotScore:
+    """Scores of one setting on one clip or on several."""
 
     idf1: float
+    """identification F1 (arXiv 1609.01775)"""
     mota: float
+    """accuracy of CLEAR MOT"""
     switches: int
+    """changes of an object's id"""
     false_masks: int
+    """published masks that match no object"""
     misses: int
+    """true masks that no published mask matches"""
     false_starts: int
+    """ids that matched no object on most of the frames on which they were published"""
     objects: int
+    """true masks of all frames"""
     minutes: float
+    """length of the clips"""
 
 
 @dataclass
-class Judge:
-    """Compares what was published with the truth, frame by frame. named: what each true object may be called."""
+class MotScorer:
+    """Compares published instances with the truth, frame by frame."""
 
     named: Mapping[int, str]
+    """the name under which each true object is looked for"""
     accumulator: Any = field(default_factory=lambda: _motmetrics().MOTAccumulator(auto_id=True))
     published: Counter[int] = field(default_factory=Counter)
     right: Counter[int] = field(default_factory=Counter)
 
-    def add(self, frame: TrueFrame, instances: Sequence[Instance]) -> None:
-        """One frame; tentative and hidden objects are not published as found."""
+    def add(self, frame: MotFrame, instances: Sequence[Instance]) -> None:
+        """Add one frame; only tracked instances count, since tentative and hidden ones are not published as present."""
         shown = [i for i in instances if i.state == "tracked" and i.area and not self._is_sliver(frame, i)]
         true_ids = list(frame.counted)
         distance = self._distances(frame, shown)
@@ -59,11 +64,11 @@ class Judge:
         )
 
     def false_starts(self) -> int:
-        """Ids that were no object on most of the frames that they were published on."""
+        """Count the ids that matched no object on most of the frames on which they were published."""
         return sum(self.right[i] * 2 < count for i, count in self.published.items())
 
-    def _distances(self, frame: TrueFrame, shown: Sequence[Instance]) -> npt.NDArray[np.float64]:
-        """1 - IoU [objects, instances]; NaN where they do not match, or the name is another's."""
+    def _distances(self, frame: MotFrame, shown: Sequence[Instance]) -> npt.NDArray[np.float64]:
+        """Return 1 - IoU [objects, instances]; NaN where they do not match or the names differ."""
         distance = np.full((len(frame.counted), len(shown)), np.nan)
         for row, (object_id, truth) in enumerate(frame.counted.items()):
             for column, instance in enumerate(shown):
@@ -72,8 +77,8 @@ class Judge:
                     distance[row, column] = 1 - iou if iou >= MATCH else math.nan
         return distance
 
-    def _is_sliver(self, frame: TrueFrame, instance: Instance) -> bool:
-        """Whether it is on an object of which too little is seen to count either way."""
+    def _is_sliver(self, frame: MotFrame, instance: Instance) -> bool:
+        """Return True if the instance lies on an object of which too little is visible to be counted."""
         return any(
             instance.label == self.named[i] and np.any(instance.mask.full() & mask)
             for i, mask in frame.slivers.items()
@@ -81,27 +86,27 @@ class Judge:
 
 
 def mask_iou(instance: Instance, truth: Bools) -> float:
-    """IoU of an instance's mask with bool [h, w]."""
+    """Return the IoU of an instance's mask with bool [h, w]."""
     x0, y0, x1, y1 = instance.box
     shared = int(np.count_nonzero(instance.mask.crop & truth[y0:y1, x0:x1]))
     return float(shared / max(1, instance.area + int(np.count_nonzero(truth)) - shared))
 
 
-def total(judges: Sequence[Judge], frames: int, fps: float) -> Score:
-    """All clips together."""
+def total(scorers: Sequence[MotScorer], frames: int, fps: float) -> MotScore:
+    """Return the score of all clips together, `frames` frames in all."""
     library = _motmetrics()
-    names = [str(index) for index in range(len(judges))]
+    names = [str(index) for index in range(len(scorers))]
     table = library.metrics.create().compute_many(
-        [judge.accumulator for judge in judges], metrics=METRICS, names=names, generate_overall=True
+        [scorer.accumulator for scorer in scorers], metrics=METRICS, names=names, generate_overall=True
     )
     overall = table.loc["OVERALL"]
-    return Score(
+    return MotScore(
         idf1=float(overall["idf1"]),
         mota=float(overall["mota"]),
         switches=int(overall["num_switches"]),
         false_masks=int(overall["num_false_positives"]),
         misses=int(overall["num_misses"]),
-        false_starts=sum(judge.false_starts() for judge in judges),
+        false_starts=sum(scorer.false_starts() for scorer in scorers),
         objects=int(overall["num_objects"]),
         minutes=frames / fps / 60,
     )

@@ -1,4 +1,4 @@
-"""Who is where on each frame of a rendered clip, by object id, with the names that they go by."""
+"""Ground truth of rendered clips for tracking by name: the masks of each frame by object id, and the objects' names."""
 
 from __future__ import annotations
 
@@ -18,54 +18,57 @@ MIN_AREA = 0.001  # of the image, for an object to count
 Bools = npt.NDArray[np.bool_]
 
 
-class TrueFrame(NamedTuple):
-    """BGR uint8 [h, w, 3]; bool masks [h, w] by id of objects that count, and of those too small to ask for."""
+class MotFrame(NamedTuple):
+    """One frame and its true masks, bool [h, w] by object id."""
 
     image: npt.NDArray[np.uint8]
+    """BGR [h, w, 3]"""
     counted: Mapping[int, Bools]
+    """objects large enough to be counted"""
     slivers: Mapping[int, Bools]
+    """objects of which too little is visible to be counted"""
 
 
 @dataclass(frozen=True)
 class TrueClip:
-    """A clip in which the objects called by `names` are looked for.
-
-    named: for each of their ids what it may be called, the kind ("mug") or the full name ("red mug").
-    """
+    """A clip and the names under which its objects are looked for."""
 
     clip: Clip
     named: Mapping[int, str]
+    """by object id: the kind ("mug") or the full name ("red mug")"""
 
     @property
     def prompts(self) -> tuple[str, ...]:
+        """All names, each once."""
         return tuple(sorted(set(self.named.values())))
 
     @property
     def fps(self) -> float:
+        """Frames per second of the clip."""
         return float(self.clip.meta.get("fps", 12.0))
 
-    def frames(self, most: int = 0) -> Iterator[TrueFrame]:
-        """The first `most` frames, 0 for all."""
-        for index in range(min(len(self.clip), most or len(self.clip))):
+    def frames(self, max_frames: int = 0) -> Iterator[MotFrame]:
+        """Read the first `max_frames` frames; 0 for all."""
+        for index in range(min(len(self.clip), max_frames or len(self.clip))):
             labels = self.clip.labels(index)
             masks = {object_id: labels == object_id for object_id in self.named}
             large = {i: mask for i, mask in masks.items() if mask.mean() >= MIN_AREA}
             small = {i: mask for i, mask in masks.items() if mask.any() and i not in large}
-            yield TrueFrame(self.clip.image(index), large, small)
+            yield MotFrame(self.clip.image(index), large, small)
 
 
-def open_clips(root: Path, known: Callable[[str], bool], field: str) -> list[TrueClip]:
-    """The rendered clips of a folder; objects are called by `field` of their metadata, kind or name.
+def open_clips(root: Path, can_detect: Callable[[str], bool], field: str) -> list[TrueClip]:
+    """Open the rendered clips of a folder; `field` of their metadata, kind or name, names the objects.
 
-    known: whether a name can be looked for; objects of others are not. Raises CameraError for clips without names.
+    Objects whose names `can_detect` rejects are left out. Raises CameraError for clips without names.
     """
-    clips, asked = [], cache(known)
+    clips, is_detectable = [], cache(can_detect)
     for name in list_clips(root):
         clip = read_clip(root, name)
         if "objects" not in clip.meta:
             raise CameraError(
                 f"clip {name}: expected the names of its objects (Clips/{name}.json), found none"
             )
-        named = {int(each["id"]): str(each[field]) for each in clip.meta["objects"]}
-        clips.append(TrueClip(clip, {i: n for i, n in named.items() if asked(n)}))
+        named = {int(entry["id"]): str(entry[field]) for entry in clip.meta["objects"]}
+        clips.append(TrueClip(clip, {i: name for i, name in named.items() if is_detectable(name)}))
     return clips

@@ -1,11 +1,11 @@
-"""Render labelled clips of a table, objects and a robot arm into a folder of `clips`' layout.
+"""Render labelled clips of a table, objects and a robot arm into a clip folder (tools/scenes/clips.py).
 
     python -m tools.scenes --split train --clips 500 --frames 16 --size 320x240 --fps 12 -o out/scenes/train
     python -m tools.scenes --recording -o out/scenes/recording
 
-Needs the extra `scenes` and, without a GPU, the system library OSMesa (apt-get install libosmesa6). A clip follows from
-its split, seed and index alone; a run that is started again leaves finished clips as they are. Objects and surfaces of
-one split are never seen in another: see tools/scenes/identity.py.
+Needs the extra `scenes` and, without a GPU, the system library OSMesa (apt-get install libosmesa6). A clip
+depends only on its settings, seed and index. A run that is started again keeps finished clips. No object or surface
+of one split appears in another: see tools/scenes/identity.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.scenes import photos, robosuite, showcase
 from tools.scenes.clips import is_written, write_clip
 from tools.scenes.generate import clip_name, generate
 from tools.scenes.identity import SPLITS
-from tools.scenes.plan import Settings
+from tools.scenes.plan import ClipSettings
 from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.scenarios import SCENARIOS
 
@@ -33,22 +33,24 @@ MAX_SCALE = 2
 
 
 @dataclass(frozen=True)
-class Job:
+class RenderJob:
     """Clips that one process renders."""
 
-    settings: Settings
+    settings: ClipSettings
     seed: int
     root: Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line; return the exit status."""
     options = parse(arguments)
     try:
         load_mujoco()
         if options.recording:
             return render_recording(options.output)
-        return render(Job(settings_of(options), options.seed, options.output), options.clips, options.workers)
+        return render(
+            RenderJob(make_settings(options), options.seed, options.output), options.clips, options.workers
+        )
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -58,35 +60,40 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.scenes", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--split", choices=SPLITS, default="train")
-    parser.add_argument("--clips", type=positive, default=100)
-    parser.add_argument("--frames", type=positive, default=16, help="per clip")
-    parser.add_argument("--size", type=size, default=(320, 240), metavar="WxH")
-    parser.add_argument("--fps", type=float, default=12.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=positive, default=1)
+    parser.add_argument("--split", choices=SPLITS, default="train", help="split of objects and surfaces")
+    parser.add_argument("--clips", type=positive, default=100, help="number of clips")
+    parser.add_argument("--frames", type=positive, default=16, help="frames of each clip")
+    parser.add_argument("--size", type=size, default=(320, 240), metavar="WxH", help="size of the frames")
+    parser.add_argument("--fps", type=float, default=12.0, help="frames per second")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
+    parser.add_argument("--workers", type=positive, default=1, help="processes that render")
     parser.add_argument(
-        "--scenario", type=weights, default=weights(WEIGHTS), help=f"weights, such as {WEIGHTS}"
+        "--scenario",
+        type=weights,
+        default=weights(WEIGHTS),
+        help=f"weights of the scenarios, such as {WEIGHTS}",
     )
-    parser.add_argument("--depth", action="store_true", help="write depth too")
-    parser.add_argument("--robosuite", action="store_true", help="its meshes too, where it is installed")
+    parser.add_argument("--depth", action="store_true", help="also write depth")
+    parser.add_argument(
+        "--robosuite", action="store_true", help="also use the meshes of robosuite, if it is installed"
+    )
     parser.add_argument("--photos", type=Path, metavar="DIR", help="pictures for some of the surfaces")
     parser.add_argument(
-        "--recording", action="store_true", help="the one clip that the demo plays, with depth"
+        "--recording", action="store_true", help="render only the clip that the demo plays, with depth"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the clips")
     return parser.parse_args(arguments)
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Read a whole number above 0."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return int(text)
 
 
 def size(text: str) -> tuple[int, int]:
-    """(width, height) of '320x240'."""
+    """Read '320x240' as (width, height)."""
     width, _, height = text.partition("x")
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
         raise argparse.ArgumentTypeError(f"expected WIDTHxHEIGHT in pixels, found {text!r}")
@@ -94,24 +101,28 @@ def size(text: str) -> tuple[int, int]:
 
 
 def weights(text: str) -> dict[str, float]:
-    """Scenarios' weights of 'free=2,leave' (1 where none is given)."""
+    """Read 'free=2,leave' as weights of scenarios; a missing weight is 1."""
     pairs = [item.partition("=") for item in text.split(",")]
     try:
-        found = {name: float(weight or 1) for name, _, weight in pairs}
+        scenario_weights = {name: float(weight or 1) for name, _, weight in pairs}
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected weights such as {WEIGHTS}, found {text!r}") from error
-    if not set(found) <= set(SCENARIOS) or min(found.values()) < 0 or not sum(found.values()):
+    if (
+        not set(scenario_weights) <= set(SCENARIOS)
+        or min(scenario_weights.values()) < 0
+        or not sum(scenario_weights.values())
+    ):
         raise argparse.ArgumentTypeError(f"expected weights of {', '.join(SCENARIOS)}, found {text!r}")
-    return found
+    return scenario_weights
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def make_settings(options: argparse.Namespace) -> ClipSettings:
     width, height = options.size
     if options.robosuite:
         robosuite.makers()
     if options.photos:
         photos.pictures(options.photos)
-    return Settings(
+    return ClipSettings(
         options.split,
         options.frames,
         width,
@@ -133,11 +144,11 @@ def render_recording(root: Path) -> int:
     return 0
 
 
-def render(job: Job, clips: int, workers: int) -> int:
-    """Render what is not there yet; 0 if all clips are there in the end."""
+def render(job: RenderJob, clips: int, workers: int) -> int:
+    """Render the clips that are missing; return 0 if all clips exist at the end."""
     waiting = [i for i in range(clips) if not is_written(job.root, clip_name(job.settings, job.seed, i))]
     print(
-        f"{clips - len(waiting)} of {clips} clips are there, rendering {len(waiting)} into {job.root}",
+        f"{clips - len(waiting)} of {clips} clips exist, rendering {len(waiting)} into {job.root}",
         flush=True,
     )
     start, failed = time.monotonic(), 0
@@ -152,23 +163,23 @@ def render(job: Job, clips: int, workers: int) -> int:
     return 1 if failed else 0
 
 
-def _work(job: Job, indices: list[int], workers: int) -> Iterator[str | None]:
-    """What went wrong with each clip, or None, as they are done."""
-    jobs = [(job, index) for index in indices]
+def _work(job: RenderJob, indices: list[int], workers: int) -> Iterator[str | None]:
+    """Yield the error of each clip, or None, as the clips are finished."""
+    tasks = [(job, index) for index in indices]
     if workers <= 1:
-        yield from (_one(each) for each in jobs)
+        yield from (_render_clip(task) for task in tasks)
         return
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        yield from pool.imap_unordered(_one, jobs)
+        yield from pool.imap_unordered(_render_clip, tasks)
 
 
 @cache
 def _renderer(width: int, height: int) -> Renderer:
-    """This process's renderer for pictures of a size."""
+    """Return this process's renderer for pictures of a size."""
     return Renderer(MAX_SCALE * width, MAX_SCALE * height)
 
 
-def _one(task: tuple[Job, int]) -> str | None:
+def _render_clip(task: tuple[RenderJob, int]) -> str | None:
     job, index = task
     settings = job.settings
     name = clip_name(settings, job.seed, index)

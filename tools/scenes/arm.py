@@ -29,7 +29,7 @@ PALM = 0.018  # half of the gripper's body, along the fingers
 
 @dataclass(frozen=True)
 class Limb:
-    """A rigid part of the arm: size as MuJoCo has it of a geom.
+    """A rigid part of the arm; its size has the meaning of MuJoCo's geom sizes.
 
     positions [n, 3] and quaternions [n, 4] over time.
     """
@@ -53,7 +53,7 @@ class Look:
 
 
 def draw_look(rng: Rng, scale: float, person: bool | None = None) -> Look:
-    """How an arm looks; scale 1 is a robot for objects of some ten centimetres."""
+    """Draw the look of an arm at random; scale 1 is a robot for objects about ten centimetres long."""
     thickness = rng.uniform(0.022, 0.042) * scale
     if rng.random() < PEOPLE if person is None else person:
         return Look(True, thickness, 0.0, any_color(rng), SKINS[rng.integers(len(SKINS))])
@@ -66,7 +66,7 @@ def draw_look(rng: Rng, scale: float, person: bool | None = None) -> Look:
 
 
 def reach(rng: Rng, times: Array, hand: Hand, look: Look) -> list[Limb]:
-    """The parts of an arm whose fingertips follow the hand."""
+    """Return the parts of an arm whose fingertips follow the hand."""
     tip = hand.path(times)
     approach = hand.approach(tip)
     wrist = tip - hand.tool * approach
@@ -89,7 +89,7 @@ def reach(rng: Rng, times: Array, hand: Hand, look: Look) -> list[Limb]:
 
 
 def gripper(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
-    """A palm and fingers whose tips are at `tip` [n, 3].
+    """Return a palm and fingers whose tips are at `tip` [n, 3].
 
     matrices [n, 3, 3]: x is the line of the fingers, z where they point. opening [n]: half of their distance.
     """
@@ -112,7 +112,7 @@ def _two_fingers(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Lo
 
 
 def _person_hand(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
-    """A palm, four fingers on one side of what is held and a thumb on the other."""
+    """Return a palm, four fingers on one side of what is held and a thumb on the other."""
     approach, across, along = matrices[:, :, 2], matrices[:, :, 0], matrices[:, :, 1]
     palm = tip - 0.075 * approach
     limbs = [Limb("ellipsoid", (0.026, 0.042, 0.04), look.trim, palm, quaternions(matrices))]
@@ -128,13 +128,14 @@ def _person_hand(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Lo
 
 
 def _elbow(shoulder: Array, wrist: Array) -> Array:
-    """The elbow of two equal links, above the line from shoulder to wrist."""
+    """Return the elbow of two equal links, above the line from shoulder to wrist."""
     line = wrist - shoulder
     distance = np.linalg.norm(line, axis=-1, keepdims=True)
     link = SLACK * distance.max() / 2
     along = unit(line)
     up = np.array([0.0, 0.0, 1.0]) - along * along[:, 2:]
-    return shoulder + line / 2 + np.sqrt(link**2 - distance**2 / 4) * unit(up)
+    elbow: Array = shoulder + line / 2 + np.sqrt(link**2 - distance**2 / 4) * unit(up)
+    return elbow
 
 
 def _between(solid: Solid, start: Array, end: Array, radius: float, color: Color) -> Limb:

@@ -1,4 +1,4 @@
-"""Cameras: where they are over time, what they see, how wide their view is."""
+"""Cameras: their positions over time and their angle of view."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FIELD_DEG = (40.0, 75.0)
 
 
 @dataclass(frozen=True)
-class View:
-    """Where a camera looks from in general: about `centre`, `width` metres across at `distance`.
+class Viewpoint:
+    """The general viewpoint of a camera: at `distance` from `centre`, with `width` metres in view.
 
     azimuth and elevation (radians) are of the camera seen from the centre; field is the horizontal angle of view.
     """
@@ -62,7 +62,7 @@ class Camera:
     fov_y: float
 
     def poses(self) -> Array:
-        """Camera to world [n, 4, 4] with OpenCV's axes."""
+        """Return camera to world [n, 4, 4] with OpenCV's axes."""
         matrices = np.tile(np.eye(4), (len(self.positions), 1, 1))
         matrices[:, :3, :3] = self.rotations @ FLIP
         matrices[:, :3, 3] = self.positions
@@ -70,28 +70,28 @@ class Camera:
 
 
 def intrinsics(fov_y: float, width: int, height: int) -> dict[str, float]:
-    """fx, fy, cx, cy in pixels, the origin at the top left corner of the image."""
+    """Return fx, fy, cx, cy in pixels; the origin is the top left corner of the image."""
     focal = height / 2 / math.tan(math.radians(fov_y) / 2)
     return {"fx": focal, "fy": focal, "cx": width / 2, "cy": height / 2}
 
 
 def vertical_field(field: float, width: int, height: int) -> float:
-    """Degrees from the horizontal angle of view in radians."""
+    """Return the vertical angle of view in degrees for a horizontal one in radians."""
     return math.degrees(2 * math.atan(math.tan(field / 2) * height / width))
 
 
-def draw_view(rng: Rng, width: float) -> View:
-    """A view of the table, `width` metres across."""
+def draw_view(rng: Rng, width: float) -> Viewpoint:
+    """Draw a view of the table at random, `width` metres across."""
     field = math.radians(rng.uniform(*FIELD_DEG))
     elevation = math.radians(rng.triangular(14, 40, 80))
     centre = np.array([0.0, 0.0, rng.uniform(0.0, 0.05)])
-    return View(centre, width, rng.uniform(0, 2 * math.pi), elevation, field)
+    return Viewpoint(centre, width, rng.uniform(0, 2 * math.pi), elevation, field)
 
 
 def film(
-    rng: Rng, view: View, times: Array, aspect: tuple[int, int], style: str = "", calm: float = 1.0
+    rng: Rng, view: Viewpoint, times: Array, aspect: tuple[int, int], style: str = "", calm: float = 1.0
 ) -> Camera:
-    """A camera in a style (a random one if empty) over `times`; `calm` below 1 makes it move less."""
+    """Return a camera in a style (a random one if empty) over `times`; `calm` below 1 reduces its motion."""
     style = style or str(rng.choice(STYLES, p=STYLE_WEIGHTS))
     seconds = max(times[-1] - times[0], 1e-6)
     azimuth, elevation, scale = (np.zeros(len(times)) for _ in range(3))
@@ -110,8 +110,8 @@ def film(
     return _look(rng, view, times, moved, hand, vertical_field(view.field, *aspect))
 
 
-def pan(camera: Camera, view: View, times: Array, start: float, end: float, shift: float) -> Camera:
-    """The camera moved aside by `shift` metres to the right and back again between two times."""
+def pan(camera: Camera, view: Viewpoint, times: Array, start: float, end: float, shift: float) -> Camera:
+    """Return the camera moved to the right by `shift` metres and back again between two times."""
     middle = (start + end) / 2
     away = eased(times, start, start + 0.7 * (middle - start)) - eased(
         times, middle + 0.3 * (end - middle), end
@@ -119,14 +119,15 @@ def pan(camera: Camera, view: View, times: Array, start: float, end: float, shif
     return Camera(camera.positions + shift * away[:, None] * view.right, camera.rotations, camera.fov_y)
 
 
-def _around(view: View, azimuth: Array, elevation: Array, scale: Array) -> Array:
+def _around(view: Viewpoint, azimuth: Array, elevation: Array, scale: Array) -> Array:
     angle = view.azimuth + azimuth
     flat = np.cos(elevation)
     ray = np.stack([flat * np.cos(angle), flat * np.sin(angle), np.sin(elevation)], -1)
-    return view.centre + view.distance * scale[:, None] * ray
+    positions: Array = view.centre + view.distance * scale[:, None] * ray
+    return positions
 
 
-def _look(rng: Rng, view: View, times: Array, positions: Array, hand: float, fov_y: float) -> Camera:
+def _look(rng: Rng, view: Viewpoint, times: Array, positions: Array, hand: float, fov_y: float) -> Camera:
     period = rng.uniform(1.5, 4.0)
     positions = positions + hand * 0.018 * view.distance * wobble(rng, times, period, 3)
     positions[:, 2] = np.maximum(positions[:, 2], 0.06)

@@ -1,12 +1,12 @@
-"""Clip folders: colour, instance labels, depth and what else is known, in DAVIS' layout.
+"""Clip folders in DAVIS' layout: colour, instance labels, depth and metadata.
 
     ROOT/JPEGImages/<clip>/00000.jpg     colour
     ROOT/Annotations/<clip>/00000.png    8-bit palette PNG: 0 background, 1..N object ids, stable within the clip
     ROOT/Depth/<clip>/00000.png          optional: uint16 millimetres along the optical axis, 0 = none
-    ROOT/Clips/<clip>.json               optional: what `Clip.meta` holds
+    ROOT/Clips/<clip>.json               optional: `Clip.meta`
 
-A clip is written aside and moved into place, its JSON last: where there is a folder `Clips`, a clip without JSON is
-unfinished and is not listed. Folders of the DAVIS benchmark (JPEGImages/480p/<clip>, no JSON) are read as they are.
+A clip is written to a temporary folder and moved into place, its JSON last. If a folder `Clips` exists, a clip without
+JSON is unfinished and is not listed. Folders of the DAVIS benchmark (JPEGImages/480p/<clip>, no JSON) can be read too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESOLUTION = "480p"  # the DAVIS benchmark's own level of folders
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames of one camera with labels of its objects; each frame is a file, read when asked for, or an array.
+    """Frames of one camera with labels of its objects; each frame is an array, or a file that is read on demand.
 
     frames: BGR uint8 [h, w, 3]. annotations: uint8 [h, w], None where a frame has none. depths: uint16 [h, w] in
     millimetres, or None. meta may hold fps, width, height, split, seed, scenario, target, intrinsics {fx fy cx cy},
@@ -52,25 +52,25 @@ class Clip:
         return len(self.frames)
 
     def image(self, index: int) -> Image:
-        """BGR uint8 [h, w, 3]; raises CameraError for a file that is no image."""
+        """Read an image, BGR [h, w, 3]; raise CameraError for a file that is no image."""
         frame = self.frames[index]
         return _read(frame, cv2.IMREAD_COLOR) if isinstance(frame, Path) else frame
 
     def labels(self, index: int) -> Labels:
-        """Object ids, uint8 [h, w]; raises CameraError where there are none."""
+        """Read the object ids, uint8 [h, w]; raise CameraError if there are none."""
         annotation = self.annotations[index]
         if annotation is None:
             raise CameraError(f"clip {self.name}: expected an annotation of frame {index}, found none")
         return _read_labels(annotation) if isinstance(annotation, Path) else annotation
 
     def depth(self, index: int) -> Depth | None:
-        """Millimetres, uint16 [h, w], or None where the clip has no depth."""
+        """Read the depth in millimetres, uint16 [h, w]; None if the clip has no depth."""
         depth = self.depths[index] if index < len(self.depths) else None
         return _read(depth, cv2.IMREAD_UNCHANGED) if isinstance(depth, Path) else depth
 
 
 def list_clips(root: Path) -> list[str]:
-    """The names of the finished clips in a folder, sorted; raises CameraError where there is no such folder."""
+    """List the names of the finished clips in a folder, sorted; raise CameraError if there is no such folder."""
     folder = _level(root, "JPEGImages")
     if not folder.is_dir():
         raise CameraError(f"expected clips in {root}/JPEGImages, found no such folder")
@@ -79,12 +79,12 @@ def list_clips(root: Path) -> list[str]:
 
 
 def is_written(root: Path, name: str) -> bool:
-    """Whether `write_clip` has finished this clip."""
+    """Return True if `write_clip` has finished this clip."""
     return _meta_path(root, name).is_file()
 
 
 def read_clip(root: Path, name: str) -> Clip:
-    """A clip whose frames are read when asked for; raises CameraError where there is none of this name."""
+    """Open a clip whose frames are read on demand; raise CameraError if no clip has this name."""
     frames = sorted((_level(root, "JPEGImages") / name).glob("*.jpg"))
     if not frames:
         raise CameraError(f"expected a clip {name} in {root}, found no frames")
@@ -93,27 +93,27 @@ def read_clip(root: Path, name: str) -> Clip:
         meta = json.loads(path.read_text()) if path.is_file() else {}
     except ValueError as error:
         raise CameraError(f"expected JSON in {path}: {error}") from error
-    masks = _beside(frames, _level(root, "Annotations") / name)
-    return Clip(name, frames, masks, _beside(frames, root / "Depth" / name), meta)
+    masks = _matching_files(frames, _level(root, "Annotations") / name)
+    return Clip(name, frames, masks, _matching_files(frames, root / "Depth" / name), meta)
 
 
 def write_clip(root: Path, name: str, clip: Clip, quality: int = 92) -> None:
-    """Write a clip, whole or not at all; one of the same name is replaced.
+    """Write a clip completely or not at all; replace one of the same name.
 
     quality: of the JPEG files, 1..100. Raises OutputError where the folder cannot be written.
     """
-    aside = root / f".{name}.{os.getpid()}"
+    partial = root / f".{name}.{os.getpid()}"
     try:
-        _write_frames(aside, clip, quality)
+        _write_frames(partial, clip, quality)
         _meta_path(root, name).unlink(missing_ok=True)
         for kind in ("JPEGImages", "Annotations", "Depth"):
-            _move(aside / kind, root / kind / name)
-        (aside / "meta.json").write_text(json.dumps(dict(clip.meta)))
-        _move(aside / "meta.json", _meta_path(root, name))
+            _move(partial / kind, root / kind / name)
+        (partial / "meta.json").write_text(json.dumps(dict(clip.meta)))
+        _move(partial / "meta.json", _meta_path(root, name))
     except OSError as error:
         raise OutputError(f"clip {name} cannot be written to {root}: {error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _level(root: Path, kind: str) -> Path:
@@ -125,7 +125,7 @@ def _meta_path(root: Path, name: str) -> Path:
     return root / "Clips" / f"{name}.json"
 
 
-def _beside(frames: Sequence[Path], folder: Path) -> list[Path | None]:
+def _matching_files(frames: Sequence[Path], folder: Path) -> list[Path | None]:
     paths = (folder / f"{frame.stem}.png" for frame in frames)
     return [path if path.is_file() else None for path in paths]
 

@@ -1,4 +1,4 @@
-"""Named colours, and shades of them."""
+"""Named colours and shades of them."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ NAMED: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, fl
 
 
 def draw_color(rng: np.random.Generator, names: tuple[str, ...] = tuple(NAMED)) -> tuple[str, Color]:
-    """A name and a shade of it."""
+    """Draw a colour's name and a shade of it."""
     name = str(rng.choice(names))
     return name, shade(rng, name)
 
 
 def shade(rng: np.random.Generator, name: str) -> Color:
-    """A colour that goes by this name."""
+    """Return a random colour that has this name."""
     hue, saturation, value = (rng.uniform(*ends) for ends in NAMED[name])
     return colorsys.hsv_to_rgb(hue % 1.0, saturation, value)
 
 
 def any_color(rng: np.random.Generator) -> Color:
-    """Any colour, dull ones more often than bright ones."""
+    """Return any colour, more often a dull one than a bright one."""
     return colorsys.hsv_to_rgb(rng.uniform(), rng.beta(1.3, 2.0), rng.uniform(0.1, 1.0))
 
 
 def contrast(rng: np.random.Generator, color: Color) -> Color:
-    """A colour that can be told from another."""
+    """Return a colour that differs visibly from another."""
     for _ in range(20):
         other = any_color(rng)
         if np.abs(np.subtract(other, color)).sum() > 0.7:
@@ -53,6 +53,6 @@ def contrast(rng: np.random.Generator, color: Color) -> Color:
 
 
 def scaled(color: Color, factor: float) -> Color:
-    """The same colour, darker or lighter."""
+    """Return the same colour, darker or lighter."""
     red, green, blue = (min(1.0, channel * factor) for channel in color)
     return red, green, blue

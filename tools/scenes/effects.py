@@ -1,4 +1,4 @@
-"""What a camera does to a picture: exposure, white balance, gamma, blur, noise."""
+"""Effects of a camera on a picture: exposure, white balance, gamma, blur, noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Image = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Effects:
-    """brightness: mean grey level aimed at.
+    """Settings of the effects. brightness: target mean grey level.
 
     gains: of blue, green and red. blur: standard deviation in pixels. noise: in grey levels of 255.
 
@@ -35,7 +35,7 @@ class Effects:
 
 
 def draw_effects(rng: Rng) -> Effects:
-    """A camera of any quality."""
+    """Draw a camera of random quality."""
     balance = np.exp(rng.normal(0, 0.07, 3))
     blurred = rng.random() < 0.15
     return Effects(
@@ -53,7 +53,7 @@ def draw_effects(rng: Rng) -> Effects:
 
 
 def develop(rng: Rng, image: Image, effects: Effects, exposure: float = 1.0) -> Image:
-    """A rendered picture, BGR uint8 [h, w, 3], as that camera would give it."""
+    """Return a rendered picture, BGR uint8 [h, w, 3], with this camera's effects."""
     if effects.blur:
         image = cv2.GaussianBlur(image, (0, 0), effects.blur)
     curve = np.arange(256)[:, None] / 255 * exposure * np.array(effects.gains)

@@ -14,7 +14,7 @@ Rng = np.random.Generator
 
 
 def _printed(rng: Rng, color: Color, plain_sides: tuple[int, ...] = (), size: int = 192) -> Texture:
-    """An atlas for `box`: a poster on the big sides, narrower prints on the others."""
+    """Return an atlas for `box`: a poster on the big sides, narrower prints on the others."""
     atlas = np.empty((size, size, 3), np.float32)
     front = poster(rng, color)
     for side in range(6):
@@ -173,7 +173,7 @@ def _leaf(rng: Rng) -> Array:
 
 
 def rounded(kind_size: tuple[tuple[float, float], ...], sharp: tuple[float, float]) -> Maker:
-    """A maker of rounded boxes: sponges, soaps, telephones."""
+    """Return a maker of rounded boxes: sponges, soaps, telephones."""
 
     def make(rng: Rng) -> Shape:
         name, color = draw_color(rng)

@@ -131,7 +131,7 @@ def cable(rng: Rng) -> Shape:
 
 
 def _winding(rng: Rng) -> Array:
-    """A loose coil or a wavy line on the plane z = 0, [n, 3]."""
+    """Return a loose coil or a wavy line on the plane z = 0, [n, 3]."""
     t = np.linspace(0, 1, 90)
     turns, radius = rng.uniform(0.6, 3.2), rng.uniform(0.035, 0.065)
     sway = 0.012 * np.sin(2 * np.pi * rng.uniform(1, 3) * t + rng.uniform(0, 6))

@@ -1,4 +1,4 @@
-"""Where objects stand: apart from each other, spread over the view, and free ways between them."""
+"""Places of objects: apart from each other, spread over the view, with free ways between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tools.scenes.camera import View
+from tools.scenes.camera import Viewpoint
 from tools.scenes.identity import Split
 from tools.scenes.motion import Array, Rng
 from tools.scenes.objects import ObjectModel, draw_object
@@ -23,7 +23,7 @@ TRIES = 60
 
 
 def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
-    """Objects that go together, and the width of a view in which they have a useful size.
+    """Draw objects that fit together, and the width of a view in which they have a useful size.
 
     more: further kinds of objects.
     """
@@ -33,8 +33,8 @@ def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list
     return fitting, width
 
 
-def on_table(view: View, right: float, forward: float) -> Array:
-    """The point [3] of the table so many half widths of the view to the right and away from its centre."""
+def on_table(view: Viewpoint, right: float, forward: float) -> Array:
+    """Return the point [3] of the table at a distance from the view's centre in half widths of the view."""
     half = view.width / 2
     depth = half * min(1.2, 0.75 / max(np.sin(view.elevation), 0.3))
     point = view.centre + right * half * view.right + forward * depth * view.forward
@@ -42,17 +42,17 @@ def on_table(view: View, right: float, forward: float) -> Array:
 
 
 def clear(place: Array, radius: float, actors: Sequence[Actor]) -> bool:
-    """Whether a disc on the table meets no object."""
+    """Return True if a disc on the table touches no object."""
     return all(np.linalg.norm(place[:2] - a.place[:2]) > radius + a.model.radius + GAP for a in actors)
 
 
 def clear_way(start: Array, end: Array, radius: float, actors: Sequence[Actor]) -> bool:
-    """Whether a disc may move straight from start to end."""
+    """Return True if a disc can move straight from start to end."""
     return all(clear(start + t * (end - start), radius, actors) for t in np.linspace(0, 1, 12))
 
 
-def arrange(rng: Rng, view: View, models: Sequence[ObjectModel], count: int) -> list[Actor]:
-    """Objects standing apart; those for which there is no room are left out. `count` is of the times."""
+def arrange(rng: Rng, view: Viewpoint, models: Sequence[ObjectModel], count: int) -> list[Actor]:
+    """Place objects apart from each other; leave out those that find no space. `count` is the number of times."""
     actors: list[Actor] = []
     for model in models:
         place = free_place(rng, view, model.radius, actors, 0.8)
@@ -61,8 +61,10 @@ def arrange(rng: Rng, view: View, models: Sequence[ObjectModel], count: int) -> 
     return actors
 
 
-def free_place(rng: Rng, view: View, radius: float, actors: Sequence[Actor], spread: float) -> Array | None:
-    """A place in view for a disc of this radius, or None; spread 1 reaches the border of the view."""
+def free_place(
+    rng: Rng, view: Viewpoint, radius: float, actors: Sequence[Actor], spread: float
+) -> Array | None:
+    """Find a place in view for a disc of this radius, or None; spread 1 reaches the border of the view."""
     for _ in range(TRIES):
         place = on_table(view, *(spread * rng.uniform(-1, 1, 2)))
         if clear(place, radius, actors):
@@ -70,8 +72,8 @@ def free_place(rng: Rng, view: View, radius: float, actors: Sequence[Actor], spr
     return None
 
 
-def destination(rng: Rng, view: View, actor: Actor, actors: Sequence[Actor], way: bool) -> Array | None:
-    """Somewhere else for an object to go, with a free way there if `way`; None when there is none."""
+def destination(rng: Rng, view: Viewpoint, actor: Actor, actors: Sequence[Actor], way: bool) -> Array | None:
+    """Find a new place for an object, with a free way there if `way`; None if there is none."""
     others = [other for other in actors if other is not actor]
     for _ in range(TRIES):
         place = on_table(view, *(0.85 * rng.uniform(-1, 1, 2)))
@@ -84,7 +86,7 @@ def destination(rng: Rng, view: View, actor: Actor, actors: Sequence[Actor], way
 
 
 def tinted(model: ObjectModel, factor: Array) -> ObjectModel:
-    """The same object with its colours multiplied by a factor for each of red, green and blue."""
+    """Return the same object with its colours multiplied by a factor for each of red, green and blue."""
 
     def dyed(texture: Texture | None) -> Texture | None:
         return None if texture is None else np.clip(texture * factor, 0, 255).astype(np.uint8)

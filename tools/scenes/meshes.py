@@ -26,16 +26,16 @@ class Mesh:
     texfaces: Indices
 
     def moved(self, offset: tuple[float, float, float]) -> Mesh:
-        """The same mesh elsewhere."""
+        """Return the same mesh, moved."""
         return Mesh(self.vertices + np.array(offset), self.faces, self.texcoords, self.texfaces)
 
     def turned(self, matrix: Array) -> Mesh:
-        """The same mesh, each vertex multiplied by a matrix [3, 3] of positive determinant."""
+        """Return the same mesh with each vertex multiplied by a matrix [3, 3] of positive determinant."""
         return Mesh(self.vertices @ matrix.T, self.faces, self.texcoords, self.texfaces)
 
 
 def lathe(profile: Array, segments: int = 24) -> Mesh:
-    """A surface of revolution about z; profile [m, 2] of (radius, z), from the bottom outside to the top.
+    """Return a surface of revolution about z; profile [m, 2] of (radius, z), from the bottom outside to the top.
 
     u runs around, v along the profile. A profile that goes up outside and down inside makes a vessel.
     """
@@ -47,7 +47,7 @@ def lathe(profile: Array, segments: int = 24) -> Mesh:
 
 
 def tube(path: Array, radii: float | Array, segments: int = 10) -> Mesh:
-    """A tube along a path [n, 3], closed at both ends; radii one or [n]. v runs along, u around."""
+    """Return a tube along a path [n, 3], closed at both ends; radii one or [n]. v runs along, u around."""
     radius = np.broadcast_to(np.asarray(radii, np.float64), (len(path),))
     path, radius = np.concatenate([path[:1], path, path[-1:]]), np.concatenate([[0.0], radius, [0.0]])
     first, second = _frames(path)
@@ -57,7 +57,7 @@ def tube(path: Array, radii: float | Array, segments: int = 10) -> Mesh:
 
 
 def superellipsoid(half: tuple[float, float, float], vertical: float, horizontal: float) -> Mesh:
-    """A rounded body about the origin; exponents near 0 give a box, 1 an ellipsoid."""
+    """Return a rounded body about the origin; exponents near 0 give a box, 1 an ellipsoid."""
     latitude = np.linspace(-np.pi / 2, np.pi / 2, 15)
     longitude = 2 * np.pi * np.arange(24) / 24
     ring, height = _power(np.cos(latitude), vertical), _power(np.sin(latitude), vertical)
@@ -67,7 +67,7 @@ def superellipsoid(half: tuple[float, float, float], vertical: float, horizontal
 
 
 def box(size: tuple[float, float, float]) -> Mesh:
-    """A box on the plane z = 0; its sides are the cells of a 3 x 2 atlas: front, back, left; right, top, bottom."""
+    """Return a box on the plane z = 0 with a 3 x 2 texture atlas: front, back, left; right, top, bottom."""
     x, y, z = size[0] / 2, size[1] / 2, size[2]
     sides = (
         ((-x, -y, 0), (x, -y, 0), (x, -y, z), (-x, -y, z)),
@@ -85,7 +85,7 @@ def box(size: tuple[float, float, float]) -> Mesh:
 
 
 def prism(outline: Array, height: float) -> Mesh:
-    """An outline [n, 2], star-shaped about the origin and counter-clockwise, raised from z = 0."""
+    """Return an outline [n, 2], star-shaped about the origin and counter-clockwise, raised from z = 0."""
     count = len(outline)
     low, high = (np.column_stack([outline, np.full(count, z)]) for z in (0.0, height))
     vertices = np.concatenate([low, high, low, high, [(0, 0, 0), (0, 0, height)]])  # walls, then lids
@@ -101,7 +101,7 @@ def prism(outline: Array, height: float) -> Mesh:
 
 
 def _grid(points: Array, along: Array) -> Mesh:
-    """Rings of vertices [m, n, 3] joined; texture v is `along` [m], u runs around with a seam."""
+    """Return rings of vertices [m, n, 3] joined; texture v is `along` [m], u runs around with a seam."""
     rings, count = points.shape[:2]
     row, column = np.meshgrid(np.arange(rings - 1), np.arange(count), indexing="ij")
     following = (column + 1) % count
@@ -135,11 +135,12 @@ def _triangles(corners: list[npt.NDArray[np.int64]]) -> Indices:
 def _lengths(path: Array) -> Array:
     steps = np.linalg.norm(np.diff(path, axis=0), axis=-1)
     total = np.concatenate([[0.0], np.cumsum(steps)])
-    return total / max(total[-1], 1e-9)
+    fractions: Array = total / max(total[-1], 1e-9)
+    return fractions
 
 
 def _frames(path: Array) -> tuple[Array, Array]:
-    """Two unit vectors across a path at each point, carried along without twist."""
+    """Return two unit vectors across a path at each point, carried along without twist."""
     tangents = np.gradient(path, axis=0)
     tangents[0], tangents[-1] = path[2] - path[1], path[-2] - path[-3]
     tangents /= np.linalg.norm(tangents, axis=-1, keepdims=True)

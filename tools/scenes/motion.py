@@ -15,18 +15,18 @@ WAVES = 3  # sinusoids in a wobble
 
 
 def minimum_jerk(fraction: Array) -> Array:
-    """The minimum-jerk ease of Flash and Hogan (1985) from 0 to 1; fractions outside are held."""
+    """Ease fractions from 0 to 1 with minimum jerk (Flash and Hogan 1985); clamp fractions outside."""
     u = np.clip(fraction, 0.0, 1.0)
     return u**3 * (10 - 15 * u + 6 * u**2)
 
 
 def eased(times: Array, start: float, end: float) -> Array:
-    """0 until `start`, 1 from `end`, [n]."""
+    """Return 0 until `start`, 1 from `end`, and an eased value between, [n]."""
     return minimum_jerk((times - start) / max(end - start, 1e-6))
 
 
 def keyframes(times: Array, keys: Sequence[tuple[float, Array]]) -> Array:
-    """Values [n, d] that move from key to key with minimum jerk; keys are (time, value [d])."""
+    """Return values [n, d] that move from key to key with minimum jerk; keys are (time, value [d])."""
     ordered = sorted(keys, key=lambda key: key[0])
     values = np.repeat(ordered[0][1][None], len(times), 0)
     for (start, first), (end, second) in pairwise(ordered):
@@ -35,7 +35,7 @@ def keyframes(times: Array, keys: Sequence[tuple[float, Array]]) -> Array:
 
 
 def wobble(rng: Rng, times: Array, period: float, size: int) -> Array:
-    """Smooth noise [n, size] of about unit amplitude, whose slowest wave has this period in seconds."""
+    """Return smooth noise [n, size] of about unit amplitude, whose slowest wave has this period in seconds."""
     total = np.zeros((len(times), size))
     for wave in range(WAVES):
         rate = 2 * np.pi * 1.7**wave / period * rng.uniform(0.8, 1.2, size)
@@ -44,13 +44,13 @@ def wobble(rng: Rng, times: Array, period: float, size: int) -> Array:
 
 
 def turn(axis: Sequence[float] | Array, angles: Array) -> Array:
-    """Quaternions [n, 4] of turns about a unit axis."""
+    """Return quaternions [n, 4] of turns about a unit axis."""
     half = np.asarray(angles)[:, None] / 2
     return np.concatenate([np.cos(half), np.sin(half) * np.asarray(axis)], -1)
 
 
 def compose(first: Array, second: Array) -> Array:
-    """Quaternion products [n, 4]: `second` is applied before `first`."""
+    """Return quaternion products [n, 4]: `second` is applied before `first`."""
     w1, x1, y1, z1 = np.moveaxis(first, -1, 0)
     w2, x2, y2, z2 = np.moveaxis(second, -1, 0)
     w = w1 * w2 - x1 * x2 - y1 * y2 - z1 * z2
@@ -61,12 +61,13 @@ def compose(first: Array, second: Array) -> Array:
 
 
 def unit(vectors: Array) -> Array:
-    """Vectors of length one along the last axis."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
+    """Return vectors of length one along the last axis."""
+    units: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
+    return units
 
 
 def frames(z: Array, near_x: Array) -> Array:
-    """Rotation matrices [n, 3, 3] whose third column is z and whose first is as near as can be to `near_x`."""
+    """Return rotation matrices [n, 3, 3]: the third column is z, the first as close as possible to `near_x`."""
     z = unit(z)
     near_x = np.broadcast_to(near_x, z.shape)
     y = np.cross(z, near_x)
@@ -76,7 +77,7 @@ def frames(z: Array, near_x: Array) -> Array:
 
 
 def quaternions(matrices: Array) -> Array:
-    """Unit quaternions [n, 4] of rotation matrices [n, 3, 3]."""
+    """Return unit quaternions [n, 4] of rotation matrices [n, 3, 3]."""
     m = matrices
     trace = m[:, 0, 0] + m[:, 1, 1] + m[:, 2, 2]
     # the outer product 4 q qᵀ, of which the row with the largest diagonal is well conditioned

@@ -1,4 +1,4 @@
-"""Object models: what an integer identity looks like, what it is called, and how it lies on a table."""
+"""Object models: the shape and name of an integer identity, and its position on a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tools.scenes import goods, handtools, vessels
-from tools.scenes.identity import Split, draw_identity, object_rng, split_of
+from tools.scenes.identity import Split, draw_identity, get_split, object_rng
 from tools.scenes.parts import Maker, Part, Shape
 
 MAKERS: dict[str, Maker] = {**vessels.MAKERS, **goods.MAKERS, **handtools.MAKERS}
@@ -39,7 +39,7 @@ class ObjectModel:
 
     @property
     def name(self) -> str:
-        """Colour and kind, as one would ask for it."""
+        """Colour and kind, as in "red mug"."""
         return f"{self.color} {self.kind}"
 
     @property
@@ -49,29 +49,29 @@ class ObjectModel:
 
 
 def make_object(identity: int, kinds: Sequence[str] = (), more: Mapping[str, Maker] = NO_MORE) -> ObjectModel:
-    """The object model of an integer.
+    """Make the object model of an integer.
 
-    kinds: what it may be, where it is not all that its split may show. more: further kinds, for training only.
+    kinds: allowed kinds, by default all of its split. more: further kinds, for training only.
     """
-    rng, split = object_rng(identity), split_of(identity)
+    rng, split = object_rng(identity), get_split(identity)
     makers = {**MAKERS, **more} if split == "train" else MAKERS
-    allowed = tuple(kinds) or kinds_of(split) + tuple(kind for kind in makers if kind not in MAKERS)
+    allowed = tuple(kinds) or list_kinds(split) + tuple(kind for kind in makers if kind not in MAKERS)
     kind = str(rng.choice(allowed))
     return build(identity, kind, makers[kind](rng), rng.uniform(*SCALE))
 
 
-def kinds_of(split: Split) -> tuple[str, ...]:
-    """The kinds of objects that a split shows; testing shows its own ones twice as often."""
+def list_kinds(split: Split) -> tuple[str, ...]:
+    """Return the kinds of objects of a split; test has its own kinds twice as often."""
     return (*MAKERS, *TEST_KINDS) if split == "test" else TRAIN_KINDS
 
 
 def draw_object(rng: np.random.Generator, split: Split, more: Mapping[str, Maker] = NO_MORE) -> ObjectModel:
-    """An object model of a split."""
+    """Draw an object model of a split."""
     return make_object(draw_identity(rng, split), more=more)
 
 
 def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectModel:
-    """An object model of a shape: put on its base, centred and measured."""
+    """Build the object model of a shape: on its base, centred and measured."""
     parts = tuple(replace(part, mesh=part.mesh.turned(np.eye(3) * scale)) for part in shape.parts)
     points = np.concatenate([part.mesh.vertices for part in parts])
     low, high = points.min(0), points.max(0)

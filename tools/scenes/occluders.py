@@ -1,4 +1,4 @@
-"""Things that hide other things: boards, covers and screens."""
+"""Occluders: boards, covers and screens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Rng = np.random.Generator
 
 
 def board_model(rng: Rng, identity: int, size: tuple[float, float]) -> ObjectModel:
-    """A thin board whose base is one of its large sides; width and height in metres."""
+    """Return a thin board whose base is one of its large sides; width and height in metres."""
     return _slab(identity, "board", (size[0], size[1], rng.uniform(0.004, 0.02)))
 
 
 def screen_model(rng: Rng, identity: int, size: tuple[float, float, float]) -> ObjectModel:
-    """A box that stands on the table."""
+    """Return a box that stands on the table."""
     return _slab(identity, "big box", (size[0], size[1] * rng.uniform(1, 3), size[2]))
 
 
 def cover_model(rng: Rng, identity: int, hidden: ObjectModel) -> ObjectModel:
-    """An upside-down bucket or box with room for an object."""
+    """Return an upside-down bucket or box with room for an object."""
     looks = object_rng(identity)
     name, color = draw_color(looks)
     radius, height = hidden.radius * 1.12 + 0.006, hidden.height * 1.1 + 0.012

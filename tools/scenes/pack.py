@@ -1,4 +1,4 @@
-"""Put clips, cut-outs and background videos, made small, into one zip file for a machine that only trains.
+"""Pack clips, cut-outs and background videos, reduced in size, into one zip file for training on another machine.
 
     python -m tools.scenes.pack out/scenes/train --val out/scenes/val -o out/pack.zip
 
@@ -39,13 +39,13 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Pack:
-    """What to pack: folders, of which all but `train` may be None, and how small.
+    """What to pack: folders, of which all but `train` may be None, and the limits of size.
 
-    most: bytes of the zip file. size: largest width and height of a frame. quality: of JPEG, 1..100.
+    max_bytes: of the zip file. size: largest width and height of a frame. quality: of JPEG, 1..100.
     """
 
     train: Path
-    most: int
+    max_bytes: int
     size: tuple[int, int] = (256, 192)
     quality: int = 60
     val: Path | None = None
@@ -55,16 +55,16 @@ class Pack:
 
 
 class Archive:
-    """A zip file of at most `most` bytes; what is compressed already is stored."""
+    """A zip file of at most `max_bytes` bytes; compressed files are stored as they are."""
 
-    def __init__(self, stream: IO[bytes], most: int) -> None:
-        self._stream, self._most, self._central = stream, most, END
+    def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
+        self._stream, self._max_bytes, self._central = stream, max_bytes, END
         self._zip = ZipFile(stream, "w")
 
     def add(self, files: Files) -> bool:
-        """Add all of these files, or, where they would not fit, none."""
+        """Add all of these files, or none if they do not fit; return True if added."""
         growth = sum(len(data) + 2 * len(name) + FRAMING for name, data in files.items())
-        if self._stream.tell() + self._central + growth > self._most:
+        if self._stream.tell() + self._central + growth > self._max_bytes:
             return False
         for name, data in files.items():
             self._zip.writestr(
@@ -77,56 +77,56 @@ class Archive:
         self._zip.close()
 
 
-def pack(what: Pack, path: Path) -> list[str]:
-    """Write a pack, whole or not at all; returns what is in it, in words.
+def pack(plan: Pack, path: Path) -> list[str]:
+    """Write a pack completely or not at all; return a description of its content.
 
-    Held-out clips, cut-outs and videos come first, all of them; training clips, in a random order that is always the
-    same, fill what is left. Raises CameraError for clips that cannot be read, OutputError where the file cannot be
-    written or is too small for what must be in it.
+    All held-out clips, cut-outs and videos come first. Training clips fill the rest, in a random order that is always
+    the same. Raises CameraError for clips that cannot be read, and OutputError if the file cannot be written or
+    max_bytes is too small for the required files.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as stream, closing(Archive(stream, what.most)) as archive:
-            said = _write(what, archive)
-        aside.replace(path)
+        with partial.open("wb") as stream, closing(Archive(stream, plan.max_bytes)) as archive:
+            summary = _write(plan, archive)
+        partial.replace(path)
     except OSError as error:
         raise OutputError(f"a pack cannot be written to {path}: {error}") from error
     finally:
-        aside.unlink(missing_ok=True)
-    return said
+        partial.unlink(missing_ok=True)
+    return summary
 
 
-def _write(what: Pack, archive: Archive) -> list[str]:
+def _write(plan: Pack, archive: Archive) -> list[str]:
     counts: dict[str, int] = {}
-    for kind, files in _musts(what):
+    for kind, files in _required_files(plan):
         if not archive.add(files):
-            raise OutputError(f"{kind} take more than {what.most} bytes: allow more, or pack fewer")
+            raise OutputError(f"{kind} take more than {plan.max_bytes} bytes: allow more, or pack fewer")
         counts[kind] = counts.get(kind, 0) + 1
-    for kind, folder in {"held-out clips": what.val, "cut-outs": what.cutouts, "videos": what.videos}.items():
+    for kind, folder in {"held-out clips": plan.val, "cut-outs": plan.cutouts, "videos": plan.videos}.items():
         if folder and kind not in counts:
             raise CameraError(f"expected {kind} in {folder}, found none")
-    names = _shuffled(what.train)
+    names = _shuffled(plan.train)
     fitting = 0
-    while fitting < len(names) and archive.add(_clip_files(what, what.train, names[fitting], "train")):
+    while fitting < len(names) and archive.add(_clip_files(plan, plan.train, names[fitting], "train")):
         fitting += 1
     if not fitting:
         raise OutputError(
-            f"no clip of {what.train} fits into {what.most} bytes: allow more, or pack less else"
+            f"no clip of {plan.train} fits into {plan.max_bytes} bytes: allow more, or pack less of the rest"
         )
     return [f"{fitting} of {len(names)} training clips", *(f"{n} {kind}" for kind, n in counts.items())]
 
 
-def _musts(what: Pack) -> Iterator[tuple[str, Files]]:
-    """What is packed whether or not it leaves room, by kind."""
-    if what.val:
-        for name in list_clips(what.val):
-            yield "held-out clips", _clip_files(what, what.val, name, "val")
-    if what.cutouts:
-        for number, sprite in enumerate(read_cutouts(what.cutouts, what.sprites)):
+def _required_files(plan: Pack) -> Iterator[tuple[str, Files]]:
+    """Yield the files that are packed in any case, by kind."""
+    if plan.val:
+        for name in list_clips(plan.val):
+            yield "held-out clips", _clip_files(plan, plan.val, name, "val")
+    if plan.cutouts:
+        for number, sprite in enumerate(read_cutouts(plan.cutouts, plan.sprites)):
             yield "cut-outs", {f"cutouts/{number:05d}.png": _bytes(cv2.imencode(".png", sprite)[1])}
-    if what.videos:
-        for path in sorted(what.videos.glob("*.mp4")):
+    if plan.videos:
+        for path in sorted(plan.videos.glob("*.mp4")):
             frames = enumerate(video_frames(path))
             yield "videos", {f"videos/{path.stem}/{i:05d}.jpg": _bytes(jpeg) for i, jpeg in frames}
 
@@ -139,15 +139,15 @@ def _shuffled(root: Path) -> list[str]:
     return names
 
 
-def _clip_files(what: Pack, root: Path, name: str, split: str) -> Files:
+def _clip_files(plan: Pack, root: Path, name: str, split: str) -> Files:
     with tempfile.TemporaryDirectory() as folder:
-        write_clip(Path(folder), name, shrink(read_clip(root, name), what.size), what.quality)
+        write_clip(Path(folder), name, shrink(read_clip(root, name), plan.size), plan.quality)
         paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         return {f"{split}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in paths}
 
 
 def shrink(clip: Clip, size: tuple[int, int]) -> Clip:
-    """A clip without depth and geometry whose frames are at most `size` = (width, height), their shape kept."""
+    """Return a clip without depth and geometry whose frames fit in `size` = (width, height) and keep their shape."""
     images = [_fit(clip.image(i), size, cv2.INTER_AREA) for i in range(len(clip))]
     labels = [
         None if held is None else _fit(clip.labels(i), size, cv2.INTER_NEAREST)
@@ -172,15 +172,15 @@ def _bytes(encoded: Any) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line; return the exit status."""
     options = vars(parse(arguments))
     output = options.pop("output")
     try:
-        said = pack(Pack(**options | {"most": int(options["most"])}), output)
+        summary = pack(Pack(max_bytes=int(options.pop("most")), **options), output)
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{output}: {', '.join(said)}, {output.stat().st_size / 1e6:.1f} MB")
+    print(f"{output}: {', '.join(summary)}, {output.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
@@ -190,12 +190,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("train", type=Path, help="folder of training clips")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the zip file")
-    parser.add_argument("--val", type=Path, help="folder of held-out clips, of which all are packed")
-    parser.add_argument("--most", type=float, default=55e6, help="bytes of the zip file")
-    parser.add_argument("--size", type=size, default=(256, 192), metavar="WxH", help="of frames, at most")
-    parser.add_argument("--quality", type=positive, default=60, help="of JPEG")
+    parser.add_argument("--val", type=Path, help="folder of held-out clips, all of which are packed")
+    parser.add_argument("--most", type=float, default=55e6, help="maximum bytes of the zip file")
+    parser.add_argument(
+        "--size", type=size, default=(256, 192), metavar="WxH", help="maximum size of the frames"
+    )
+    parser.add_argument("--quality", type=positive, default=60, help="JPEG quality, 1..100")
     parser.add_argument("--cutouts", type=Path, help="folder of RGBA PNG files")
-    parser.add_argument("--sprites", type=positive, default=1500, help="cut-outs at most")
+    parser.add_argument("--sprites", type=positive, default=1500, help="maximum number of cut-outs")
     parser.add_argument("--videos", type=Path, help="folder of mp4 files")
     return parser.parse_args(arguments)
 

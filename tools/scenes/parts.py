@@ -1,4 +1,4 @@
-"""What an object is made of: meshes, each with its colour or texture and finish."""
+"""Parts of an object: meshes, each with its colour or texture and finish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.scenes.textures import Texture
 
 
 class Finish(NamedTuple):
-    """How a surface shines, each 0..1."""
+    """Reflection of a surface, each value 0..1."""
 
     specular: float
     shininess: float
@@ -22,7 +22,7 @@ class Finish(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A mesh and its looks; a texture replaces the colour. alpha below 1 is glass."""
+    """A mesh with a colour, or with a texture that replaces it; alpha below 1 is glass."""
 
     mesh: Mesh
     color: Color = (1.0, 1.0, 1.0)
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shape:
-    """An object before it is put on a table. rolls: lies along y and rolls along x; ball: rolls any way."""
+    """An object before it is placed on a table. rolls: lies along y and rolls along x; ball: rolls any way."""
 
     color: str
     parts: tuple[Part, ...]
@@ -48,21 +48,21 @@ ALONG_Y: Array = np.array([(1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)]) 
 
 
 def gloss(rng: np.random.Generator) -> Finish:
-    """A finish: matt mostly, sometimes shiny."""
+    """Draw a finish: usually matt, sometimes shiny."""
     if rng.random() < 0.35:
         return Finish(rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0))
     return Finish(rng.uniform(0.0, 0.35), rng.uniform(0.1, 0.5))
 
 
 def profile(*points: tuple[float, float]) -> Array:
-    """A lathe's profile from (radius, z)."""
+    """Return a lathe's profile of (radius, z)."""
     return np.array(points, np.float64)
 
 
 def arc(
     start: tuple[float, float], end: tuple[float, float], bulge: float, count: int = 8
 ) -> list[tuple[float, float]]:
-    """Points from start to end whose middle is pushed out along the first axis."""
+    """Return points from start to end whose middle is pushed out along the first axis."""
     t = np.linspace(0, 1, count)
     first = start[0] + (end[0] - start[0]) * t + 4 * bulge * t * (1 - t)
     second = start[1] + (end[1] - start[1]) * t

@@ -1,4 +1,4 @@
-"""Photographs as textures of tables, floors and walls: crops of a folder's pictures."""
+"""Photographs as textures of tables, floors and walls: crops of the pictures in a folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHARE = 0.5  # of the surfaces
 
 @cache
 def pictures(folder: Path) -> tuple[Path, ...]:
-    """The pictures in a folder, sorted; raises CameraError where there are none."""
-    found = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES))
-    if not found:
+    """List the pictures in a folder, sorted; raise CameraError if there are none."""
+    paths = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES))
+    if not paths:
         raise CameraError(f"expected pictures ({', '.join(SUFFIXES)}) in {folder}, found none")
-    return found
+    return paths
 
 
 def photo(rng: np.random.Generator, split: Split, folder: Path) -> Texture | None:
-    """A crop of one of a split's pictures, which are every so many of the folder's; None where it has none."""
+    """Return a crop of one of the pictures that belong to a split; None if the split has none."""
     mine = [path for index, path in enumerate(pictures(folder)) if index % 10 in ENDINGS[split]]
     if not mine or rng.random() > SHARE:
         return None

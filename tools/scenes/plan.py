@@ -1,4 +1,4 @@
-"""A clip before it is rendered: everything that a seed decides."""
+"""Plans: everything about a clip that its seed decides."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from tools.scenes import robosuite
 from tools.scenes.arm import Limb, draw_look, gripper, reach
-from tools.scenes.camera import Camera, View, draw_view, film
+from tools.scenes.camera import Camera, Viewpoint, draw_view, film
 from tools.scenes.effects import Effects, draw_effects
 from tools.scenes.identity import SPLITS, Split
 from tools.scenes.layout import arrange, draw_models, on_table
 from tools.scenes.motion import Array, Rng, frames
 from tools.scenes.room import Room, draw_room
 from tools.scenes.scenarios import SCENARIOS
-from tools.scenes.script import Stage
+from tools.scenes.script import ClipScript
 from tools.scenes.stage import Actor, Hand
 
 SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
@@ -33,8 +33,8 @@ SIDES = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is asked for: split, frames per clip, size in pixels, frames per second and the scenarios' weights.
+class ClipSettings:
+    """Split, frames per clip, size in pixels, frames per second and the scenarios' weights.
 
     robosuite: its meshes among the training objects. photos: a folder of pictures for some of the surfaces.
     """
@@ -52,9 +52,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """A clip in every detail. Arrays over time have `effects.samples` entries for each frame."""
+    """All details of a clip. Arrays over time have `effects.samples` entries for each frame."""
 
-    settings: Settings
+    settings: ClipSettings
     scenario: str
     target: int  # label of what the scenario is about, or 0
     actors: list[Actor]
@@ -64,41 +64,41 @@ class Plan:
     effects: Effects
 
 
-def make_plan(rng: Rng, settings: Settings, scenario: str) -> Plan:
-    """A clip of a scenario, drawn at random."""
+def make_plan(rng: Rng, settings: ClipSettings, scenario: str) -> Plan:
+    """Draw a clip of a scenario at random."""
     effects = draw_effects(rng)
-    stage = _set_up(rng, settings, scenario, effects)
-    target = SCENARIOS[scenario](stage)
-    limbs = _limbs(stage)
-    room = draw_room(rng, stage.view, settings.split, _standing(stage), settings.photos)
-    return Plan(settings, scenario, target, stage.actors, limbs, stage.camera, room, effects)
+    script = _set_up(rng, settings, scenario, effects)
+    target = SCENARIOS[scenario](script)
+    limbs = _limbs(script)
+    room = draw_room(rng, script.view, settings.split, _standing(script), settings.photos)
+    return Plan(settings, scenario, target, script.actors, limbs, script.camera, room, effects)
 
 
-def draw_scenario(rng: Rng, settings: Settings) -> str:
-    """A scenario by the settings' weights."""
+def draw_scenario(rng: Rng, settings: ClipSettings) -> str:
+    """Draw a scenario by the settings' weights."""
     names = list(settings.weights)
     weights = np.array([settings.weights[name] for name in names])
     return str(rng.choice(names, p=weights / weights.sum()))
 
 
-def seeded(seed: int, settings: Settings, index: int, attempt: int) -> Rng:
-    """The generator of one clip's one attempt."""
+def seeded(seed: int, settings: ClipSettings, index: int, attempt: int) -> Rng:
+    """Return the generator of one attempt at one clip."""
     return np.random.default_rng([seed, SPLITS.index(settings.split), index, attempt])
 
 
-def sample_times(start: float, settings: Settings, effects: Effects) -> Array:
-    """When pictures are taken: `samples` around each frame, within the shutter's time."""
+def sample_times(start: float, settings: ClipSettings, effects: Effects) -> Array:
+    """Return the times of the pictures: `samples` around each frame, within the shutter's time."""
     frames = start + np.arange(settings.frames) / settings.fps
     within = (np.arange(effects.samples) - effects.samples // 2) / effects.samples
     return (frames[:, None] + within * effects.shutter / settings.fps).ravel()
 
 
-def frame_samples(effects: Effects, settings: Settings) -> npt.NDArray[np.intp]:
-    """Of all the pictures taken, the one in the middle of each frame."""
+def frame_samples(effects: Effects, settings: ClipSettings) -> npt.NDArray[np.intp]:
+    """Return the index of the picture in the middle of each frame."""
     return np.arange(settings.frames) * effects.samples + effects.samples // 2
 
 
-def _set_up(rng: Rng, settings: Settings, scenario: str, effects: Effects) -> Stage:
+def _set_up(rng: Rng, settings: ClipSettings, scenario: str, effects: Effects) -> ClipScript:
     duration = settings.frames / settings.fps
     seconds = max(SCRIPT_S, duration)
     start = rng.uniform(0, seconds - duration) if scenario == "free" else 0.0
@@ -113,33 +113,33 @@ def _set_up(rng: Rng, settings: Settings, scenario: str, effects: Effects) -> St
     calm = 0.6 if scenario == "occlusion" else 1.0
     camera = film(rng, view, times, (settings.width, settings.height), calm=calm)
     look = draw_look(rng, float(np.clip(width / 0.6, 0.7, 1.3)))
-    return Stage(rng, settings.split, view, camera, times, seconds, actors, draw_hand(rng, view), look)
+    return ClipScript(rng, settings.split, view, camera, times, seconds, actors, draw_hand(rng, view), look)
 
 
-def draw_hand(rng: Rng, view: View) -> Hand:
-    """A hand whose arm stands somewhere around the table."""
+def draw_hand(rng: Rng, view: Viewpoint) -> Hand:
+    """Draw a hand whose arm stands somewhere around the table."""
     side = rng.choice(list(SIDES), p=[0.4, 0.25, 0.25, 0.1])
     base = on_table(view, *(np.array(SIDES[side]) + rng.normal(0, 0.25, 2)))
     return Hand(base, rng.uniform(0.0, 0.5), rng.uniform(0.13, 0.19), rng.uniform(0, np.pi))
 
 
-def _limbs(stage: Stage) -> list[Limb]:
-    """The arm, where the hand has anything to do; else sometimes a gripper that the camera is mounted on."""
-    hand, camera = stage.hand, stage.camera
+def _limbs(script: ClipScript) -> list[Limb]:
+    """Return the arm if the hand has work to do; else sometimes a gripper on which the camera is mounted."""
+    hand, camera = script.hand, script.camera
     if hand.keys:
-        _park(stage)
-        return reach(stage.rng, stage.times, hand, stage.look)
-    if stage.rng.random() > WRIST_CAMERAS:
+        _park(script)
+        return reach(script.rng, script.times, hand, script.look)
+    if script.rng.random() > WRIST_CAMERAS:
         return []
     right, up, back = (camera.rotations[:, :, axis] for axis in range(3))
     tip = camera.positions - 0.2 * back - 0.07 * up
-    opening = hand.opening(stage.times)
-    return gripper(stage.rng, tip, frames(-back, right), opening, draw_look(stage.rng, 1.0, person=False))
+    opening = hand.opening(script.times)
+    return gripper(script.rng, tip, frames(-back, right), opening, draw_look(script.rng, 1.0, person=False))
 
 
-def _park(stage: Stage) -> None:
-    """Before and after its work the hand is near its base."""
-    hand, rng = stage.hand, stage.rng
+def _park(script: ClipScript) -> None:
+    """Keep the hand near its base before and after its work."""
+    hand, rng = script.hand, script.rng
     if not np.isfinite(hand.busy_until):
         return
     first, last = min(hand.keys, key=lambda key: key[0]), max(hand.keys, key=lambda key: key[0])
@@ -152,11 +152,12 @@ def _park(stage: Stage) -> None:
         hand.keys.append((time, rest))
 
 
-def _standing(stage: Stage) -> Array:
-    """Points [n, 2] that the table must be under."""
-    paths = [actor.positions[actor.positions[:, 2] < 0.02, :2] for actor in stage.actors]
+def _standing(script: ClipScript) -> Array:
+    """Return the points [n, 2] that the table must support."""
+    paths = [actor.positions[actor.positions[:, 2] < 0.02, :2] for actor in script.actors]
     near = [
-        path[np.linalg.norm(path - stage.view.centre[:2], axis=-1) < 1.2 * stage.view.width] for path in paths
+        path[np.linalg.norm(path - script.view.centre[:2], axis=-1) < 1.2 * script.view.width]
+        for path in paths
     ]
-    corners = np.array([on_table(stage.view, x, y)[:2] for x, y in ((-1, 0), (1, 0), (0, -0.8), (0, 0.8))])
+    corners = np.array([on_table(script.view, x, y)[:2] for x, y in ((-1, 0), (1, 0), (0, -0.8), (0, 0.8))])
     return np.concatenate([*near, corners])

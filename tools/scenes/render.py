@@ -18,7 +18,7 @@ from tools.scenes.clips import Depth, Image, Labels
 from tools.scenes.effects import develop
 from tools.scenes.motion import Rng
 from tools.scenes.plan import frame_samples
-from tools.scenes.scene import Scene
+from tools.scenes.scene import MujocoScene
 
 GPU_NODES = ("/dev/dri/renderD128", "/dev/nvidia0")
 MAX_GEOMS = 1000
@@ -27,12 +27,12 @@ FONT = 100  # per cent; MuJoCo wants one
 
 
 def load_mujoco() -> ModuleType:
-    """MuJoCo with a renderer that this machine has; MUJOCO_GL, where unset, becomes egl with a GPU, else osmesa.
+    """Load MuJoCo with a renderer of this machine; if MUJOCO_GL is not set, set it to egl with a GPU, else to osmesa.
 
-    Raises MissingExtraError where MuJoCo, or OSMesa's library where that is to render, is not installed.
+    Raises MissingExtraError if MuJoCo is not installed, or OSMesa's library when OSMesa renders.
     """
-    found = any(Path(node).exists() for node in GPU_NODES)
-    backend = os.environ.setdefault("MUJOCO_GL", "egl" if found else "osmesa")
+    has_gpu = any(Path(node).exists() for node in GPU_NODES)
+    backend = os.environ.setdefault("MUJOCO_GL", "egl" if has_gpu else "osmesa")
     os.environ.setdefault("LP_NUM_THREADS", "0")  # OSMesa: one core each, clips are what runs in parallel
     mujoco = require("mujoco", "scenes")
     if backend == "osmesa" and ctypes.util.find_library("OSMesa") is None:
@@ -43,7 +43,7 @@ def load_mujoco() -> ModuleType:
 
 
 class Renderer:
-    """One OpenGL context for many scenes; width and height are the largest that will be asked for."""
+    """One OpenGL context for many scenes; width and height are the maximum of all pictures."""
 
     def __init__(self, width: int, height: int) -> None:
         self._mujoco = load_mujoco()
@@ -52,8 +52,8 @@ class Renderer:
         self._gl.make_current()
         atexit.register(self.close)  # while OpenGL's module is still whole
 
-    def open(self, scene: Scene) -> Film:
-        """Load a scene onto the device; one is open at a time."""
+    def open(self, scene: MujocoScene) -> Film:
+        """Load a scene onto the device; only one can be open at a time."""
         self._gl.make_current()
         return Film(self._mujoco, scene)
 
@@ -64,9 +64,9 @@ class Renderer:
 
 
 class Film:
-    """A scene on the device, of which pictures are taken."""
+    """A scene on the device, for taking pictures of it."""
 
-    def __init__(self, mujoco: Any, scene: Scene) -> None:
+    def __init__(self, mujoco: Any, scene: MujocoScene) -> None:
         self._mujoco, self._scene = mujoco, scene
         self._context = mujoco.MjrContext(scene.model, FONT)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
@@ -85,27 +85,27 @@ class Film:
         self._context.free()
 
     def labels(self, frame: int) -> Labels:
-        """Labels [h, w] of a frame."""
+        """Return labels [h, w] of a frame."""
         self._update(self._middle[frame])
         colours, _ = self._draw(1, ids=True)
         ids = colours @ np.array([1, 256, 65536], np.int32)
         return self._label_of_segment()[ids]
 
     def expose(self) -> None:
-        """Set the exposure from the first frame: its mean as the effects ask, highlights kept."""
+        """Set the exposure by the first frame: its mean follows the effects, and highlights are kept."""
         picture = self._picture(0)
         mean, high = float(picture.mean()), float(np.percentile(picture, 97))
         self._gain = min(self._scene.plan.effects.brightness / max(mean, 1.0), HIGHLIGHT / max(high, 1.0))
 
     def image(self, rng: Rng, frame: int) -> Image:
-        """The picture of a frame, BGR [h, w, 3]."""
+        """Return the picture of a frame, BGR [h, w, 3]."""
         effects = self._scene.plan.effects
         pictures = [self._picture(frame * effects.samples + sample) for sample in range(effects.samples)]
         mean = pictures[0] if len(pictures) == 1 else np.mean(pictures, axis=0).astype(np.uint8)
         return develop(rng, mean, effects, self._gain)
 
     def depth(self, frame: int) -> Depth:
-        """Millimetres along the optical axis [h, w]; 0 beyond 65 m."""
+        """Return the millimetres along the optical axis [h, w]; 0 beyond 65 m."""
         self._update(self._middle[frame])
         _, depth = self._draw(1, ids=True, with_depth=True)
         model = self._scene.model
@@ -145,7 +145,7 @@ class Film:
         return pixels[::-1], depth[::-1]
 
     def _label_of_segment(self) -> Labels:
-        """The label of each number in the picture of ids; 0 is background."""
+        """Return the label of each number in the picture of ids; 0 is background."""
         table = np.zeros(MAX_GEOMS + 1, np.uint8)
         geom = self._mujoco.mjtObj.mjOBJ_GEOM
         for item in self._geoms.geoms[: self._geoms.ngeom]:

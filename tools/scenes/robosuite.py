@@ -1,6 +1,6 @@
-"""Meshes of the robosuite package as further kinds of training objects, where it is installed.
+"""Meshes of the robosuite package as further kinds of training objects, if it is installed.
 
-Its files are enough: pip install --no-deps robosuite. They are for training only, as each has a single shape.
+Only its files are needed: pip install --no-deps robosuite. They are for training only, since each kind has one shape.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ FILES = {  # kind: mesh, texture (none: drawn), its colour's name
 
 @cache
 def makers() -> dict[str, Maker]:
-    """Makers by kind; raises MissingExtraError where robosuite is not installed."""
-    found = importlib.util.find_spec("robosuite")  # not imported: it needs much that is of no use here
-    if found is None or not found.submodule_search_locations:
+    """Return the makers by kind; raise MissingExtraError if robosuite is not installed."""
+    spec = importlib.util.find_spec(
+        "robosuite"
+    )  # not imported: it imports large packages that are not needed here
+    if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError(
             "robosuite is not installed; its files are enough: pip install --no-deps robosuite"
         )
-    folder = Path(found.submodule_search_locations[0]) / FOLDER
+    folder = Path(spec.submodule_search_locations[0]) / FOLDER
     return {kind: partial(_make, folder, kind) for kind in FILES}
 
 
@@ -58,7 +60,7 @@ def _make(folder: Path, kind: str, rng: np.random.Generator) -> Shape:
 
 @cache
 def _read_texture(path: Path) -> Texture:
-    """RGB with its first row at v = 0, which these files have at the bottom."""
+    """Read a texture as RGB with its first row at v = 0; these files store that row at the bottom."""
     picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
     if picture is None:
         raise MissingExtraError(
@@ -70,7 +72,7 @@ def _read_texture(path: Path) -> Texture:
 
 @cache
 def _read_obj(path: Path) -> Mesh:
-    """A Wavefront file of polygons with texture coordinates."""
+    """Read a Wavefront file of polygons with texture coordinates."""
     numbers: dict[str, list[list[float]]] = {"v": [], "vt": []}
     faces: list[list[tuple[int, int]]] = []
     for line in path.read_text().splitlines():

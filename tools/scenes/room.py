@@ -1,4 +1,4 @@
-"""What surrounds the objects: table, floor, walls and lights, drawn at random."""
+"""The surroundings of the objects: table, floor, walls and lights, drawn at random."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.scenes.camera import View
+from tools.scenes.camera import Viewpoint
 from tools.scenes.colors import Color, any_color
 from tools.scenes.identity import Split, draw_identity, surface_rng
 from tools.scenes.motion import Array, Rng
@@ -20,7 +20,7 @@ TABLE_HEIGHT = 0.75
 
 @dataclass(frozen=True)
 class Light:
-    """A directional light; colours are RGB. shadow: whether it casts one."""
+    """A directional light; colours are RGB. shadow: True if it casts one."""
 
     position: tuple[float, float, float]
     color: Color
@@ -44,8 +44,8 @@ class Room:
     sky: Color
 
 
-def draw_room(rng: Rng, view: View, split: Split, places: Array, photos: Path | None) -> Room:
-    """A room with a table under all `places` [n, 2]; some surfaces show pictures of the folder `photos`."""
+def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array, photos: Path | None) -> Room:
+    """Draw a room with a table under all `places` [n, 2]; some surfaces show pictures of the folder `photos`."""
     textures = [_surface(rng, split, photos) for _ in range(3)]
     yaw = view.azimuth + math.pi / 2 + rng.normal(0, 0.15)
     axes = np.array([(math.cos(yaw), math.sin(yaw)), (-math.sin(yaw), math.cos(yaw))])

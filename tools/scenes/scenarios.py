@@ -1,4 +1,4 @@
-"""What a clip is about: free movement, an occlusion, an object that leaves, lookalikes that cross."""
+"""Scenarios of clips: free movement, an occlusion, an object that leaves, lookalikes that cross."""
 
 from __future__ import annotations
 
@@ -10,55 +10,57 @@ from tools.scenes.camera import UP, pan
 from tools.scenes.layout import clear, free_place, tinted
 from tools.scenes.motion import Array, eased, minimum_jerk
 from tools.scenes.occlusion import occlusion
-from tools.scenes.script import SHORT_S, Stage, clearance, move, move_others, sweep
+from tools.scenes.script import SHORT_S, ClipScript, clearance, move, move_others, sweep
 from tools.scenes.stage import Actor, grasp, slide
 
 LOOKS_AWAY = 0.15  # of the clips in which something leaves: the camera turns instead
 
 
-def free(stage: Stage) -> int:
-    """Some objects are moved in one way or another; no target: 0."""
-    rng = stage.rng
-    count = max(1, round(rng.uniform(0.6, 3.2) * stage.seconds / 4))
-    for index in rng.permutation(len(stage.actors))[:count]:
-        move(stage, stage.actors[index])
-    if not stage.hand.holds and rng.random() < 0.7:
-        sweep(stage)
+def free(script: ClipScript) -> int:
+    """Move some of the objects in random ways; return 0, since there is no target."""
+    rng = script.rng
+    count = max(1, round(rng.uniform(0.6, 3.2) * script.seconds / 4))
+    for index in rng.permutation(len(script.actors))[:count]:
+        move(script, script.actors[index])
+    if not script.hand.holds and rng.random() < 0.7:
+        sweep(script)
     return 0
 
 
-def leave(stage: Stage) -> int:
-    """An object leaves the view and returns, or the camera looks away from it; its label."""
-    rng = stage.rng
-    target = stage.actors[rng.integers(len(stage.actors))]
-    spare = max(0.0, stage.duration - 4.5)  # seconds
-    out = stage.at(rng.uniform(0.1, 0.2)) + rng.uniform(0, 0.5) * spare
-    back = stage.at(rng.uniform(0.8, 0.92)) - rng.uniform(0, 0.5) * spare
+def leave(script: ClipScript) -> int:
+    """Move an object out of view and back, or turn the camera away from it; return its label."""
+    rng = script.rng
+    target = script.actors[rng.integers(len(script.actors))]
+    spare = max(0.0, script.duration - 4.5)  # seconds
+    out = script.at(rng.uniform(0.1, 0.2)) + rng.uniform(0, 0.5) * spare
+    back = script.at(rng.uniform(0.8, 0.92)) - rng.uniform(0, 0.5) * spare
     side = rng.choice([-1.0, 1.0])
     if rng.random() < LOOKS_AWAY:
-        stage.camera = pan(stage.camera, stage.view, stage.times, out, back, side * 1.5 * stage.view.width)
+        script.camera = pan(
+            script.camera, script.view, script.times, out, back, side * 1.5 * script.view.width
+        )
         return target.label
-    away = target.place + side * stage.view.right * (1.1 * stage.view.width + target.model.extent)
+    away = target.place + side * script.view.right * (1.1 * script.view.width + target.model.extent)
     home = target.place.copy()
-    place = free_place(rng, stage.view, target.model.radius, stage.actors, 0.7)
+    place = free_place(rng, script.view, target.model.radius, script.actors, 0.7)
     if place is not None and rng.random() < 0.3:
         home = place
     pace = 0.4 * (back - out)
     if rng.random() < 0.4:
-        slide(target, stage.times, out, out + pace, away)
-        slide(target, stage.times, back - pace, back, home)
+        slide(target, script.times, out, out + pace, away)
+        slide(target, script.times, back - pace, back, home)
     else:
-        take_away(stage, target, (out, out + pace, back - pace, back), away, home)
-    move_others(stage, target)
+        take_away(script, target, (out, out + pace, back - pace, back), away, home)
+    move_others(script, target)
     return target.label
 
 
 def take_away(
-    stage: Stage, target: Actor, when: tuple[float, float, float, float], away: Array, home: Array
+    script: ClipScript, target: Actor, when: tuple[float, float, float, float], away: Array, home: Array
 ) -> None:
-    """The hand carries an object off between the first two times, and home between the last two."""
-    hand, times = stage.hand, stage.times
-    lift = max(stage.rng.uniform(0.05, 0.15), clearance(target, away, stage.actors))
+    """Let the hand carry an object away between the first two times, and back between the last two."""
+    hand, times = script.hand, script.times
+    lift = max(script.rng.uniform(0.05, 0.15), clearance(target, away, script.actors))
     span = 0.35 * (when[1] - when[0])
     offset, half = grasp(hand, target)
     hand.hold(target, when[0], when[3], offset, UP * 0.1)
@@ -70,37 +72,39 @@ def take_away(
     hand.grip(when[0], when[3], half)
 
 
-def lookalike(stage: Stage) -> int:
-    """Two or three objects of one shape change places, so that one passes in front of another; one's label."""
-    rng = stage.rng
-    target = stage.actors[0]
+def lookalike(script: ClipScript) -> int:
+    """Let two or three objects of one shape change places, so that one passes in front of another; return its label."""
+    rng = script.rng
+    target = script.actors[0]
     for _ in range(rng.integers(1, 3)):
-        place = free_place(rng, stage.view, target.model.radius, stage.actors, 0.7)
+        place = free_place(rng, script.view, target.model.radius, script.actors, 0.7)
         if place is not None:
             tint = rng.uniform(0.75, 1.25, 3) if rng.random() < 0.5 else np.ones(3)
-            stage.enter(tinted(target.model, tint), place, rng.uniform(0, 6), True)
-    twins = [actor for actor in stage.actors if actor.model.identity == target.model.identity]
-    swaps = max(1, round(stage.duration / SHORT_S)) if len(twins) > 1 else 0
+            script.enter(tinted(target.model, tint), place, rng.uniform(0, 6), True)
+    twins = [actor for actor in script.actors if actor.model.identity == target.model.identity]
+    swaps = max(1, round(script.duration / SHORT_S)) if len(twins) > 1 else 0
     for count in range(swaps):
         first, second = rng.permutation(len(twins))[:2]
         start, end = count + rng.uniform(0, 0.15), count + rng.uniform(0.85, 1)
-        _swap(stage, twins[first], twins[second], stage.at(start / swaps), stage.at(end / swaps))
+        _swap(script, twins[first], twins[second], script.at(start / swaps), script.at(end / swaps))
     if rng.random() < 0.5:
-        sweep(stage)
+        sweep(script)
     return target.label
 
 
-def _swap(stage: Stage, first: Actor, second: Actor, start: float, end: float) -> None:
-    """Half a turn of two objects about their middle, squeezed so that they meet nothing."""
+def _swap(script: ClipScript, first: Actor, second: Actor, start: float, end: float) -> None:
+    """Turn two objects half around their middle, on a path that touches no other object."""
     middle = (first.place + second.place) / 2
     arm = first.place - middle
     half = float(np.linalg.norm(arm))
-    least = max(min(1.0, 1.3 * first.model.radius / max(half, 1e-6)), 0.35)  # so that they pass each other
-    others = [actor for actor in stage.actors if actor is not first and actor is not second]
-    rings = [np.cross(UP, arm) * width for width in (least, 0.5 * (least + 1), 1.0, 1.3)]
+    min_width = max(
+        min(1.0, 1.3 * first.model.radius / max(half, 1e-6)), 0.35
+    )  # wide enough to pass each other
+    others = [actor for actor in script.actors if actor is not first and actor is not second]
+    rings = [np.cross(UP, arm) * width for width in (min_width, 0.5 * (min_width + 1), 1.0, 1.3)]
     free = [ring for ring in rings if _clear_ring(middle, arm, ring, first.model.radius, others)]
     across = (free or rings)[0]
-    angle = np.pi * minimum_jerk((stage.times - start) / (end - start))[:, None]
+    angle = np.pi * minimum_jerk((script.times - start) / (end - start))[:, None]
     way = (np.cos(angle) - 1) * arm + np.sin(angle) * across
     first.positions += way
     second.positions -= way
@@ -112,7 +116,7 @@ def _clear_ring(middle: Array, arm: Array, across: Array, radius: float, others:
     return all(clear(middle + np.cos(a) * arm + np.sin(a) * across, radius, others) for a in angles)
 
 
-SCENARIOS: dict[str, Callable[[Stage], int]] = {
+SCENARIOS: dict[str, Callable[[ClipScript], int]] = {
     "free": free,
     "occlusion": occlusion,
     "leave": leave,

@@ -1,4 +1,4 @@
-"""A plan as a MuJoCo model: every object, limb and the camera is a mocap body, posed afresh for each picture."""
+"""A plan as a MuJoCo model: every object, limb and the camera is a mocap body, placed anew for each picture."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LIGHT_INSIDE = 0.8  # of the way to the walls, which would cast shadows themselv
 TABLE_THICKNESS = 0.03
 
 
-class Scene:
-    """A compiled plan. model, data: MuJoCo's. labels [geoms]: the label that each geom's pixels have."""
+class MujocoScene:
+    """A compiled plan. model, data: MuJoCo's. labels [geoms]: the label of each geom's pixels."""
 
     def __init__(self, plan: Plan) -> None:
         self._mujoco = mujoco = require("mujoco", "scenes")
@@ -49,7 +49,7 @@ class Scene:
         self._positions, self._quats = _poses(plan)
 
     def pose(self, sample: int) -> None:
-        """Put everything where it is in the n-th picture."""
+        """Place everything as in the n-th picture."""
         self.data.mocap_pos[:] = self._positions[sample]
         self.data.mocap_quat[:] = self._quats[sample]
         self._mujoco.mj_kinematics(self.model, self.data)
@@ -66,7 +66,7 @@ class Scene:
         return self._spec.worldbody
 
     def add_material(self, texture: Texture | None = None, **finish: Any) -> str:
-        """A material, with this texture if any; its name."""
+        """Add a material, with a texture if given; return its name."""
         mujoco = self._mujoco
         name = f"material{len(self._spec.materials)}"
         material = self._spec.add_material(name=name, **finish)
@@ -136,7 +136,7 @@ class Scene:
 class _Room:
     """Adds table, floor, walls and lights to a scene."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: MujocoScene) -> None:
         self.scene = scene
         self.kinds = scene.mujoco.mjtGeom
 
@@ -195,7 +195,7 @@ class _Room:
 
 
 def _poses(plan: Plan) -> tuple[Array, Array]:
-    """Positions [n, bodies, 3] and quaternions [n, bodies, 4] in the order of the mocap bodies."""
+    """Return positions [n, bodies, 3] and quaternions [n, bodies, 4] in the order of the mocap bodies."""
     moving: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = [
         *((actor.positions, actor.quats) for actor in plan.actors),
         *((limb.positions, limb.quats) for limb in plan.limbs),

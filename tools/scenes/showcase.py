@@ -1,4 +1,4 @@
-"""The recording that a newcomer sees first: five test objects, an arm that hides one and takes another away."""
+"""The bundled recording: five test objects, and an arm that hides one and takes another away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from sam3_node.errors import OutputError
 from tools.scenes.arm import LIVERIES, Look, reach
-from tools.scenes.camera import View, film
+from tools.scenes.camera import Viewpoint, film
 from tools.scenes.clips import Labels
 from tools.scenes.effects import Effects
 from tools.scenes.generate import HIDDEN_FRAMES, Rendered, longest_run, shoot
@@ -16,17 +16,17 @@ from tools.scenes.identity import surface_rng
 from tools.scenes.layout import on_table
 from tools.scenes.objects import make_object
 from tools.scenes.occlusion import Passing, pass_arm
-from tools.scenes.plan import Plan, Settings, sample_times
+from tools.scenes.plan import ClipSettings, Plan, sample_times
 from tools.scenes.render import Renderer
 from tools.scenes.room import Light, Room
 from tools.scenes.scenarios import take_away
-from tools.scenes.scene import Scene
-from tools.scenes.script import Stage
+from tools.scenes.scene import MujocoScene
+from tools.scenes.script import ClipScript
 from tools.scenes.stage import Actor, Hand, roll, slide
 from tools.scenes.textures import surface
 
 NAME = "tabletop"
-SETTINGS = Settings("test", 225, 640, 480, 15.0, {}, depth=True)
+SETTINGS = ClipSettings("test", 225, 640, 480, 15.0, {}, depth=True)
 EFFECTS = Effects(brightness=120.0, supersample=2, jpeg=95)
 SEED = 4
 CAST = (  # identity, kind, place in half views to the right and forward, turn
@@ -41,10 +41,10 @@ HIDDEN, TAKEN, ROLLED, TURNED = 3, 1, 4, 0  # places in the cast
 
 
 def record(renderer: Renderer) -> Rendered:
-    """The clip; raises OutputError where it does not show what it should."""
+    """Render the clip; raise OutputError if it does not show what it must."""
     rng = np.random.default_rng(SEED)
     plan = make_showcase(rng)
-    film_of_it = renderer.open(Scene(plan))
+    film_of_it = renderer.open(MujocoScene(plan))
     try:
         labels = [film_of_it.labels(frame) for frame in range(SETTINGS.frames)]
         check(labels)
@@ -70,9 +70,9 @@ def check(labels: list[Labels]) -> None:
 
 
 def make_showcase(rng: np.random.Generator) -> Plan:
-    """The recording's plan."""
+    """Return the plan of the bundled recording."""
     times = sample_times(0.0, SETTINGS, EFFECTS)
-    view = View(np.array([0.0, 0.0, 0.1]), 0.74, 0.6, math.radians(29), math.radians(58))
+    view = Viewpoint(np.array([0.0, 0.0, 0.1]), 0.74, 0.6, math.radians(29), math.radians(58))
     actors = [
         Actor.stand(make_object(identity, (kind,)), label, on_table(view, right, forward), yaw, len(times))
         for label, (identity, kind, right, forward, yaw) in enumerate(CAST, start=1)
@@ -80,15 +80,15 @@ def make_showcase(rng: np.random.Generator) -> Plan:
     camera = film(rng, view, times, (SETTINGS.width, SETTINGS.height), "handheld", calm=0.7)
     hand = Hand(on_table(view, 0.55, 1.7), 0.25, 0.15, view.azimuth)
     look = Look(False, 0.034, 0.0, *LIVERIES[3])
-    stage = Stage(rng, "test", view, camera, times, SETTINGS.frames / SETTINGS.fps, actors, hand, look)
-    perform(stage)
+    script = ClipScript(rng, "test", view, camera, times, SETTINGS.frames / SETTINGS.fps, actors, hand, look)
+    perform(script)
     room = furnish(view)
-    limbs = reach(rng, times, hand, stage.look)
+    limbs = reach(rng, times, hand, script.look)
     return Plan(SETTINGS, "recording", HIDDEN + 1, actors, limbs, camera, room, EFFECTS)
 
 
-def furnish(view: View) -> Room:
-    """A wooden table in a quiet room."""
+def furnish(view: Viewpoint) -> Room:
+    """Return a wooden table in a plain room."""
     table, floor, walls = (surface(surface_rng(number), kind) for number, kind in SURFACES)
     centre = on_table(view, 0.0, 0.6)
     lights = (
@@ -101,15 +101,15 @@ def furnish(view: View) -> Room:
     )
 
 
-def perform(stage: Stage) -> None:
-    """What happens in the recording."""
-    hand, view, times = stage.hand, stage.view, stage.times
+def perform(script: ClipScript) -> None:
+    """Script the recording."""
+    hand, view, times = script.hand, script.view, script.times
     rest = on_table(view, 0.8, 1.4) + np.array([0.0, 0.0, 0.3])
     hand.keys += [(0.0, rest), (1.2, rest), (14.2, rest)]
-    pass_arm(stage, stage.actors[HIDDEN], Passing(2.2, 3.2, 4.6, 5.4))
-    taken = stage.actors[TAKEN]
+    pass_arm(script, script.actors[HIDDEN], Passing(2.2, 3.2, 4.6, 5.4))
+    taken = script.actors[TAKEN]
     away = taken.place - 1.25 * view.width * view.right
-    take_away(stage, taken, (6.8, 8.8, 10.4, 12.4), away, taken.place.copy())
-    ball = stage.actors[ROLLED]
+    take_away(script, taken, (6.8, 8.8, 10.4, 12.4), away, taken.place.copy())
+    ball = script.actors[ROLLED]
     roll(ball, times, 8.6, 11.0, ball.place - 0.42 * view.width * view.right)
-    slide(stage.actors[TURNED], times, 5.2, 6.8, stage.actors[TURNED].place, spin=-1.4)
+    slide(script.actors[TURNED], times, 5.2, 6.8, script.actors[TURNED].place, spin=-1.4)

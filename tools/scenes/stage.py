@@ -1,7 +1,7 @@
-"""The stage: objects with their poses over time, and the hand of the arm; actions move both.
+"""Objects with their poses over time, and the hand of the arm; actions move both.
 
-An action adds its displacement to an object's path, so that actions in succession compose, and those that lie outside
-the times that are filmed still leave the object where they would.
+An action adds its displacement to an object's path. Actions in succession therefore compose, and an action outside the
+filmed times still moves the object to its destination.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDEST = 0.05  # half width between the fingers; wider objects are held by the r
 
 @dataclass
 class Actor:
-    """An object on stage. label 0 is background; place [3] is where its base stands after the actions so far."""
+    """An object of a clip. label 0 is background; place [3] is the position of its base after the actions so far."""
 
     model: ObjectModel
     label: int
@@ -31,7 +31,7 @@ class Actor:
 
     @classmethod
     def stand(cls, model: ObjectModel, label: int, place: Array, yaw: float, count: int) -> Actor:
-        """An object that stands still."""
+        """Return an object that stands still."""
         positions = np.repeat(np.asarray(place, np.float64)[None], count, 0)
         return cls(model, label, np.array(place, np.float64), positions, turn((0, 0, 1), np.full(count, yaw)))
 
@@ -50,7 +50,7 @@ class Actor:
 
 @dataclass
 class Hand:
-    """The tool centre point over time: keys (time, position [3]), grips (time, half opening) and what it holds.
+    """The tool centre point over time: keys (time, position [3]), grips (time, half opening) and held objects.
 
     holds: from, to, object, offset of the hand from the object's base [3] or [n, 3]. lean: how far the tool leans away
     from the arm's base, as a tangent; tool: metres from the wrist to the fingertips; yaw: of the fingers' line.
@@ -66,7 +66,7 @@ class Hand:
     busy_until: float = -np.inf
 
     def path(self, times: Array) -> Array:
-        """Positions [n, 3]: the keys' path, and where the held object takes it."""
+        """Return positions [n, 3]: the path of the keys, or that of a held object."""
         positions = keyframes(times, self.keys)
         for start, end, actor, offset in self.holds:
             held = (times >= start) & (times <= end)
@@ -74,7 +74,7 @@ class Hand:
         return positions
 
     def approach(self, positions: Array) -> Array:
-        """The direction in which the fingers point [n, 3]: down, leaning away from the base."""
+        """Return the direction of the fingers [n, 3]: down, leaning away from the base."""
         away = positions - self.base
         away[:, 2] = 0
         return unit(np.array([0.0, 0.0, -1.0]) + self.lean * unit(away))
@@ -85,13 +85,13 @@ class Hand:
         return keyframes(times, [(time, np.array([grip])) for time, grip in grips])[:, 0]
 
     def hold(self, actor: Actor, start: float, end: float, offset: Array, before: Array) -> None:
-        """Come from `offset` + `before`, stay `offset` [3] from the object from start to end, leave upward."""
+        """Come from `offset` + `before`, stay `offset` [3] from the object from start to end, then leave upward."""
         self.keys += [(start - APPROACH_S, actor.place + offset + before), (start, actor.place + offset)]
         self.holds.append((start, end, actor, offset))
         self.busy_until = end + RETREAT_S
 
     def grip(self, start: float, end: float, half: float) -> None:
-        """Close the fingers at `start` on what is 2 `half` wide, open them at `end`."""
+        """Close the fingers at `start` on a width of 2 `half`, and open them at `end`."""
         self.grips += [(start - 0.2, half + OPEN), (start, half), (end, half), (end + 0.2, half + OPEN)]
 
     def release(self, actor: Actor, end: float, offset: Array) -> None:
@@ -101,7 +101,7 @@ class Hand:
 
 
 def rotated(quats: Array, vector: Array) -> Array:
-    """A vector [3] turned by each quaternion [n, 4]: [n, 3]."""
+    """Return a vector [3] rotated by each quaternion [n, 4]: [n, 3]."""
     w, axis = quats[:, :1], quats[:, 1:]
     cross = 2 * np.cross(axis, vector)
     return vector + w * cross + np.cross(axis, cross)
@@ -118,7 +118,7 @@ def slide(
 
 
 def roll(actor: Actor, times: Array, start: float, end: float, destination: Array) -> None:
-    """Roll without slipping; the caller sees to the direction of what is not a ball."""
+    """Roll without slipping; the caller sets the direction of anything but a ball."""
     weight = eased(times, start, end)
     way = destination - actor.place
     axis = np.cross((0.0, 0.0, 1.0), way)
@@ -153,7 +153,7 @@ def push(hand: Hand, actor: Actor, times: Array, start: float, end: float, desti
 
 
 def grasp(hand: Hand, actor: Actor) -> tuple[Array, float]:
-    """Where the fingertips hold an object, from its base [3], and half of what is between them.
+    """Return the point of an object between the fingertips, from its base [3], and half its width there.
 
     Objects that are too wide are held by the rim.
     """

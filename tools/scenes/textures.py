@@ -24,37 +24,38 @@ WOODS: tuple[Color, ...] = ((0.55, 0.36, 0.2), (0.75, 0.58, 0.38), (0.36, 0.22, 
 
 
 def noise(rng: Rng, size: int, cells: tuple[float, float], octaves: int = 4) -> Field:
-    """Value noise of several octaves, stretched to 0..1; cells along rows and columns at the coarsest."""
+    """Return value noise of several octaves, stretched to 0..1; the coarsest has `cells` along rows and columns."""
     total = np.zeros((size, size), np.float32)
     for octave in range(octaves):
         rows, columns = (max(2, round(count * 2**octave)) for count in cells)
         grid = rng.random((min(rows, size), min(columns, size)), np.float32)
         total += cv2.resize(grid, (size, size), interpolation=cv2.INTER_CUBIC) * 0.5**octave
     low, high = total.min(), total.max()
-    return (total - low) / max(high - low, 1e-6)
+    stretched: Field = (total - low) / max(high - low, 1e-6)
+    return stretched
 
 
 def blend(weight: Field, first: Color, second: Color) -> Canvas:
-    """Colours between two; weight 0 gives the first."""
+    """Return colours between two; weight 0 gives the first."""
     start = np.array(first, np.float32)
     return start + weight[..., None] * (np.array(second, np.float32) - start)
 
 
 def surface(rng: Rng, kind: str = "", size: int = SURFACE_SIZE) -> Texture:
-    """A table's, floor's or wall's texture, of a kind in SURFACES or of any."""
+    """Return the texture of a table, floor or wall, of a kind in SURFACES or of a random one."""
     chosen = kind or str(rng.choice(list(SURFACES), p=SURFACE_WEIGHTS))
     return _finish(SURFACES[chosen](rng, size))
 
 
 def skin(rng: Rng, color: Color, labelled: bool = False, size: int = SKIN_SIZE) -> Texture:
-    """An object's texture, mostly of one colour; `labelled` puts a printed label around its middle."""
+    """Return an object's texture, mainly of one colour; `labelled` adds a printed label around its middle."""
     make = SKINS[rng.choice(len(SKINS), p=SKIN_WEIGHTS)]
     canvas = make(rng, size, color)
     return _finish(print_label(rng, canvas, color) if labelled else canvas)
 
 
 def poster(rng: Rng, color: Color, size: int = SKIN_SIZE) -> Canvas:
-    """A printed side of a package: a ground, shapes and lines like text."""
+    """Return a printed side of a package: a ground, shapes and lines like text."""
     canvas = blend(noise(rng, size, (2, 2), 1) * rng.uniform(0, 0.6), color, contrast(rng, color))
     for _ in range(rng.integers(1, 4)):
         draw_shape(rng, canvas, contrast(rng, color))
@@ -64,7 +65,7 @@ def poster(rng: Rng, color: Color, size: int = SKIN_SIZE) -> Canvas:
 
 
 def draw_shape(rng: Rng, canvas: Canvas, color: Color) -> None:
-    """One logo-like shape: a disc, ring, bar or polygon."""
+    """Draw one logo-like shape: a disc, ring, bar or polygon."""
     size = canvas.shape[0]
     centre = rng.uniform(0.15, 0.85, 2) * size
     radius = rng.uniform(0.08, 0.3) * size
@@ -83,7 +84,7 @@ def draw_shape(rng: Rng, canvas: Canvas, color: Color) -> None:
 
 
 def draw_words(rng: Rng, canvas: Canvas, color: Color) -> None:
-    """A row of short bars, as a line of print looks from afar."""
+    """Draw a row of short bars, which looks like a distant line of print."""
     size = canvas.shape[0]
     row, height = int(rng.uniform(0.1, 0.85) * size), int(rng.uniform(0.02, 0.09) * size) + 1
     x = int(rng.uniform(0.05, 0.3) * size)
@@ -95,7 +96,7 @@ def draw_words(rng: Rng, canvas: Canvas, color: Color) -> None:
 
 
 def print_label(rng: Rng, canvas: Canvas, color: Color) -> Canvas:
-    """The canvas with a printed band around it."""
+    """Return the canvas with a printed band around it."""
     size = canvas.shape[0]
     low = int(rng.uniform(0.15, 0.35) * size)
     high = int(rng.uniform(0.55, 0.85) * size)
@@ -216,7 +217,8 @@ def _shapes(rng: Rng, size: int) -> Canvas:
     canvas = blend(noise(rng, size, (2, 2), 1), any_color(rng), any_color(rng))
     for _ in range(rng.integers(4, 25)):
         draw_shape(rng, canvas, any_color(rng))
-    return cv2.GaussianBlur(canvas, (0, 0), rng.uniform(0.5, 4.0))
+    blurred: Canvas = cv2.GaussianBlur(canvas, (0, 0), rng.uniform(0.5, 4.0))
+    return blurred
 
 
 def _tiles(rng: Rng, size: int) -> Canvas:

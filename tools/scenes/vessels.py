@@ -20,7 +20,7 @@ METALS: tuple[Color, ...] = ((0.75, 0.75, 0.78), (0.55, 0.56, 0.6), (0.8, 0.7, 0
 
 
 def _open_vessel(base: float, rim: float, height: float, bulge: float = 0.0, wall: float = 0.003) -> Mesh:
-    """A vessel open at the top, with its inside; radii at base and rim."""
+    """Return a vessel open at the top, with its inside; radii at base and rim."""
     outside = arc((base, 0), (rim, height), bulge)
     inside = arc((rim - wall, height), (base - wall, wall), bulge)
     return lathe(profile((0, 0), *outside, *inside, (0, wall)))
@@ -85,13 +85,13 @@ def bottle(rng: Rng) -> Shape:
         profile((0, 0), (radius * 0.9, 0), (radius, radius * 0.15), *curve, (neck, height), (0, height))
     )
     clear = rng.random() < 0.25
-    skin_of = None if clear else skin(rng, color, labelled=rng.random() < 0.7)
+    label_texture = None if clear else skin(rng, color, labelled=rng.random() < 0.7)
     finish = WET if clear else gloss(rng)
     bottom = height - (height - collar) * rng.uniform(0.4, 0.9)
     wide = neck * 1.2
     cap = lathe(profile((0, bottom), (wide, bottom), (wide, height * 1.01), (0, height * 1.01)))
     parts = (
-        Part(body, color, skin_of, alpha=0.5 if clear else 1.0, finish=finish),
+        Part(body, color, label_texture, alpha=0.5 if clear else 1.0, finish=finish),
         Part(cap, contrast(rng, color)),
     )
     return _maybe_lying(rng, name, parts)

@@ -1,11 +1,11 @@
 """Train the nano detector.
 
-    python -m tools.train_detector              train, export
-    python -m tools.train_detector export       weights of the last checkpoint
-    python -m tools.train_detector check        figures of the exported weights on a split, and a sheet to look at
+    python -m tools.train_detector              train and export
+    python -m tools.train_detector export       export the weights of the last checkpoint
+    python -m tools.train_detector check        score the exported weights on a split, and draw a contact sheet
 
-It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
-lies in --output; the weights in its folder `export`, or in the package with --install.
+It can be killed at any time; the same command resumes from a checkpoint at most a minute old. It uses a GPU if there is
+one. Results are in --output, the weights in its folder `export`, or in the package with --install.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CUTOUTS = 3000
 
 def main() -> None:
     args = _arguments()
-    torch.set_flush_denormal(True)  # on a CPU the first steps are several times slower without
+    torch.set_flush_denormal(True)  # otherwise the first steps on a CPU are several times slower
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
@@ -76,22 +76,24 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("command", nargs="?", choices=("export", "check"))
     parser.add_argument(
-        "--scenes", type=Path, default=Path("out/scenes"), help="folder of train, val and test"
+        "--scenes", type=Path, default=Path("out/scenes"), help="folder with train, val and test"
     )
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
-    parser.add_argument("-o", "--output", type=Path, default=Path("out/train_detector"))
-    parser.add_argument("--minutes", type=float, default=60, help="of training")
-    parser.add_argument("--rate", type=float, default=RATE, help="learning rate at its peak")
-    parser.add_argument("--device", help="default: cuda where there is one")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
-    parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
-    parser.add_argument("--init", type=Path, help="a last.pt to begin from")
     parser.add_argument(
-        "--install", action="store_true", help="export into the package, or check what is there"
+        "-o", "--output", type=Path, default=Path("out/train_detector"), help="folder of results"
     )
-    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="to check")
-    parser.add_argument("--weights", type=Path, help="folder to check; default: what was exported")
-    parser.add_argument("--every", type=int, default=4, help="of how many frames one is checked")
+    parser.add_argument("--minutes", type=float, default=60, help="minutes of training")
+    parser.add_argument("--rate", type=float, default=RATE, help="learning rate at its peak")
+    parser.add_argument("--device", help="default: cuda if there is one")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: torch chooses")
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
+    parser.add_argument("--init", type=Path, help="last.pt of another training, for the initial weights")
+    parser.add_argument(
+        "--install", action="store_true", help="export into the package, or check its weights"
+    )
+    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="split to check")
+    parser.add_argument("--weights", type=Path, help="folder of weights to check; default: the exported ones")
+    parser.add_argument("--every", type=int, default=4, help="check one of this many frames")
     parser.add_argument(
         "--size", type=int, default=0, help="side of the network's input, pixels; 0: as trained"
     )

@@ -18,8 +18,8 @@ from tools.scenes.clips import Clip, list_clips, read_clip
 from tools.train_nano.compose import compose
 from tools.train_nano.cutouts import Sprite
 
+from .augmentation import Augmentation, Image, Labels
 from .queries import LENGTHS, query
-from .view import Image, Labels, View
 from .words import Phrase, Words
 
 DISTRACTED = 0.2  # share of pictures with cut-outs that have no name
@@ -49,59 +49,61 @@ class Picture(NamedTuple):
 
 
 class Scenes:
-    """Clips of a folder, and the words that name their objects. Raises CameraError where there are no such clips."""
+    """Clips of a folder, and the words that name their objects. Raises CameraError if there are no such clips."""
 
     def __init__(self, folder: Path, sprites: Sequence[Sprite] = ()) -> None:
         self._folder, self._sprites = folder, list(sprites)
         self._names = list_clips(folder)
         if not self._names:
             raise CameraError(f"expected clips in {folder}, found none: render some, python -m tools.scenes")
-        every = (names_of(read_clip(folder, name)) for name in self._names)
-        self.words = Words.of(name for names in every for name in names.values())
+        every = (read_names(read_clip(folder, name)) for name in self._names)
+        self.words = Words.from_names(name for names in every for name in names.values())
 
     def draw(self, rng: np.random.Generator) -> Picture:
-        """Any frame, augmented, with cut-outs over it now and then."""
+        """Return any frame, augmented, sometimes with cut-outs over it."""
         clip = read_clip(self._folder, self._names[rng.integers(len(self._names))])
         frame = int(rng.integers(len(clip)))
         image, labels = clip.image(frame), clip.labels(frame)
         shown = set(np.unique(labels).tolist())
-        names = {number: name for number, name in names_of(clip).items() if number in shown}
+        names = {number: name for number, name in read_names(clip).items() if number in shown}
         distracted = bool(self._sprites) and rng.random() < DISTRACTED
         if distracted:  # a cut-out's number may be that of an object out of view
             some = [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
             (image,), (labels,) = compose(rng, [image], [labels], some)
-        view = View.draw(rng, labels.shape)
-        found = boxes_of(view.labels(labels), names)
-        boxes = np.array(list(found.values()), np.float32).reshape(-1, 4)
-        return Picture(view.image(image), [names[number] for number in found], boxes, not distracted)
+        augmentation = Augmentation.draw(rng, labels.shape)
+        box_by_number = compute_boxes(augmentation.labels(labels), names)
+        boxes = np.array(list(box_by_number.values()), np.float32).reshape(-1, 4)
+        return Picture(
+            augmentation.image(image), [names[number] for number in box_by_number], boxes, not distracted
+        )
 
 
-def names_of(clip: Clip) -> dict[int, Phrase]:
-    """Names of a clip's objects by their number in the labels; raises CameraError where it does not tell them."""
+def read_names(clip: Clip) -> dict[int, Phrase]:
+    """Read the names of a clip's objects by their number in the labels; raise CameraError if they are missing."""
     try:
-        return {int(found["id"]): Phrase.of(found) for found in clip.meta["objects"]}
+        return {int(entry["id"]): Phrase.from_metadata(entry) for entry in clip.meta["objects"]}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CameraError(
             f"clip {clip.name}: expected objects with id, kind and color, found none: {error}; "
-            "render clips anew, python -m tools.scenes"
+            "render the clips again, python -m tools.scenes"
         ) from error
 
 
-def boxes_of(
+def compute_boxes(
     labels: Labels, numbers: Mapping[int, Phrase], scale: float = 1.0
 ) -> dict[int, tuple[float, float, float, float]]:
-    """Boxes x0 y0 x1 y1 around the visible part of each object that shows more than a sliver.
+    """Compute boxes x0 y0 x1 y1 around the visible part of each object that shows more than a sliver.
 
     scale: pixels of the labels for one of the canvas.
     """
-    found = {}
+    boxes = {}
     for number in numbers:
         mask = (labels == number).view(np.uint8)
         x, y, width, height = cv2.boundingRect(mask)
         enough = cv2.countNonZero(mask) >= MIN_PIXELS * scale**2
         if enough and min(width, height) >= MIN_SIDE * scale:
-            found[number] = (float(x), float(y), float(x + width), float(y + height))
-    return found
+            boxes[number] = (float(x), float(y), float(x + width), float(y + height))
+    return boxes
 
 
 class Pictures(IterableDataset[Batch]):
@@ -118,7 +120,7 @@ class Pictures(IterableDataset[Batch]):
             yield self.batch(rng)
 
     def batch(self, rng: np.random.Generator) -> Batch:
-        """Pictures that are asked equally many phrases."""
+        """Draw pictures and the same number of phrases for each."""
         pictures = [self._scenes.draw(rng) for _ in range(self._count)]
         length = int(rng.choice(LENGTHS))
         return collate(
@@ -127,10 +129,10 @@ class Pictures(IterableDataset[Batch]):
 
 
 def collate(pictures: Sequence[Picture], queries: Sequence[Sequence[Phrase]], words: Words) -> Batch:
-    """Pictures with equally many phrases as one batch."""
-    most = max(1, *(len(picture.names) for picture in pictures))
-    boxes = np.zeros((len(pictures), most, 4), np.float32)
-    fits = np.zeros((len(pictures), most, len(queries[0])), np.bool_)
+    """Join pictures with the same number of phrases into one batch."""
+    max_objects = max(1, *(len(picture.names) for picture in pictures))
+    boxes = np.zeros((len(pictures), max_objects, 4), np.float32)
+    fits = np.zeros((len(pictures), max_objects, len(queries[0])), np.bool_)
     for i, (picture, phrases) in enumerate(zip(pictures, queries, strict=True)):
         boxes[i, : len(picture.boxes)] = picture.boxes
         for j, name in enumerate(picture.names):

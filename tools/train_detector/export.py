@@ -1,4 +1,4 @@
-"""Weights for the package: the running average of training, in float16, with the vocabulary that was learnt."""
+"""Export weights for the package: the running average in float16, with the learnt vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 10_000_000
 
 
 def export(checkpoint: Path, folder: Path) -> Path:
-    """Write what `load_detector("yolo-world", folder)` takes from a checkpoint of training; returns the weights' path.
+    """Export a training checkpoint for `load_detector("yolo-world", folder)`; return the weights' path.
 
     Raises ModelError where there is no checkpoint, or a damaged one.
     """

@@ -1,4 +1,4 @@
-"""What training minimises: similarities, boxes and their distributions, as YOLO-World does (arXiv 2401.17270)."""
+"""Losses for similarities, boxes and their distributions, as in YOLO-World (arXiv 2401.17270)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ TINY = 1e-7
 
 
 def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, Tensor]:
-    """Terms, weighted, and `iou`, the mean of what was assigned, for boxes [B, G, 4] and fits [B, G, K]."""
-    found = predictions.boxes()
-    chosen = assign(predictions.logits.detach().sigmoid(), found.detach(), predictions.centres, boxes, fits)
+    """Return the weighted terms, and `iou`, the mean IoU of the assigned boxes; boxes [B, G, 4], fits [B, G, K]."""
+    predicted = predictions.boxes()
+    chosen = assign(
+        predictions.logits.detach().sigmoid(), predicted.detach(), predictions.centres, boxes, fits
+    )
     similarity = F.binary_cross_entropy_with_logits(predictions.logits, chosen.scores, reduction="sum")
     similarity = similarity / chosen.scores.sum().clamp(min=1)
     at = chosen.weight > 0
     weight = chosen.weight[at] / chosen.weight.sum().clamp(min=1)
-    overlap, complete = complete_iou(found[at], chosen.boxes[at])
+    overlap, complete = complete_iou(predicted[at], chosen.boxes[at])
     distances = _distances(predictions, chosen.boxes)[at]
     spread = focal(predictions.distributions[at], distances).mean(dim=1)
     return {
@@ -35,14 +37,14 @@ def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, T
     }
 
 
-def complete_iou(found: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and complete IoU (arXiv 1911.08287), [n] each, of boxes [n, 4] with boxes [n, 4]."""
-    low, high = torch.maximum(found[:, :2], true[:, :2]), torch.minimum(found[:, 2:], true[:, 2:])
+def complete_iou(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Return IoU and complete IoU (arXiv 1911.08287), [n] each, of boxes [n, 4] with boxes [n, 4]."""
+    low, high = torch.maximum(predicted[:, :2], true[:, :2]), torch.minimum(predicted[:, 2:], true[:, 2:])
     common = (high - low).clamp(min=0).prod(dim=1)
-    sizes = [boxes[:, 2:] - boxes[:, :2] for boxes in (found, true)]
+    sizes = [boxes[:, 2:] - boxes[:, :2] for boxes in (predicted, true)]
     iou = common / (sizes[0].prod(dim=1) + sizes[1].prod(dim=1) - common + TINY)
-    hull = torch.maximum(found[:, 2:], true[:, 2:]) - torch.minimum(found[:, :2], true[:, :2])
-    apart = (found[:, :2] + found[:, 2:] - true[:, :2] - true[:, 2:]).square().sum(dim=1) / 4
+    hull = torch.maximum(predicted[:, 2:], true[:, 2:]) - torch.minimum(predicted[:, :2], true[:, :2])
+    apart = (predicted[:, :2] + predicted[:, 2:] - true[:, :2] - true[:, 2:]).square().sum(dim=1) / 4
     angles = [torch.atan2(size[:, 0], size[:, 1] + TINY) for size in sizes]
     shape = (4 / math.pi**2) * (angles[1] - angles[0]).square()
     with torch.no_grad():
@@ -51,7 +53,7 @@ def complete_iou(found: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def focal(logits: Tensor, distances: Tensor) -> Tensor:
-    """Distribution focal loss (arXiv 2006.04388): logits [n, 4, bins], distances [n, 4] in bins -> [n, 4]."""
+    """Return the distribution focal loss [n, 4] (arXiv 2006.04388) of logits [n, 4, bins]; distances [n, 4] in bins."""
     below = distances.floor().clamp(max=logits.shape[-1] - 2)
     share = distances - below
     logs = logits.log_softmax(dim=-1)
@@ -61,7 +63,7 @@ def focal(logits: Tensor, distances: Tensor) -> Tensor:
 
 
 def _distances(predictions: Predictions, boxes: Tensor) -> Tensor:
-    """How far the sides of boxes [B, A, 4] are from the anchors, in strides: [B, A, 4], as bins can tell it."""
+    """Return the distances [B, A, 4] of box sides [B, A, 4] from the anchors in strides, limited to the bins' range."""
     sides = torch.cat([predictions.centres - boxes[..., :2], boxes[..., 2:] - predictions.centres], dim=-1)
-    most = predictions.distributions.shape[-1] - 1.01
-    return (sides / predictions.strides[:, None]).clamp(0, most)
+    max_bin = predictions.distributions.shape[-1] - 1.01
+    return (sides / predictions.strides[:, None]).clamp(0, max_bin)

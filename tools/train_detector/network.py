@@ -1,4 +1,4 @@
-"""The nano detector: its shape, its first weights, and the words that are learnt with it."""
+"""The nano detector: its shape, its initial weights, and the word vectors learnt with it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class LearntDetector(nn.Module):
                 head.contrast.bias.fill_(RARE)
 
     def forward(self, images: Tensor, numbers: Tensor) -> Predictions:
-        """RGB uint8 [B, H, W, 3] and words int64 [B, K, 3] -> what losses are made of."""
+        """Predict from RGB uint8 [B, H, W, 3] and words int64 [B, K, 3]."""
         pixels = images.permute(0, 3, 1, 2).float() / 255  # channels last as it comes
-        return self.net.predict(pixels, self.vectors(numbers))
+        predictions: Predictions = self.net.predict(pixels, self.vectors(numbers))
+        return predictions

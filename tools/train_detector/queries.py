@@ -1,4 +1,4 @@
-"""What is asked of a training picture: phrases that are true of its objects, and others that nearly are."""
+"""Queries for a training picture: phrases that are true of its objects, and others that are nearly true."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NONE_TRUE = 0.08  # share of queries that may not fit anything
 def query(
     rng: np.random.Generator, words: Words, names: Sequence[Phrase], length: int, anything: bool = True
 ) -> list[Phrase]:
-    """`length` phrases in random order, some of them given twice perhaps.
+    """Return `length` phrases in random order; a phrase may occur twice.
 
-    names: of the objects in the picture. anything: whether "object" may be asked for.
+    names: those of the objects in the picture. anything: True if "object" may occur.
     """
     phrases = [] if rng.random() < NONE_TRUE else _true(rng, names, anything)[: (length + 1) // 2]
     while len(phrases) < length:
@@ -29,18 +29,18 @@ def query(
 
 
 def _true(rng: np.random.Generator, names: Sequence[Phrase], anything: bool) -> list[Phrase]:
-    """Full names, bare kinds, and colours of anything."""
-    found = {name for name in names if rng.random() < 0.7}
-    found |= {Phrase(name.kind) for name in names if rng.random() < 0.5}
+    """Return full names, bare kinds, and colours of anything."""
+    phrases = {name for name in names if rng.random() < 0.7}
+    phrases |= {Phrase(name.kind) for name in names if rng.random() < 0.5}
     if anything:
-        found |= {Phrase(ANYTHING, name.colours) for name in names if rng.random() < 0.12}
-        found |= {Phrase(ANYTHING)} if rng.random() < 0.15 else set()
-    ordered = sorted(found, key=str)
+        phrases |= {Phrase(ANYTHING, name.colours) for name in names if rng.random() < 0.12}
+        phrases |= {Phrase(ANYTHING)} if rng.random() < 0.15 else set()
+    ordered = sorted(phrases, key=str)
     return [ordered[i] for i in rng.permutation(len(ordered))]
 
 
 def _nearly(rng: np.random.Generator, words: Words, name: Phrase) -> Phrase:
-    """The same kind in another colour, or another kind in the same colour."""
+    """Return the same kind in another colour, or another kind in the same colour."""
     if rng.random() < 0.5:
         return Phrase(name.kind, _look(rng, words))
     return Phrase(words.kinds[rng.integers(len(words.kinds))], name.colours)
@@ -52,7 +52,7 @@ def _random(rng: np.random.Generator, words: Words) -> Phrase:
 
 
 def _look(rng: np.random.Generator, words: Words) -> tuple[str, ...]:
-    """A colour, clear with it now and then."""
+    """Return a colour, sometimes with "clear"."""
     colour = words.colours[rng.integers(len(words.colours))]
     mixed = CLEAR in words.colours and colour != CLEAR and rng.random() < 0.07
     return (CLEAR, colour) if mixed else (colour,)

@@ -1,4 +1,4 @@
-"""A contact sheet: frames with what a detector found in them."""
+"""A contact sheet: frames with a detector's detections."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import cv2
 from sam3_node.types import Detection
 from sam3_node.visualization import contact_sheet, write_image
 
-from .view import Image
+from .augmentation import Image
 
 WIDTH, COLUMNS = 480, 4  # of a frame, pixels; frames in a row
 INK, PAPER = (0, 255, 255), (0, 0, 0)
 
 
 def draw_sheet(path: Path, frames: Sequence[tuple[Image, Iterable[Detection]]]) -> None:
-    """Write a picture of BGR frames, all of one shape, with boxes, labels and scores; raises OutputError."""
-    tiles = [_tile(image, found) for image, found in frames]
+    """Draw BGR frames, all of one shape, with boxes, labels and scores; raise OutputError if writing fails."""
+    tiles = [_tile(image, detections) for image, detections in frames]
     write_image(path, contact_sheet(tiles, [""] * len(tiles), COLUMNS))
 
 
-def _tile(image: Image, found: Iterable[Detection]) -> Image:
+def _tile(image: Image, detections: Iterable[Detection]) -> Image:
     scale = WIDTH / image.shape[1]
-    tile = cv2.resize(image, (WIDTH, round(image.shape[0] * scale)), interpolation=cv2.INTER_AREA)
-    for detection in found:
+    tile: Image = cv2.resize(image, (WIDTH, round(image.shape[0] * scale)), interpolation=cv2.INTER_AREA)
+    for detection in detections:
         x0, y0, x1, y1 = (round(side * scale) for side in detection.box)
         cv2.rectangle(tile, (x0, y0), (x1, y1), INK, 1)
         text = f"{detection.label} {detection.score:.2f}"

@@ -1,4 +1,4 @@
-"""The training loop: by time, as that of the nano tracker; resumes after a kill."""
+"""The training loop: limited by time, as that of the nano tracker; resumes after a kill."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from .words import Words
 
 PICTURES = 16  # a batch
 RATE, DECAY = 3e-3, 0.05
-MIN_SIDE = 16  # of a matrix, below which it is a set of outputs
+MIN_SIDE = 16  # of a matrix that Muon trains; a smaller one is a set of outputs
 MAX_GRADIENT = 10.0
 AVERAGE = 0.998
-SAVE_EVERY, SAY_EVERY = 60.0, 10.0
+SAVE_EVERY, PRINT_EVERY = 60.0, 10.0
 
 
 @dataclass
-class Progress:
-    """Steps, and seconds of training."""
+class TrainProgress:
+    """Steps and seconds of training."""
 
     step: int = 0
     seconds: float = 0.0
 
 
 class Trainer:
-    """Trains a detector of `words`, keeps `last.pt` and `log.jsonl` in `folder`, and goes on from there.
+    """Trains a detector of `words`, keeps `last.pt` and `log.jsonl` in `folder`, and resumes from them.
 
-    init: a checkpoint of another training of the same words to begin from.
+    init: a checkpoint of another training with the same words, for the initial weights.
     """
 
     def __init__(self, folder: Path, words: Words, device: torch.device, init: Path | None = None) -> None:
@@ -50,11 +50,11 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.detector = LearntDetector(words).to(device).train()
         self.optimisers = _optimisers(self.detector)
-        self.progress = Progress()
+        self.progress = TrainProgress()
         self.average: dict[str, Tensor] = {}
         if self.path.is_file():
             held = self._read(self.path)
-            self.average, self.progress = held["average"], Progress(**held["progress"])
+            self.average, self.progress = held["average"], TrainProgress(**held["progress"])
             for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
         elif init is not None:
@@ -66,12 +66,12 @@ class Trainer:
         return self.folder / "last.pt"
 
     def run(self, scenes: Scenes, seconds: float, workers: int, rate: float = RATE) -> None:
-        """Train until `seconds` of training are over, those before a kill included."""
+        """Train until `seconds` of training are over, including those before a kill."""
         pictures = Pictures(scenes, self.words, PICTURES, self.progress.step)
         loader = DataLoader(
             pictures, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
         )
-        begun = saved = said = time.monotonic()
+        begun = saved = printed = time.monotonic()
         for batch in loader:
             if self.progress.seconds >= seconds:
                 break
@@ -79,16 +79,16 @@ class Trainer:
             now = time.monotonic()
             self.progress.seconds, begun = self.progress.seconds + now - begun, now
             self._log(record)
-            if now - said >= SAY_EVERY:
-                said = now
-                self._say(record, seconds)
+            if now - printed >= PRINT_EVERY:
+                printed = now
+                self._print(record, seconds)
             if now - saved >= SAVE_EVERY:
                 saved = now
                 self.save()
         self.save()
 
     def step(self, batch: Batch, rate: float) -> dict[str, Any]:
-        """One step at a learning rate; returns what is worth a log."""
+        """Run one step at a learning rate; return its log record."""
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate
@@ -122,8 +122,8 @@ class Trainer:
                 self.average[name].copy_(value)
 
     def save(self) -> None:
-        """Write `last.pt`, whole or not at all."""
-        aside = self.path.with_suffix(".part")
+        """Write `last.pt` completely or not at all."""
+        partial = self.path.with_suffix(".part")
         held = {
             "model": self.detector.state_dict(),
             "average": self.average,
@@ -132,11 +132,11 @@ class Trainer:
             "kinds": list(self.words.kinds),
             "colours": list(self.words.colours),
         }
-        torch.save(held, aside)
-        os.replace(aside, self.path)
+        torch.save(held, partial)
+        os.replace(partial, self.path)
 
     def _read(self, path: Path, what: str = "model") -> dict[str, Any]:
-        """A checkpoint, whose weights are taken over."""
+        """Read a checkpoint and load its weights."""
         held = read_checkpoint(path, self.device)
         try:
             if (tuple(held["kinds"]), tuple(held["colours"])) != (self.words.kinds, self.words.colours):
@@ -154,7 +154,7 @@ class Trainer:
         with (self.folder / "log.jsonl").open("a") as log:
             log.write(json.dumps(rounded) + "\n")
 
-    def _say(self, record: dict[str, Any], seconds: float) -> None:
+    def _print(self, record: dict[str, Any], seconds: float) -> None:
         terms = " ".join(
             f"{name} {record[name]:.3f}" for name in ("similarity", "box", "distribution", "iou")
         )
@@ -166,7 +166,7 @@ class Trainer:
 
 
 def _optimisers(detector: LearntDetector) -> list[torch.optim.Optimizer]:
-    """Muon for convolutions and matrices, AdamW for words, norms, biases and the convolution of pixels."""
+    """Return Muon for convolutions and matrices, and AdamW for words, norms, biases and the convolution of pixels."""
     heavy: list[torch.nn.Parameter] = []
     light: list[torch.nn.Parameter] = []
     for name, parameter in detector.named_parameters():

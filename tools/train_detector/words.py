@@ -1,4 +1,4 @@
-"""The words that name objects, and their vectors: a phrase's vector is the direction of the sum of its words'."""
+"""Words that name objects, and their vectors; a phrase's vector is the direction of the sum of its words' vectors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from sam3_node.detection.vocabulary import Vocabulary
 
-ANYTHING = "object"  # the kind that every object is of
+ANYTHING = "object"  # the kind of every object
 CLEAR = "clear"  # goes with a colour, as in "clear blue glass"
-LONGEST = 3  # words of a phrase: two colours and a kind
+MAX_WORDS = 3  # words of a phrase: two colours and a kind
 MODEL = "sam3_node/nano"
 SYNONYMS = {
     "flashlight": "torch",
@@ -33,21 +33,21 @@ SYNONYMS = {
 
 @dataclass(frozen=True)
 class Phrase:
-    """Colours, if any, and a kind, which may be two words ("tape roll"). An object's name is one, too."""
+    """Colours, if any, and a kind, which may be two words ("tape roll"). An object's name is a phrase too."""
 
     kind: str
     colours: tuple[str, ...] = ()
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Phrase:
-        """From {kind, color} of a clip's metadata."""
-        return Phrase(found["kind"], tuple(found["color"].split()))
+    def from_metadata(entry: Mapping[str, Any]) -> Phrase:
+        """Read {kind, color} of an object in a clip's metadata."""
+        return Phrase(entry["kind"], tuple(entry["color"].split()))
 
     def __str__(self) -> str:
         return " ".join((*self.colours, self.kind))
 
     def describes(self, name: Phrase) -> bool:
-        """Whether all that this phrase says is true of the object of that name."""
+        """Return True if all words of this phrase are true of the object with that name."""
         return self.kind in (ANYTHING, name.kind) and set(self.colours) <= set(name.colours)
 
 
@@ -60,8 +60,8 @@ class Words:
         self._numbers = {word: i for i, word in enumerate((*self.kinds, *self.colours), start=1)}
 
     @staticmethod
-    def of(names: Iterable[Phrase]) -> Words:
-        """All that occur in the names of objects."""
+    def from_names(names: Iterable[Phrase]) -> Words:
+        """Collect all kinds and colours in the names of objects."""
         names = list(names)
         return Words((name.kind for name in names), (colour for name in names for colour in name.colours))
 
@@ -69,15 +69,15 @@ class Words:
         return len(self._numbers)
 
     def numbers(self, phrases: Sequence[Phrase]) -> npt.NDArray[np.int64]:
-        """int64 [K, 3], the words of each of K phrases; raises KeyError for a word that has none."""
-        rows = np.zeros((len(phrases), LONGEST), np.int64)
+        """Return the words of K phrases, int64 [K, 3]; raise KeyError for a word without a number."""
+        rows = np.zeros((len(phrases), MAX_WORDS), np.int64)
         for row, phrase in zip(rows, phrases, strict=True):
-            found = [self._numbers[word] for word in (phrase.kind, *phrase.colours)]
-            row[: len(found)] = found
+            numbers = [self._numbers[word] for word in (phrase.kind, *phrase.colours)]
+            row[: len(numbers)] = numbers
         return rows
 
     def phrases(self) -> list[Phrase]:
-        """Each kind alone, with each colour, and clear with each colour."""
+        """Return each kind alone and with each colour, and with clear and each colour."""
         looks: list[tuple[str, ...]] = [(), *((colour,) for colour in self.colours)]
         if CLEAR in self.colours:
             looks += [(CLEAR, colour) for colour in self.colours if colour != CLEAR]
@@ -85,7 +85,7 @@ class Words:
 
 
 class WordVectors(nn.Module):
-    """A learnt vector for each word. Unseen combinations of known words have vectors, too."""
+    """A learnt vector for each word. New combinations of these words have vectors too."""
 
     def __init__(self, words: int, channels: int) -> None:
         super().__init__()
@@ -94,17 +94,17 @@ class WordVectors(nn.Module):
             self.table.weight[1:].normal_(0, channels**-0.5)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Words int64 [..., n], 0 for none -> vectors [..., channels] of length 1."""
+        """Convert words int64 [..., n], 0 for no word, to vectors [..., channels] of length 1."""
         return F.normalize(self.table(numbers).sum(dim=-2), dim=-1)
 
 
 @torch.no_grad()
 def vocabulary(words: Words, vectors: WordVectors) -> Vocabulary:
-    """Vectors of all phrases, and of their synonyms."""
-    known = words.phrases()
-    named = {str(phrase): phrase for phrase in known}
+    """Return the vectors of all phrases and of their synonyms."""
+    phrases = words.phrases()
+    named = {str(phrase): phrase for phrase in phrases}
     for synonym, kind in SYNONYMS.items():
-        same = [phrase for phrase in known if phrase.kind == kind]
+        same = [phrase for phrase in phrases if phrase.kind == kind]
         named |= {str(Phrase(synonym, phrase.colours)): phrase for phrase in same}
     numbers = torch.from_numpy(words.numbers(list(named.values())))
     return Vocabulary(tuple(named), vectors(numbers).numpy(), MODEL)

@@ -29,22 +29,7 @@ def nano_config() -> Sam2VideoConfig:
     return Sam2VideoConfig(
         architectures=["Sam2VideoModel"],
         image_size=SIZE,
-        vision_config={
-            "backbone_config": {
-                "model_type": "sam2_hiera_det_model",
-                "image_size": [SIZE, SIZE],
-                "hidden_size": STAGES[0],
-                "embed_dim_per_stage": list(STAGES),
-                "blocks_per_stage": [1, 2, 4, 2],
-                "num_attention_heads": 1,
-                "num_attention_heads_per_stage": [1, 2, 4, 8],
-                "window_size_per_stage": [8, 4, 16, 8],
-                "global_attention_blocks": [],
-            },
-            "backbone_channel_list": list(STAGES[::-1]),
-            "backbone_feature_sizes": [[SIZE // stride] * 2 for stride in (4, 8, 16)],
-            "fpn_hidden_size": HIDDEN,
-        },
+        vision_config=_vision_config(),
         prompt_encoder_config={"hidden_size": HIDDEN, "image_size": SIZE, "patch_size": 16},
         mask_decoder_config={
             "hidden_size": HIDDEN,
@@ -56,23 +41,48 @@ def nano_config() -> Sam2VideoConfig:
         },
         multimask_output_in_sam=False,
         multimask_output_for_tracking=False,
-        memory_attention_hidden_size=HIDDEN,
-        memory_attention_num_layers=2,
-        memory_attention_feed_forward_hidden_size=256,
-        memory_attention_rope_feat_sizes=[SIZE // 16] * 2,
-        memory_attention_dropout=0.0,
-        memory_attention_rope_dropout=0.0,
-        memory_encoder_hidden_size=HIDDEN,
-        mask_downsampler_embed_dim=HIDDEN,
-        mask_downsampler_stride=4,
-        mask_downsampler_kernel_size=4,
-        mask_downsampler_padding=0,
-        memory_fuser_embed_dim=HIDDEN,
-        memory_fuser_intermediate_dim=256,
-        memory_fuser_num_layers=1,
-        enable_temporal_pos_encoding_for_object_pointers=True,
-        enable_occlusion_spatial_embedding=True,
+        **_memory_config(),
     )
+
+
+def _vision_config() -> dict[str, Any]:
+    return {
+        "backbone_config": {
+            "model_type": "sam2_hiera_det_model",
+            "image_size": [SIZE, SIZE],
+            "hidden_size": STAGES[0],
+            "embed_dim_per_stage": list(STAGES),
+            "blocks_per_stage": [1, 2, 4, 2],
+            "num_attention_heads": 1,
+            "num_attention_heads_per_stage": [1, 2, 4, 8],
+            "window_size_per_stage": [8, 4, 16, 8],
+            "global_attention_blocks": [],
+        },
+        "backbone_channel_list": list(STAGES[::-1]),
+        "backbone_feature_sizes": [[SIZE // stride] * 2 for stride in (4, 8, 16)],
+        "fpn_hidden_size": HIDDEN,
+    }
+
+
+def _memory_config() -> dict[str, Any]:
+    return {
+        "memory_attention_hidden_size": HIDDEN,
+        "memory_attention_num_layers": 2,
+        "memory_attention_feed_forward_hidden_size": 256,
+        "memory_attention_rope_feat_sizes": [SIZE // 16] * 2,
+        "memory_attention_dropout": 0.0,
+        "memory_attention_rope_dropout": 0.0,
+        "memory_encoder_hidden_size": HIDDEN,
+        "mask_downsampler_embed_dim": HIDDEN,
+        "mask_downsampler_stride": 4,
+        "mask_downsampler_kernel_size": 4,
+        "mask_downsampler_padding": 0,
+        "memory_fuser_embed_dim": HIDDEN,
+        "memory_fuser_intermediate_dim": 256,
+        "memory_fuser_num_layers": 1,
+        "enable_temporal_pos_encoding_for_object_pointers": True,
+        "enable_occlusion_spatial_embedding": True,
+    }
 
 
 def new_tracker(config: Sam2VideoConfig, seed: int = 0) -> Sam2VideoModel:

@@ -1,4 +1,4 @@
-"""Ways to follow objects from prompts through a clip: the tracker with its memory, and baselines."""
+"""Followers of prompted objects through a clip: the tracker with its memory, and baselines."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from .settings import Setting
 Masks = dict[int, Mask]
 
 
-class View(NamedTuple):
-    """A frame as the model sees it."""
+class EncodedFrame(NamedTuple):
+    """A frame as encoded by the model."""
 
     features: Features
     scaling: Scaling
 
 
 class Follower(Protocol):
-    """Steps through the frames of a clip; between them, objects are prompted on the frame just stepped."""
+    """Steps through the frames of a clip; between two steps, objects are prompted on the frame just stepped."""
 
-    def step(self, view: View) -> Masks:
-        """The masks, at the frame's size, of all objects that were prompted on earlier frames."""
+    def step(self, view: EncodedFrame) -> Masks:
+        """Return the masks, at the frame's size, of all objects that were prompted on earlier frames."""
 
-    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
-        """Begin to follow the object whose true mask on this frame is given."""
+    def prompt(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
+        """Begin to follow an object by its true mask on this frame."""
 
 
 def make_follower(setting: Setting, model: TrackerModel, max_objects: int) -> Follower:
-    """What `setting` describes; ModelError at the first prompt where the weights cannot track."""
+    """Make the follower of a setting; ModelError at the first prompt if the weights cannot track."""
     if setting.method == "copy-first":
         return CopyFirst()
     if setting.method == "bank-off":
@@ -60,12 +60,12 @@ PROMPTED_ONLY = SelectionRule(_none, by_rank=False, by_score=False)
 
 
 class Tracked:
-    """The tracker as the pipeline runs it."""
+    """The tracker, run as in the pipeline."""
 
     def __init__(self, tracker: Tracker, prompt: str) -> None:
         self._tracker, self._kind = tracker, prompt
 
-    def step(self, view: View) -> Masks:
+    def step(self, view: EncodedFrame) -> Masks:
         tracks = self._tracker.step_features(view.features)
         logits = tracks.logits.float().cpu().numpy()
         return {
@@ -73,30 +73,30 @@ class Tracked:
             for object_id, low in zip(tracks.ids, logits, strict=True)
         }
 
-    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+    def prompt(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
         prompt = make_prompt(self._kind, truth).to_model(object_id, view.scaling)
         self._tracker.prompt_at(view.features, self._tracker.frame_number - 1, prompt)
 
 
 class BoxToBox:
-    """No memory: each frame is segmented by the box of the mask on the frame before; a lost object keeps its box."""
+    """No memory: the box of the mask on the previous frame segments each frame; a lost object keeps its box."""
 
     def __init__(self, tracker: Tracker, prompt: str) -> None:
         self._tracker, self._kind = tracker, prompt
         self._boxes: dict[int, tuple[int, int, int, int]] = {}
 
-    def step(self, view: View) -> Masks:
+    def step(self, view: EncodedFrame) -> Masks:
         masks = {
             object_id: self._segment(view, FramePrompt(box=box)) for object_id, box in self._boxes.items()
         }
         self._boxes |= {object_id: mask.box for object_id, mask in masks.items() if mask.area}
         return masks
 
-    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+    def prompt(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
         mask = truth if self._kind == "mask" else self._segment(view, make_prompt(self._kind, truth))
         self._boxes[object_id] = mask.box if mask.area else truth.box
 
-    def _segment(self, view: View, prompt: FramePrompt) -> Mask:
+    def _segment(self, view: EncodedFrame, prompt: FramePrompt) -> Mask:
         logits, _ = self._tracker.segment(view.features, prompt.to_model(0, view.scaling))
         return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size)
 
@@ -107,15 +107,15 @@ class CopyFirst:
     def __init__(self) -> None:
         self._masks: Masks = {}
 
-    def step(self, view: View) -> Masks:
+    def step(self, view: EncodedFrame) -> Masks:
         return dict(self._masks)
 
-    def prompt(self, view: View, object_id: int, truth: Mask) -> None:
+    def prompt(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
         self._masks[object_id] = truth
 
 
 def make_prompt(kind: str, truth: Mask) -> FramePrompt:
-    """A prompt of kind mask, box (the tight one) or point (the most interior) that shows a true mask."""
+    """Make a prompt of kind mask, box (the tight one) or point (the most interior one) from a true mask."""
     if kind == "mask":
         return FramePrompt(mask=truth)
     if kind == "box":
@@ -124,7 +124,7 @@ def make_prompt(kind: str, truth: Mask) -> FramePrompt:
 
 
 def interior_point(mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """The centre (x, y) of the pixel that is farthest from the outside of the mask; the image's border is outside."""
+    """Return the centre (x, y) of the mask's pixel farthest from its outside; beyond the image's border is outside."""
     padded = np.pad(mask.astype(np.uint8), 1)
     distance = cv2.distanceTransform(padded, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[1:-1, 1:-1]
     y, x = np.unravel_index(int(distance.argmax()), distance.shape)
@@ -132,9 +132,9 @@ def interior_point(mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
 
 
 @torch.inference_mode()
-def see(model: TrackerModel, image: npt.NDArray[np.uint8]) -> View:
+def encode_frame(model: TrackerModel, image: npt.NDArray[np.uint8]) -> EncodedFrame:
     """Encode BGR uint8 [h, w, 3] as the pipeline does."""
     features = model.encode(model.preprocess(image))
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
-    return View(features, Scaling((image.shape[0], image.shape[1]), model.image_size))
+    return EncodedFrame(features, Scaling((image.shape[0], image.shape[1]), model.image_size))

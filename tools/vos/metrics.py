@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 Bools = npt.NDArray[np.bool_]
 
-BOUND = 0.008  # how far a contour may be off, as a share of the image's diagonal
+BOUND = 0.008  # distance at which contours still match, as a share of the image's diagonal
 
 
-class Score(NamedTuple):
+class MaskScore(NamedTuple):
     """J and F of one mask, both in 0..1."""
 
     j: float
@@ -26,38 +26,38 @@ class Score(NamedTuple):
 
 
 def region_similarity(mask: Bools, truth: Bools, void: Bools | None = None) -> float:
-    """J: intersection over union; 1 where both are empty."""
+    """Return J, the intersection over union; 1 where both are empty."""
     counts = np.True_ if void is None else ~void
     union = np.count_nonzero((mask | truth) & counts)
     return np.count_nonzero(mask & truth & counts) / union if union else 1.0
 
 
 def contour_accuracy(mask: Bools, truth: Bools, void: Bools | None = None) -> float:
-    """F: harmonic mean of precision and recall of the contour, matched within BOUND of the image's diagonal.
+    """Return F, the harmonic mean of contour precision and recall, matched within BOUND of the image's diagonal.
 
-    One contour without the other is 0, none at all is 1.
+    The result is 0 if only one mask has a contour, and 1 if neither has.
     """
     if void is not None:
         mask, truth = mask & ~void, truth & ~void
     radius = int(np.ceil(BOUND * np.linalg.norm(mask.shape)))
     window = _window(mask | truth, radius + 1)
-    found, wanted = contour(mask[window]), contour(truth[window])
-    if not found.any() or not wanted.any():
-        return float(found.any() == wanted.any())
-    precision = np.count_nonzero(found & _dilated(wanted, radius)) / np.count_nonzero(found)
-    recall = np.count_nonzero(wanted & _dilated(found, radius)) / np.count_nonzero(wanted)
+    edge, true_edge = contour(mask[window]), contour(truth[window])
+    if not edge.any() or not true_edge.any():
+        return float(edge.any() == true_edge.any())
+    precision = np.count_nonzero(edge & _dilated(true_edge, radius)) / np.count_nonzero(edge)
+    recall = np.count_nonzero(true_edge & _dilated(edge, radius)) / np.count_nonzero(true_edge)
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def score(mask: Bools, truth: Bools, void: Bools | None = None) -> Score:
-    """J and F of `mask` against `truth`."""
-    return Score(region_similarity(mask, truth, void), contour_accuracy(mask, truth, void))
+def score(mask: Bools, truth: Bools, void: Bools | None = None) -> MaskScore:
+    """Return J and F of `mask` against `truth`."""
+    return MaskScore(region_similarity(mask, truth, void), contour_accuracy(mask, truth, void))
 
 
 def contour(mask: Bools) -> Bools:
-    """Pixels that differ from the one to the right, below, or right below: a contour one pixel wide.
+    """Return the pixels that differ from the one to the right, below, or right below: a contour one pixel wide.
 
-    In the last row and column there is one neighbour to compare with, and none in the corner.
+    In the last row and column each pixel has a single neighbour to compare with, and the corner has none.
     """
     edge = np.zeros_like(mask)
     edge[:, :-1] |= mask[:, :-1] ^ mask[:, 1:]
@@ -67,7 +67,7 @@ def contour(mask: Bools) -> Bools:
 
 
 def _window(inside: Bools, margin: int) -> tuple[slice, slice]:
-    """Rows and columns that `inside` spans, wider by `margin`: nothing beyond them matters to a contour."""
+    """Return the rows and columns that `inside` spans, widened by `margin`: no contour lies outside them."""
     rows, columns = (np.flatnonzero(inside.any(axis=axis)) for axis in (1, 0))
     return _span(rows, margin), _span(columns, margin)
 
@@ -79,7 +79,8 @@ def _span(places: npt.NDArray[np.intp], margin: int) -> slice:
 
 
 def _dilated(edge: Bools, radius: int) -> Bools:
-    return cv2.dilate(edge.view(np.uint8), _disk(radius)).view(np.bool_)
+    dilated: Bools = cv2.dilate(edge.view(np.uint8), _disk(radius)).view(np.bool_)
+    return dilated
 
 
 @cache

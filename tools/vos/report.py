@@ -1,6 +1,6 @@
-"""Results of an evaluation as a table and as JSON.
+"""Format the results of an evaluation as a table and as JSON.
 
-Means are over objects, as in the benchmark: of a sequence over its own, in all over those of all sequences.
+Means are over objects, as in the benchmark: those of a sequence, or those of all sequences.
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import Any
 import numpy as np
 
 from .evaluate import SequenceResult
-from .metrics import Score
+from .metrics import MaskScore
 from .occlusion import OcclusionCount
 
 Results = Mapping[str, Mapping[str, SequenceResult]]
-"""By setting, then by sequence."""
+"""Results by setting, then by sequence."""
 
 NONE = "-"
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Figures of the first setting; those of all under `settings`, where there are several."""
-    reports = {name: _setting_json(sequences) for name, sequences in results.items()}
+    """Return the figures of the first setting; where there are several, those of all under `settings`."""
+    reports = all_settings(results)
     first = next(iter(reports.values()))
     return first | {"settings": reports} if len(reports) > 1 else first
+
+
+def all_settings(results: Results) -> dict[str, dict[str, Any]]:
+    """Return the figures of each setting by its name."""
+    return {name: _setting_json(sequences) for name, sequences in results.items()}
 
 
 def _setting_json(sequences: Mapping[str, SequenceResult]) -> dict[str, Any]:
@@ -42,25 +47,25 @@ def _sequence_json(result: SequenceResult) -> dict[str, Any]:
     return _score_json(mean_score([result])) | {"objects": objects}
 
 
-def _score_json(score: Score | None) -> dict[str, float | None]:
+def _score_json(score: MaskScore | None) -> dict[str, float | None]:
     if score is None:
         return {"J": None, "F": None, "J&F": None}
     return {"J": score.j, "F": score.f, "J&F": (score.j + score.f) / 2}
 
 
-def _occlusion_json(found: OcclusionCount) -> dict[str, float | None]:
+def _occlusion_json(occlusions: OcclusionCount) -> dict[str, float | None]:
     return {
-        "cases": found.cases,
-        "recovered": found.recovered_share,
-        "hidden_frames": found.hidden_frames,
-        "false_while_hidden": found.false_while_hidden,
+        "cases": occlusions.cases,
+        "recovered": occlusions.recovered_share,
+        "hidden_frames": occlusions.hidden_frames,
+        "false_while_hidden": occlusions.false_while_hidden,
     }
 
 
-def mean_score(results: Iterable[SequenceResult]) -> Score | None:
-    """J and F over all objects; None where there are none."""
+def mean_score(results: Iterable[SequenceResult]) -> MaskScore | None:
+    """Return J and F over all objects; None if there are no objects."""
     scores = [score for result in results for score in result.scores.values()]
-    return Score(*np.mean(scores, axis=0).tolist()) if scores else None
+    return MaskScore(*np.mean(scores, axis=0).tolist()) if scores else None
 
 
 def total_occlusions(results: Iterable[SequenceResult]) -> OcclusionCount:
@@ -68,12 +73,12 @@ def total_occlusions(results: Iterable[SequenceResult]) -> OcclusionCount:
 
 
 def frame_ms(results: Iterable[SequenceResult]) -> float:
-    """Milliseconds of a frame: the median sequence's."""
+    """Return the milliseconds of a frame: the median over the sequences."""
     return statistics.median(result.frame_ms for result in results)
 
 
 def as_table(results: Results) -> str:
-    """Each sequence under each setting, then the means, with their difference from the first setting's."""
+    """Return a table: each sequence under each setting, then the means and their difference from the first."""
     rows: list[tuple[str, ...]] = [("sequence", "setting", "objects", "J", "F", "J&F", "ms/frame")]
     for sequence in next(iter(results.values())):
         for position, (setting, sequences) in enumerate(results.items()):
@@ -111,7 +116,7 @@ def _mean_rows(results: Results) -> list[tuple[str, ...]]:
     return rows
 
 
-def _score_cells(score: Score | None) -> tuple[str, str, str]:
+def _score_cells(score: MaskScore | None) -> tuple[str, str, str]:
     if score is None:
         return NONE, NONE, NONE
     return f"{score.j:.3f}", f"{score.f:.3f}", f"{(score.j + score.f) / 2:.3f}"
@@ -122,7 +127,7 @@ def _share(value: float | None) -> str:
 
 
 def _aligned(rows: list[tuple[str, ...]], left: int) -> list[str]:
-    """Columns of one width each, the first `left` flush left, the others flush right."""
+    """Align columns, the first `left` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

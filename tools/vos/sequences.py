@@ -1,4 +1,4 @@
-"""What is evaluated: frames with true masks, from a folder in DAVIS' layout or from a recording."""
+"""Sequences to evaluate: frames with true masks, from a folder in DAVIS' layout or from a recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOID = 255
 
 
 class TrueFrame(NamedTuple):
-    """BGR uint8 [h, w, 3], the mask bool [h, w] of each object in view by its id, and the pixels that do not count."""
+    """An image BGR uint8 [h, w, 3], the mask bool [h, w] of each object in view by id, and the void pixels."""
 
     image: npt.NDArray[np.uint8]
     masks: Mapping[int, Bools]
@@ -35,57 +35,58 @@ class TrueFrame(NamedTuple):
         return self.image.shape[0], self.image.shape[1]
 
     def truth(self, object_id: int) -> Bools:
-        """The mask of an object, in view or not."""
+        """Return the mask of an object, in view or not."""
         return self.masks[object_id] if object_id in self.masks else np.zeros(self.size, np.bool_)
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """A clip whose frames are read one by one, each time `frames` is called.
+class LabelledSequence:
+    """A clip with true masks; each call of `frames` reads the frames one by one.
 
-    An object is prompted on the first frame where it covers `least_area` of the image.
+    An object is prompted on the first frame where it covers `min_area` of the image.
     """
 
     name: str
     length: int
     ids: tuple[int, ...]
-    least_area: float
+    min_area: float
     frames: Callable[[], Iterator[TrueFrame]]
 
 
-def open_sequences(path: Path, names: Iterable[str] = (), most_frames: int = 0) -> list[Sequence]:
-    """The sequences of a folder, or those of `names` (* and ? as in the shell), or a recording.
+def open_sequences(path: Path, names: Iterable[str] = (), max_frames: int = 0) -> list[LabelledSequence]:
+    """Open the sequences of a folder, or those of `names` (* and ? are wildcards), or a recording.
 
-    Of each the first `most_frames`, 0 for all.
-
-    DAVIS' own objects are prompted where they first appear, those of rendered clips (which come with JSON) and of
-    recordings once they cover 0.1 % of the image. CameraError or BagError says what is missing.
+    Each has its first `max_frames` frames, 0 for all. DAVIS' own objects are prompted where they first appear. Those of
+    rendered clips (with JSON) and of recordings are prompted once they cover 0.1 % of the image. Raises CameraError or
+    BagError for missing clips or truth.
     """
     if path.is_file():
-        return [_from_recording(path.stem, LabelledClip.load(path), most_frames)]
-    known = list_clips(path)
-    found = {name: fnmatch.filter(known, name) for name in names or ("*",)}
-    missing = [name for name, matches in found.items() if not matches]
+        return [_from_recording(path.stem, LabelledClip.load(path), max_frames)]
+    available = list_clips(path)
+    matching = {name: fnmatch.filter(available, name) for name in names or ("*",)}
+    missing = [name for name, matches in matching.items() if not matches]
     if missing:
-        raise CameraError(f"{path}: expected sequences {missing or 'in it'}, found {known or 'none'}")
-    return [_from_clip(read_clip(path, name), most_frames) for name in dict.fromkeys(chain(*found.values()))]
+        raise CameraError(f"{path}: expected sequences {missing or 'in it'}, found {available or 'none'}")
+    return [
+        _from_clip(read_clip(path, name), max_frames) for name in dict.fromkeys(chain(*matching.values()))
+    ]
 
 
-def _from_recording(name: str, recording: LabelledClip, most_frames: int) -> Sequence:
-    length = min(len(recording), most_frames or len(recording))
+def _from_recording(name: str, recording: LabelledClip, max_frames: int) -> LabelledSequence:
+    length = min(len(recording), max_frames or len(recording))
 
     def frames() -> Iterator[TrueFrame]:
         for index in range(length):
             yield TrueFrame(recording.image(index), recording.truth(index))
 
-    return Sequence(name, length, tuple(recording.labels), MIN_AREA, frames)
+    return LabelledSequence(name, length, tuple(recording.labels), MIN_AREA, frames)
 
 
-def _from_clip(clip: Clip, most_frames: int) -> Sequence:
-    length = min(len(clip), most_frames or len(clip))
+def _from_clip(clip: Clip, max_frames: int) -> LabelledSequence:
+    length = min(len(clip), max_frames or len(clip))
     rendered = "objects" in clip.meta
     if rendered:
-        ids, void = tuple(int(known["id"]) for known in clip.meta["objects"]), None
+        ids, void = tuple(int(entry["id"]) for entry in clip.meta["objects"]), None
     else:
         ids, void = split_void(clip.labels(index) for index in range(length))
 
@@ -93,11 +94,11 @@ def _from_clip(clip: Clip, most_frames: int) -> Sequence:
         for index in range(length):
             yield _true_frame(clip, index, ids, void)
 
-    return Sequence(clip.name, length, ids, MIN_AREA if rendered else 0.0, frames)
+    return LabelledSequence(clip.name, length, ids, MIN_AREA if rendered else 0.0, frames)
 
 
 def split_void(labels: Iterable[Labels]) -> tuple[tuple[int, ...], int | None]:
-    """The object ids in all labels [h, w] together, and the void label: 255, unless it is the only one there is."""
+    """Return the object ids in all labels [h, w], and the void label: 255, unless it is the only label."""
     present = np.zeros(256, np.bool_)
     for image in labels:
         present |= np.bincount(image.ravel(), minlength=256) > 0

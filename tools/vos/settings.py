@@ -1,4 +1,4 @@
-"""Named settings that an evaluation compares."""
+"""Named settings for an evaluation to compare."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPARED = "default,copy-first,bank-off,first-only,bank=3,bank=15+select=confide
 
 
 class ModelKey(NamedTuple):
-    """Settings of one model: the same for all that share it."""
+    """Settings of one model, shared by all settings with the same key."""
 
     dtype: str
     image_size: int
@@ -33,11 +33,11 @@ class ModelKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How objects are followed.
+    """A method to follow objects, and its options.
 
-    method: default (the tracker with its bank), copy-first (the true first mask again and again), bank-off (no memory:
-    each frame is segmented by the box of the mask on the frame before, an empty mask leaving the box where it was),
-    first-only (memory of the prompted frame alone).
+    method: default (the tracker with its bank), copy-first (the first true mask on all frames), bank-off (no memory:
+    the box of the mask on the previous frame segments each frame, and an empty mask keeps that box), first-only (memory
+    of the prompted frame alone).
     """
 
     name: str = "default"
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def model(self) -> ModelKey:
-        """What its model is to be loaded with."""
+        """The key of its model."""
         return ModelKey(self.dtype, self.image_size)
 
     @property
@@ -59,10 +59,10 @@ class Setting:
 
 
 def parse_settings(text: str, base: Setting) -> list[Setting]:
-    """Settings with commas between, each `base` with changes joined by +, such as bank=15+select=confident.
+    """Parse comma-separated settings, each `base` with changes joined by +, such as bank=15+select=confident.
 
-    Changes are a method, bank=N, select=RULE, dtype=TYPE, size=PIXELS or prompt=KIND. SettingsError for what is none of
-    these, and for a setting that is there twice.
+    Changes are a method, bank=N, select=RULE, dtype=TYPE, size=PIXELS or prompt=KIND. Raises SettingsError for
+    anything else, and for a setting that occurs twice.
     """
     settings = [_parse(name.strip(), base) for name in text.split(",")]
     names = [setting.name for setting in settings]
@@ -87,28 +87,28 @@ def _parse(name: str, base: Setting) -> Setting:
     return replace(base, **changes)
 
 
-def _number(key: str, least: int) -> Callable[[str], int]:
+def _number(key: str, minimum: int) -> Callable[[str], int]:
     def read(value: str) -> int:
-        if not value.isdigit() or int(value) < least:
-            raise SettingsError(f"{key}={value}: expected a whole number of {least} or more")
+        if not value.isdigit() or int(value) < minimum:
+            raise SettingsError(f"{key}={value}: expected a whole number of {minimum} or more")
         return int(value)
 
     return read
 
 
-def _one_of(key: str, known: dict[str, str]) -> Callable[[str], str]:
+def _choice(key: str, choices: dict[str, str]) -> Callable[[str], str]:
     def read(value: str) -> str:
-        if value not in known:
-            raise SettingsError(f"{key}={value}: expected one of {', '.join(known)}")
-        return known[value]
+        if value not in choices:
+            raise SettingsError(f"{key}={value}: expected one of {', '.join(choices)}")
+        return choices[value]
 
     return read
 
 
 _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bank": ("bank_size", _number("bank", 2)),
-    "select": ("selection", _one_of("select", {name: name for name in RULES})),
+    "select": ("selection", _choice("select", {name: name for name in RULES})),
     "size": ("image_size", _number("size", 0)),
-    "dtype": ("dtype", _one_of("dtype", DTYPES)),
-    "prompt": ("prompt", _one_of("prompt", {name: name for name in PROMPTS})),
+    "dtype": ("dtype", _choice("dtype", DTYPES)),
+    "prompt": ("prompt", _choice("prompt", {name: name for name in PROMPTS})),
 }

@@ -1,4 +1,4 @@
-"""A contact sheet: a row of frames for each sequence, the masks in colour, the truth as a white line."""
+"""A contact sheet: a row of frames for each sequence, masks in colour, the truth as a white line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sam3_node.visualization import Image, contact_sheet, overlay, write_image
 
 from .followers import Masks
 from .metrics import region_similarity
-from .sequences import Sequence, TrueFrame
+from .sequences import LabelledSequence, TrueFrame
 
 COLUMNS = 6
 WIDTH = 480
@@ -21,14 +21,14 @@ WHITE = (255, 255, 255)
 
 
 class Sheet:
-    """Collects pictures of a few frames of each sequence, small ones, and writes them as one."""
+    """Collects reduced pictures of a few frames of each sequence, and writes them as one picture."""
 
     def __init__(self) -> None:
         self._pictures: list[Image] = []
         self._captions: list[str] = []
 
-    def show(self, sequence: Sequence, index: int, frame: TrueFrame, masks: Masks) -> None:
-        """Draw the frame if it is one of those that the sheet has."""
+    def show(self, sequence: LabelledSequence, index: int, frame: TrueFrame, masks: Masks) -> None:
+        """Draw the frame if the sheet includes it."""
         shown = np.linspace(0, sequence.length - 1, COLUMNS).round().astype(int)
         for _ in range(int((shown == index).sum())):  # a short sequence repeats frames
             ious = {
@@ -39,12 +39,12 @@ class Sheet:
             self._captions.append(f"J {np.mean(list(ious.values())):.2f}" if ious else "prompted here")
 
     def write(self, path: Path) -> None:
-        """Write the PNG; raises OutputError where that is not possible."""
+        """Write the PNG; raise OutputError if that is not possible."""
         write_image(path, contact_sheet(self._pictures, self._captions, COLUMNS))
 
 
 def draw(name: str, index: int, frame: TrueFrame, masks: Masks, ious: Mapping[int, float]) -> Image:
-    """The frame, reduced to WIDTH, with masks, ids and their `ious`; the truth as a white line."""
+    """Draw a frame, reduced to WIDTH, with masks, ids and `ious`, and the truth as a white line."""
     height, width = frame.size
     size = (WIDTH, round(height * WIDTH / width))
     instances = tuple(

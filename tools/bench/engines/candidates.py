@@ -1,4 +1,4 @@
-"""A tracker's stages in the arithmetics that engines have, each to be held against the torch stages in float32."""
+"""The stages of a tracker in the precisions of engines, to be compared with the torch stages in float32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import step
 import torch
 
 from sam3_node.engines.export import export
@@ -19,12 +18,13 @@ from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
 from tests.support.onnx_run import OnnxRun
+from tools.bench.latency import step
 
 Images = Sequence[npt.NDArray[np.uint8]]
 
 
 class Candidate(NamedTuple):
-    """Stages whose inputs and outputs are of `dtype` where the model's are."""
+    """Stages in a precision; inputs and outputs that have the model's dtype are of `dtype`."""
 
     name: str
     stages: Stages
@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
 
 class Weights:
-    """A tracker's weights: `small` and `full` are step.py's, random; anything else is as model.name of the node."""
+    """Weights of a tracker: `small` and `full` of latency.step, which are random, or a model.name of the node."""
 
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
@@ -40,14 +40,14 @@ class Weights:
         self._source = step.random_source(name, device) if self.random else None
 
     def model(self, dtype: torch.dtype) -> TrackerModel:
-        """A model of its own, on the device."""
+        """Make a new model on the device."""
         if self._source is None:
             return load_tracker(self.name, device=self.device, dtype=dtype)
         return step.stages(self._source, dtype)
 
 
 class Bench(NamedTuple):
-    """What a candidate is made of: the weights, the model in float32, images to calibrate with, an empty folder."""
+    """Inputs of all candidates: the weights, the model in float32, images for calibration, and an empty folder."""
 
     weights: Weights
     reference: TrackerModel
@@ -64,17 +64,17 @@ def _torch(dtype: torch.dtype) -> Callable[[Bench], Candidate]:
 
 def _onnx(bench: Bench) -> Candidate:
     if bench.reference.device.type != "cpu":
-        raise EngineError("onnxruntime is a check on the CPU: expected --device cpu")
-    ports = stages_of(bench.reference)
-    runs = (OnnxRun(export(ports[name], bench.folder / f"{name}.onnx"), ports[name]) for name in STAGES)
+        raise EngineError("onnxruntime runs on the CPU here: expected --device cpu")
+    specs = stages_of(bench.reference)
+    runs = (OnnxRun(export(specs[name], bench.folder / f"{name}.onnx"), specs[name]) for name in STAGES)
     return Candidate("onnx", Stages(*runs), torch.float32)
 
 
 def _inductor(bench: Bench) -> Candidate:
     device = bench.reference.device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    ports = stages_of(bench.weights.model(dtype))
-    runs = (InductorRun(build_package(ports[name]), ports[name], device) for name in STAGES)
+    specs = stages_of(bench.weights.model(dtype))
+    runs = (InductorRun(build_package(specs[name]), specs[name], device) for name in STAGES)
     return Candidate("inductor", Stages(*runs), dtype)
 
 

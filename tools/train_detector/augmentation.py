@@ -1,4 +1,4 @@
-"""Augmentation: how a rendered frame is laid on the detector's canvas. Hues stay, as colours are names."""
+"""Augmentation: placing a rendered frame on the detector's canvas. Hues stay, because colours are names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Labels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class View:
-    """The 2x3 map of a frame's pixels to the canvas', a table of 256 values for each of B, G and R, blur and noise."""
+class Augmentation:
+    """An affine map [2, 3] from a frame's pixels to the canvas, tables of 256 values for B, G and R, blur and noise."""
 
     affine: npt.NDArray[np.float64]
     table: npt.NDArray[np.uint8]
@@ -28,9 +28,9 @@ class View:
     seed: int
 
     @staticmethod
-    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> View:
-        """For pictures of shape (height, width)."""
-        return View(
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Augmentation:
+        """Draw an augmentation for pictures of shape (height, width)."""
+        return Augmentation(
             _affine(rng, shape[0], shape[1]),
             _tone(rng),
             float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0,
@@ -39,7 +39,7 @@ class View:
         )
 
     def image(self, image: Image) -> Image:
-        """BGR uint8 [h, w, 3] -> RGB uint8 [256, 320, 3]."""
+        """Convert BGR uint8 [h, w, 3] to RGB uint8 [256, 320, 3]."""
         canvas = cv2.warpAffine(
             cv2.LUT(image, self.table),
             self.affine,
@@ -53,11 +53,13 @@ class View:
             grain = np.empty(canvas.shape, np.int16)
             cv2.setRNGSeed(self.seed)
             canvas = cv2.add(canvas, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
-        return canvas[..., ::-1]
+        rgb: Image = canvas[..., ::-1]
+        return rgb
 
     def labels(self, labels: Labels) -> Labels:
-        """uint8 [h, w] -> [256, 320], 0 around the picture."""
-        return cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
+        """Convert uint8 [h, w] to [256, 320], with 0 around the picture."""
+        moved: Labels = cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
+        return moved
 
 
 def _affine(rng: np.random.Generator, height: int, width: int) -> npt.NDArray[np.float64]:
@@ -74,8 +76,9 @@ def _affine(rng: np.random.Generator, height: int, width: int) -> npt.NDArray[np
 
 
 def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Gamma, contrast, brightness and a touch of white balance as one table [1, 256, 3]."""
+    """Return gamma, contrast, brightness and slight white balance as one table [1, 256, 3]."""
     value = np.linspace(0, 1, 256)[:, None] ** np.exp(rng.uniform(-0.25, 0.25))
     value = (value - 0.5) * rng.uniform(0.8, 1.2) + 0.5 + rng.uniform(-0.06, 0.06)
     value = value * rng.uniform(0.96, 1.04, 3)
-    return np.clip(value * 255, 0, 255).astype(np.uint8)[None]
+    table: Image = np.clip(value * 255, 0, 255).astype(np.uint8)[None]
+    return table

@@ -1,12 +1,12 @@
-"""Seconds until a model is ready: as it is, compiled with nothing kept from before, with what that start has kept.
+"""Measure the seconds until a model is ready: not compiled, compiled with an empty cache, compiled with a full one.
 
-    python tools/bench/start.py
-    python tools/bench/start.py --engine inductor               and as packages that were compiled ahead of time
-    python tools/bench/start.py --model facebook/sam3 --objects 16
+    python -m tools.bench.latency.start
+    python -m tools.bench.latency.start --engine inductor               also as packages compiled ahead of time
+    python -m tools.bench.latency.start --model facebook/sam3 --objects 16
 
-Each start is a process of its own that loads the model and tracks blank frames until every number of objects has been
-compiled, as the node does; importing torch is not counted. CPU seconds are those of all its threads and of compilers
-that it has run. The first start from packages is with the gate, which passes them then.
+Each start is a process of its own. It loads the model and tracks blank frames until every number of objects has been
+compiled, as the node does. The import of torch is not counted. CPU seconds include all threads and the compilers that
+the process has run. The first start from packages runs the gate, which then accepts them for later starts.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
+from tools.bench.common import Figures, make_parser, objects_text
 
+MODULE = "tools.bench.latency.start"
 EAGER, COMPILED, BUILD, PACKAGES = "eager", "compiled", "build", "packages"
 STARTS = (("not compiled", EAGER), ("compiled, cold", COMPILED), ("compiled, warm", COMPILED))
 INDUCTOR = (("packages, build", BUILD), ("packages, with gate", PACKAGES), ("packages", PACKAGES))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--objects", type=int, default=4, help="as tracker.max_objects")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
-    parser.add_argument("--once", type=Path, metavar="FOLDER", help="start here, with what FOLDER keeps")
+    parser.add_argument(
+        "--once", type=Path, metavar="FOLDER", help="start in this process, with the caches in FOLDER"
+    )
     parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def start(args: argparse.Namespace) -> str:
-    """Do in this process what `args.how` says; seconds and CPU seconds that it took."""
+    """Start in this process as `args.how` names it; return the seconds and the CPU seconds as text."""
     import torch
 
     from sam3_node.engines.build import build_engines
@@ -59,18 +60,18 @@ def start(args: argparse.Namespace) -> str:
             "engine": {"kind": kind, "precision": precision, "folder": args.once, "fallback": False},
         }
     )
-    begin, spent = time.perf_counter(), cpu_s()
+    begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
     if args.how == BUILD:
         build_engines(settings)
     else:
         model = load_model(settings.model, settings.tracker, settings.engine)
-        if args.how != COMPILED:  # which is warm already
+        if args.how != COMPILED:  # a compiled model is warm already
             warm_up(model, settings, model.stages)
-    return f"{time.perf_counter() - begin:8.1f} {cpu_s() - spent:12.1f}"
+    return f"{time.perf_counter() - begin_s:8.1f} {cpu_s() - begin_cpu_s:12.1f}"
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of children that have ended."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -80,14 +81,23 @@ def main() -> None:
     if args.once:
         print(start(args))
         return
-    print(f"{args.model}, up to {args.objects} objects\n{'start':20s}  seconds  CPU seconds   kept, MB")
+    figures = Figures("latency.start")
+    print(f"{args.model}, up to {objects_text(args.objects)}\n{'start':20s}  seconds  CPU seconds   kept, MB")
     environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     with tempfile.TemporaryDirectory() as folder:
         for name, how in STARTS + (INDUCTOR if args.engine == "inductor" else ()):
-            command = [sys.executable, *sys.argv, "--once", folder, "--how", how]
-            found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            kept = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-            print(f"{name:20s} {found.stdout.split(chr(10))[-2]} {kept / 1e6:10.1f}", flush=True)
+            command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--once", folder, "--how", how]
+            output = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+            times = output.splitlines()[-1]
+            kept_mb = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
+            print(f"{name:20s} {times} {kept_mb:10.1f}", flush=True)
+            seconds, cpu_seconds = map(float, times.split())
+            what = f"start of {args.model}, {name}, up to {objects_text(args.objects)}"
+            figures.add(what, seconds, "s")
+            figures.add(f"{what}: CPU time", cpu_seconds, "s")
+    figures.write(args.json)
 
 
 if __name__ == "__main__":

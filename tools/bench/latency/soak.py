@@ -1,16 +1,15 @@
-"""Memory over a long run: resident memory, and live tensors, after the first steps must not grow.
+"""Measure the growth of resident memory and of live tensors over a long run; after the first steps there must be none.
 
-    python tools/bench/soak.py                  the tracker alone: 5,000 steps with 4 objects
-    python tools/bench/soak.py --minutes 10     a camera and a node as processes besides, with 4 objects
+    python -m tools.bench.latency.soak                  the tracker alone: 5,000 steps with 4 objects
+    python -m tools.bench.latency.soak --minutes 10     also a camera and a node as processes, with 4 objects
 
-Tiny random weights: the memory bank, the bookkeeping and the messages are the same as with large ones, only sooner.
-The first 200 steps fill the bank and warm the allocators up. On a CPU tensor memory is what the garbage
-collector's live tensors hold, storages counted once; on a GPU it is what torch has allocated there.
+Weights are tiny and random: the memory bank, the bookkeeping and the messages are those of large weights. The first
+200 steps fill the bank and warm up the allocators. On a CPU, tensor memory is that of the garbage collector's live
+tensors, each storage counted once; on a GPU it is the memory that torch has allocated there.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import tempfile
 import time
@@ -18,33 +17,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from _common import Processes, add_points, next_masks, save_tiny_checkpoint
 
 from sam3_node.client import PerceptionClient
 from sam3_node.models import load_tracker
 from sam3_node.node.stats import rss_bytes
 from sam3_node.tracking import ObjectPrompt, Tracker
+from tools.bench.common import Figures, make_parser
+from tools.bench.processes import Processes, add_points, next_masks
+from tools.bench.tiny_weights import save_tiny_checkpoint
 
 WARM_STEPS = 200
 OBJECTS = 4
 FPS = 60
-CLIP = 16  # frames, again and again
+CLIP = 16  # frames, played in a loop
 
 
 def tensor_bytes(device: torch.device) -> int:
-    """Memory of all live tensors on the device."""
+    """Return the bytes of all live tensors on the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device)
     storages = [
-        found.untyped_storage() for found in gc.get_objects() if issubclass(type(found), torch.Tensor)
+        tensor.untyped_storage() for tensor in gc.get_objects() if issubclass(type(tensor), torch.Tensor)
     ]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def run_tracker(weights: Path, device: str, steps: int) -> Iterator[tuple[int, int, int]]:
-    """Step number, resident bytes and tensor bytes, at the end of the warm-up and ten times from then on."""
+    """Yield step number, resident bytes and tensor bytes at the end of the warm-up and ten times after it."""
     model = load_tracker(weights, device=device)
     tracker = Tracker(model, max_objects=OBJECTS)
     size = model.image_size
@@ -57,26 +58,26 @@ def run_tracker(weights: Path, device: str, steps: int) -> Iterator[tuple[int, i
 
 
 def run_node(weights: Path, minutes: float) -> Iterator[tuple[int, int, int]]:
-    """Frames stepped, resident bytes and frames skipped, after the warm-up and ten times from then on.
+    """Yield frames stepped, resident bytes and frames skipped, after the warm-up and ten times after it.
 
-    One of the objects is replaced every second, which must cost nothing.
+    One of the objects is replaced every second, which must cost no memory.
     """
     with Processes(SAM3_MODEL__NAME=str(weights), SAM3_MODEL__THREADS="1") as processes:
         processes.start("run")
         processes.start("camera", "scene:shapes", SAM3_CAMERA__FPS=str(FPS))
         with processes.client() as client:
             add_points(client, OBJECTS)
-            while _stepped(client)[0] < WARM_STEPS:
+            while _read_status(client)[0] < WARM_STEPS:
                 replace_oldest(client)
-            yield _stepped(client)
+            yield _read_status(client)
             for _ in range(10):
                 end_s = time.monotonic() + 6 * minutes
                 while time.monotonic() < end_s:
                     replace_oldest(client)
-                yield _stepped(client)
+                yield _read_status(client)
 
 
-def _stepped(client: PerceptionClient) -> tuple[int, int, int]:
+def _read_status(client: PerceptionClient) -> tuple[int, int, int]:
     status = client.status()
     camera = status["cameras"]["cam0"]
     return camera["stepped"], status["rss_bytes"], camera["skipped"]
@@ -90,32 +91,40 @@ def replace_oldest(client: PerceptionClient) -> None:
     time.sleep(1)
 
 
-def print_growth(rows: Iterator[tuple[int, int, int]], last: str) -> None:
-    """Rows of (step, resident bytes, other) with what the first two have grown by since the first row."""
+def print_growth(rows: Iterator[tuple[int, int, int]], last: str) -> tuple[float, int]:
+    """Print rows of (step, resident bytes, `last`); return the growth in MB and of `last` since the first row."""
     print(f"   step    RSS MB   grown MB   {last}")
     first: tuple[int, int, int] | None = None
+    growth = (0.0, 0)
     for step, rss, other in rows:
         first = first or (step, rss, other)
-        print(f"{step:7d} {rss / 1e6:9.1f} {(rss - first[1]) / 1e6:10.2f}   {other}", flush=True)
+        growth = (rss - first[1]) / 1e6, other - first[2]
+        print(f"{step:7d} {rss / 1e6:9.1f} {growth[0]:10.2f}   {other}", flush=True)
+    return growth
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=5000, help="steps of the tracker alone")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="minutes of the whole node; 0 leaves it out"
     )
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--minutes", type=float, default=0.0, help="of the whole node; 0 leaves it out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    args, figures = parser.parse_args(), Figures("latency.soak")
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         weights = save_tiny_checkpoint(Path(folder) / "tiny")
         print(f"tracker alone on {args.device}, {OBJECTS} objects")
-        print_growth(run_tracker(weights, args.device, args.steps), "bytes in tensors")
+        megabytes, tensors = print_growth(run_tracker(weights, args.device, args.steps), "bytes in tensors")
+        what = f"tracker alone, {args.steps} steps with {OBJECTS} objects, after the first {WARM_STEPS}"
+        figures.add(f"{what}: growth of resident memory", megabytes, "MB")
+        figures.add(f"{what}: growth of the bytes in tensors", tensors, "bytes", target="0")
         if args.minutes:
             print(f"\ncamera at {FPS} Hz and node, {OBJECTS} objects, one of them replaced every second")
-            print_growth(run_node(weights, args.minutes), "frames skipped")
+            megabytes, _ = print_growth(run_node(weights, args.minutes), "frames skipped")
+            figures.add(f"node, {args.minutes:g} minutes: growth of resident memory", megabytes, "MB")
+    figures.write(args.json)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Kill -9 of camera, node and watcher in turn: how soon the others have it back after it says it is ready.
+"""Kill camera, node and watcher in turn with SIGKILL, and measure how soon the other processes are served again.
 
-    python tools/bench/reconnect.py              five kills of each, over tcp, tiny random weights
+    python -m tools.bench.latency.reconnect              five kills of each, over tcp, tiny random weights
 
-Camera and node count until a reader that lived through it holds masks of a frame captured, or published, after the
-ready line; the watcher counts from its own ready line to its first row.
+The time starts at the ready line of the restarted process. For a camera it ends when a subscriber that was not
+restarted holds masks of a frame captured after that line; for a node, masks published after it; for a watcher, when
+the watcher prints its first row.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import tempfile
@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _common import Processes, next_masks, save_tiny_checkpoint
-
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
+from tools.bench.common import Figures, make_parser
+from tools.bench.processes import Processes, next_masks
+from tools.bench.tiny_weights import save_tiny_checkpoint
 
 COMMANDS = {"camera": ("camera", "scene:shapes"), "node": ("run",), "watcher": ("watch",)}
 STAMPS: dict[str, Callable[[MaskFrame], int]] = {
@@ -29,7 +30,7 @@ STAMPS: dict[str, Callable[[MaskFrame], int]] = {
 
 
 def back_after_s(name: str, restarted: subprocess.Popen[str], client: PerceptionClient) -> float:
-    """Seconds from now, when the process is ready, until it is heard again."""
+    """Return the seconds from now, when the restarted process is ready, until its output arrives again."""
     ready_ns = time.time_ns()
     if name == "watcher":
         assert restarted.stdout is not None
@@ -41,11 +42,9 @@ def back_after_s(name: str, restarted: subprocess.Popen[str], client: Perception
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=5)
-    args = parser.parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--kills", type=int, default=5, help="kills of each process")
+    args, figures = parser.parse_args(), Figures("latency.reconnect")
     with tempfile.TemporaryDirectory() as folder:
         model = {"SAM3_MODEL__NAME": str(save_tiny_checkpoint(Path(folder))), "SAM3_MODEL__THREADS": "1"}
         with Processes(**model) as processes, processes.client() as client:
@@ -60,6 +59,8 @@ def main() -> None:
                     running[name] = processes.start(*command)
                     times.append(back_after_s(name, running[name], client))
                 print(f"{name:8s} {statistics.median(times):20.2f} {max(times):12.2f}", flush=True)
+                figures.add(f"{name} killed and restarted: served again after its ready line", times, "s")
+    figures.write(args.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Figures of the benchmarks: their JSON, and the page that is generated from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
+from tools.bench.report import GROUPS, PAGE, format_page, format_value, read_records
+
+FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
+
+
+def test_the_committed_page_is_what_the_generator_writes() -> None:
+    assert PAGE.read_text() == format_page(read_records())
+
+
+@pytest.mark.parametrize("record", read_records(), ids=lambda record: str(record["figure"])[:60])
+def test_every_record_is_complete(record: Record) -> None:
+    assert record.keys() >= FIELDS
+    assert record["group"] in GROUPS
+    assert str(ROOT) not in json.dumps(record)
+    if "versions" in record:
+        assert {"python", "torch", "transformers", "numpy", "opencv", "pyzmq", "sam3_node"} <= set(
+            record["versions"]
+        )
+        assert {"cpu", "cores", "load_average", "avx512", "amx", "memory_gb"} <= set(record["machine"])
+
+
+@pytest.mark.parametrize(
+    "command", sorted({record["command"] for record in read_records()}), ids=lambda command: str(command)[:60]
+)
+def test_every_benchmark_named_by_a_command_exists(command: str) -> None:
+    words = command.split()
+    if words[:2] == ["python", "-m"]:
+        assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file()
+
+
+def test_every_group_has_a_figure_measured_by_this_version() -> None:
+    assert {record["group"] for record in read_records() if "versions" in record} == set(GROUPS)
+
+
+def test_figures_keep_the_spread_and_put_ratios_first(tmp_path: Path) -> None:
+    figures = Figures("latency.step", ["--objects", "4", "--json", "FILE", "--threads", "2"])
+    figures.add("time", [3.0, 1.0, 2.0], "ms")
+    figures.add("speed", 1.5, "x", target="at least 1")
+    figures.write(tmp_path / "results/step.json")
+    ratio, time = json.loads((tmp_path / "results/step.json").read_text())
+    assert (ratio["figure"], ratio["value"], ratio["target"]) == ("speed", 1.5, "at least 1")
+    assert time["spread"] == {"min": 1.0, "median": 2.0, "max": 3.0, "runs": 3}
+    assert time["value"] == 2.0
+    assert time["command"] == "python -m tools.bench.latency.step --objects 4 --threads 2"
+    assert time["group"] == "latency"
+
+
+def test_without_a_file_no_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Figures("latency.step", []).write(None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_parser_has_runs_only_where_a_benchmark_compares() -> None:
+    assert make_parser("text", runs=5).parse_args(["--runs", "3"]).runs == 3
+    assert make_parser("text", print_json=True).parse_args(["--json"]).json == Path("-")
+    with pytest.raises(SystemExit):
+        make_parser("text").parse_args(["--runs", "3"])
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"value": 1.523, "unit": "x"}, "1.52"),
+        ({"value": 12261.0, "unit": "frames/s"}, "12,261"),
+        ({"value": 0.00015, "unit": "px"}, "0.00015"),
+        ({"value": "asserted", "unit": ""}, "asserted"),
+        (
+            {"value": 2.0, "unit": "x", "spread": {"min": 1.9, "max": 2.25, "runs": 5}},
+            "2.00 (1.90 to 2.25, 5 runs)",
+        ),
+    ],
+)
+def test_a_value_is_shown_with_its_spread(record: Record, text: str) -> None:
+    assert format_value(record) == text
+
+
+def test_statistics() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert spread_text([1.0]) == "1.00"
+    assert spread_text([1.0, 3.0, 2.0], 1) == "2.0 (1.0 to 3.0)"

@@ -1,0 +1,138 @@
+"""MaskScore video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
+
+    python -m tools.bench.accuracy.vos ../shared/data/davis                the default setting
+    python -m tools.bench.accuracy.vos FOLDER --prompt box --json FILE     also as JSON
+    python -m tools.bench.accuracy.vos FOLDER --compare                    baselines, banks, selections and prompts
+    python -m tools.bench.accuracy.vos FOLDER --settings default,bank-off,bank=15+select=confident,dtype=bf16,size=160
+
+FOLDER has DAVIS' layout, real or rendered; a recording (.mcap) with ground truth is accepted too. The tracker is
+prompted for each object once, on the first frame where it can be seen, by its true mask, box or a point. The object is
+scored on all frames between that one and the last. All objects of a sequence are tracked together, and each mask is
+scored as the node would publish it, with overlaps. tools/vos/occlusion.py defines recovery. `--json` without a file
+prints all figures, those of each sequence and object included, as JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from sam3_node.errors import Sam3NodeError
+from sam3_node.models import TrackerModel
+from sam3_node.perception.loading import load_model
+from sam3_node.settings import ModelSettings, TrackerSettings
+from tools.bench.common import STDOUT, Figures, make_parser
+from tools.vos.evaluate import SequenceResult, evaluate
+from tools.vos.followers import Masks
+from tools.vos.report import all_settings, as_json, as_table
+from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
+from tools.vos.settings import COMPARED, PROMPTS, ModelKey, Setting, parse_settings
+from tools.vos.sheet import Sheet
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__, print_json=True)
+    parser.add_argument(
+        "path", type=Path, metavar="FOLDER", help="clips, or a recording (.mcap) with ground truth"
+    )
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--prompt", choices=PROMPTS, default="mask", help="kind of the only prompt of an object"
+    )
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--settings",
+        default="default",
+        help="settings to compare, comma-separated; the first is the reference",
+    )
+    chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
+    parser.add_argument(
+        "--sequences",
+        default="",
+        help="names of the sequences to run, comma-separated; * and ? are wildcards",
+    )
+    parser.add_argument(
+        "--frames", type=int, default=0, help="number of first frames of each sequence; 0: all"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
+    return parser.parse_args()
+
+
+def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[ModelKey, TrackerModel]:
+    """Load a model for each dtype and image size that the settings name."""
+    models = {}
+    shared = {"name": args.model, "device": args.device, "threads": args.threads}
+    for key in dict.fromkeys(setting.model for setting in settings):
+        chosen = ModelSettings.model_validate(shared | key._asdict())
+        models[key] = load_model(chosen, TrackerSettings())
+    return models
+
+
+def evaluate_all(
+    sequences: list[LabelledSequence],
+    settings: list[Setting],
+    models: dict[ModelKey, TrackerModel],
+    sheet: Sheet,
+) -> dict[str, dict[str, SequenceResult]]:
+    """Return the results by setting, then by sequence; print progress to stderr."""
+    results: dict[str, dict[str, SequenceResult]] = {setting.name: {} for setting in settings}
+    for sequence in sequences:
+        of_settings = evaluate(sequence, settings, models, partial(watch, sheet, sequence))
+        for setting, result in zip(settings, of_settings, strict=True):
+            results[setting.name][sequence.name] = result
+    return results
+
+
+def watch(sheet: Sheet, sequence: LabelledSequence, index: int, frame: TrueFrame, masks: Masks) -> None:
+    """Draw a frame on the sheet, and print progress."""
+    sheet.show(sequence, index, frame, masks)
+    last = index + 1 == sequence.length
+    if last or sys.stderr.isatty():
+        print(f"\r{sequence.name} {index + 1}/{sequence.length}", end="\n" if last else "", file=sys.stderr)
+
+
+def keep_figures(
+    results: dict[str, dict[str, SequenceResult]], args: argparse.Namespace, figures: Figures
+) -> None:
+    """Keep the means of each setting."""
+    for name, report in all_settings(results).items():
+        what = f"{args.path.name}, prompt {args.prompt}, {args.model}, setting {name}"
+        for key in ("J", "F"):
+            if report[key] is not None:
+                figures.add(f"mean {key}, {what}", report[key], key)
+        occlusions = report["occlusions"]
+        if occlusions["recovered"] is not None:
+            figures.add(
+                f"objects recovered of {occlusions['cases']} occluded, {what}",
+                100 * occlusions["recovered"],
+                "%",
+            )
+        figures.add(f"time of a frame, {what}", report["frame_ms"], "ms")
+
+
+def main() -> None:
+    args, sheet, figures = arguments(), Sheet(), Figures("accuracy.vos")
+    try:
+        settings = parse_settings(args.settings, Setting(prompt=args.prompt))
+        names = [name for name in args.sequences.split(",") if name]
+        sequences = open_sequences(args.path, names, args.frames)
+        results = evaluate_all(sequences, settings, load_models(args, settings), sheet)
+        sheet.write(args.sheet)
+    except Sam3NodeError as error:
+        raise SystemExit(f"error: {error}") from error
+    if args.json == STDOUT:
+        print(json.dumps(as_json(results), indent=2))
+    else:
+        print(as_table(results))
+        keep_figures(results, args, figures)
+        figures.write(args.json)
+    print(f"pictures in {args.sheet}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""What all benchmarks share: command-line options, statistics, and the figures that they print and write as JSON.
+
+A figure is a number with its unit, its target where one was set, and its spread where it was measured in several
+runs. The JSON also says how to measure it again, when, on which machine and with which versions it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "tools/bench/results"
+SHARED = ROOT.parent / "shared"
+"""Default place of public weights, videos and labelled clips that are not part of the repository."""
+
+RUNS = 5
+"""Paired runs of a benchmark that compares two implementations."""
+
+RATIO = "x"
+"""Unit of a ratio; ratios come first in the JSON, since they depend on the machine least."""
+
+PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "numpy": "numpy",
+    "opencv": "opencv-python",
+    "pyzmq": "pyzmq",
+    "sam3_node": "sam3-node",
+}
+CPU_FLAGS = {"avx512": "avx512f", "amx": "amx_tile"}
+
+STDOUT = Path("-")
+"""Value of --json without a file, where the benchmark allows that."""
+
+Record = dict[str, Any]
+
+
+def make_parser(
+    description: str | None, runs: int = 0, runs_note: str = "", print_json: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser with --json, and with --runs if `runs`, its default, is not 0.
+
+    With `print_json` the file may be left out: the benchmark then prints JSON to standard output and nothing else.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    help_text = "write the figures to this file"
+    if print_json:
+        help_text += "; without a file, print only JSON"
+        parser.add_argument("--json", type=Path, metavar="FILE", nargs="?", const=STDOUT, help=help_text)
+    else:
+        parser.add_argument("--json", type=Path, metavar="FILE", help=help_text)
+    if runs:
+        help_text = f"paired runs for the spread of the ratios (default {runs}{runs_note})"
+        parser.add_argument("--runs", type=int, default=runs, help=help_text)
+    return parser
+
+
+class Figures:
+    """Figures of one benchmark run; written to a JSON file at the end.
+
+    Make it before measuring: it keeps the machine's load at that time.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str] | None = None) -> None:
+        """`module` is the benchmark's name below tools.bench, such as "latency.step"."""
+        words = sys.argv[1:] if arguments is None else arguments
+        self._context: Record = {
+            "group": module.partition(".")[0],
+            "command": shlex.join(["python", "-m", f"tools.bench.{module}", *_without_json(words)]),
+            "machine": describe_machine(),
+            "versions": read_versions(),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        self._figures: list[Record] = []
+
+    def add(self, figure: str, values: float | Sequence[float], unit: str, target: str = "") -> None:
+        """Keep a figure. Several values are runs: the median is the value, and their spread is kept."""
+        record: Record = {"figure": figure, "unit": unit}
+        if isinstance(values, (int, float)):
+            record["value"] = float(values)
+        else:
+            record["value"] = float(statistics.median(values))
+            record["spread"] = {
+                "min": float(min(values)),
+                "median": float(statistics.median(values)),
+                "max": float(max(values)),
+                "runs": len(values),
+            }
+        if target:
+            record["target"] = target
+        self._figures.append(record)
+
+    def write(self, path: Path | None) -> None:
+        """Write the figures to a JSON file, ratios first; do nothing where `path` is None."""
+        if path is None:
+            return
+        ratios_first = sorted(self._figures, key=lambda record: record["unit"] != RATIO)
+        records = [record | self._context for record in ratios_first]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(records, indent=1) + "\n")
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _without_json(words: Sequence[str]) -> list[str]:
+    """Drop `--json FILE` from the words of a command."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--json" and not word.startswith("--json="):
+            kept.append(word)
+        skip = word == "--json"
+    return kept
+
+
+def describe_machine() -> Record:
+    """Return the CPU, the cores of this process, the load averages, the CPU's wide instructions and the memory."""
+    lines = _lines("/proc/cpuinfo")
+    flags = set(_value(lines, "flags").split())
+    memory_kb = _value(_lines("/proc/meminfo"), "MemTotal").split()
+    machine: Record = {
+        "cpu": _value(lines, "model name") or platform.processor() or platform.machine(),
+        "cores": count_cores(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "memory_gb": round(int(memory_kb[0]) / 1e6, 1) if memory_kb else None,
+    }
+    return machine | {name: flag in flags for name, flag in CPU_FLAGS.items()}
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Return the CPU's name and the number of cores that this process may use."""
+    return f"{describe_machine()['cpu']}, {count_cores()} cores"
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def _value(lines: Sequence[str], key: str) -> str:
+    """Return the value of the first `key : value` line; empty where there is none."""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def read_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter for speed."""
+    versions = {"python": platform.python_version()}
+    for name, package in PACKAGES.items():
+        try:
+            versions[name] = version(package)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """Return the value below which `fraction` (0..1) of all values lie."""
+    return sorted(values)[int(fraction * (len(values) - 1))]
+
+
+def spread_text(values: Sequence[float], digits: int = 2) -> str:
+    """Return "median (min to max)" of the runs, or the value itself of a single run."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def objects_text(count: int) -> str:
+    """Return "1 object" or "4 objects"."""
+    return f"{count} object" if count == 1 else f"{count} objects"

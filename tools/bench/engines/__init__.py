@@ -1,0 +1,1 @@
+"""Benchmarks of the engines: their stages, their precision, their builds."""

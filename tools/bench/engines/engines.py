@@ -1,0 +1,309 @@
+"""Compare each stage in each precision with float32: time, share of the device's matrix rate, effect on the masks.
+
+    python -m tools.bench.engines.engines             nano
+    python -m tools.bench.engines.engines --peer      and the whole step against transformers' streaming
+    python -m tools.bench.engines.engines --model full --peer    SAM 3's full size, random weights: for a GPU
+
+Precisions: bfloat16 and float16 by torch; onnx, the exported stages in float32 by onnxruntime on a CPU; inductor,
+compiled ahead of time, in float32 on a CPU and bfloat16 on a GPU; fp8, the encoder's layers rounded in torch as an FP8
+engine rounds them, which shows the effect on masks but not on time. Cosine is the minimum over a stage's outputs, the
+objects and the frames of a clip. Mask IoU compares with the masks that float32 gives when it tracks through that clip.
+The time of a stage is the median of calls that alternate with float32's, at --objects objects; the ratio has the spread
+of --runs such medians. On a GPU the share is relative to the rate of a plain matrix product in the same precision, and
+our whole steps are compiled and run in CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from sam3_node.bags.image_sampling import sample_images
+from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.engines.graphs import use_graphs
+from sam3_node.engines.report import Report
+from sam3_node.engines.specs import STAGES, StageSpec, stages_of
+from sam3_node.engines.validation import compare
+from sam3_node.errors import EngineError, MissingExtraError
+from sam3_node.models import TrackerModel
+from sam3_node.models.sam.stages import Run
+from sam3_node.tracking import ObjectPrompt
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
+from tools.bench.engines.candidates import PRECISIONS, Bench, Candidate, Images, Weights
+from tools.bench.latency import step
+
+MATRIX = 8192  # side of the matrices whose product gives the device's rate
+PLAIN = "float32"
+ANY_COSINE, ANY_IOU = 1e-6, 1e-6  # bounds that everything passes: only the gate's figures are used
+
+
+class Effort(NamedTuple):
+    """Length of the measurements."""
+
+    calls: int
+    """calls of a stage in one run"""
+    clip: int
+    """frames of the clip for masks"""
+    frames: int
+    """timed frames of a whole step"""
+    warm: int
+    """untimed frames before them"""
+
+
+CPU, GPU = Effort(9, 4, 16, 4), Effort(50, 16, 300, 20)
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__, RUNS)
+    parser.add_argument(
+        "--model", default="nano", help="as model.name of the node; small, full: random weights"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="comma-separated")
+    parser.add_argument("--objects", type=int, default=4, help="objects of a stage that runs for several")
+    parser.add_argument(
+        "--source",
+        default=str(TABLETOP),
+        help="recording, video or folder with the frames of the clip and of the calibration",
+    )
+    parser.add_argument("--peer", action="store_true", help="compare whole steps with transformers'")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    args = parser.parse_args()
+    if unknown := set(args.precisions.split(",")) - set(PRECISIONS):
+        parser.error(f"--precisions: expected some of {', '.join(PRECISIONS)}; found {', '.join(unknown)}")
+    return args
+
+
+def heading(args: argparse.Namespace) -> str:
+    """Return a line with the model, the device and the versions."""
+    if args.device.startswith("cuda"):
+        device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    else:
+        device = f"CPU, {torch.get_num_threads()} threads"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{args.model}, {device}, {versions}"
+
+
+@torch.inference_mode()
+def milliseconds(run: Run, inputs: Sequence[Tensor]) -> float:
+    """Return the milliseconds of one call, with the device's work."""
+    start = time.perf_counter()
+    run(*inputs)
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def alternating(runs: Sequence[partial[float]], calls: int) -> list[float]:
+    """Call all in turns, and return the median result of each."""
+    for run in runs:
+        run()
+    times = [[run() for run in runs] for _ in range(calls)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+@torch.inference_mode()
+def tera_operations(stage: StageSpec, objects: int) -> float:
+    """Count the floating-point operations of a stage's matrix products, in 10^12."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        stage.module(*stage.examples(objects))
+    operations: int = counter.get_total_flops()
+    return operations / 1e12
+
+
+def matrix_rate(device: str, dtype: torch.dtype) -> float:
+    """Return the TFLOP/s of a plain matrix product."""
+    left, right = (torch.randn(MATRIX, MATRIX, device=device).to(dtype) for _ in range(2))
+    median = alternating([partial(milliseconds, torch.matmul, (left, right))], GPU.calls)[0]
+    return 2 * MATRIX**3 / median / 1e9
+
+
+class StageTimes(NamedTuple):
+    """Times of one stage in one precision."""
+
+    runs: list[tuple[float, float]]
+    """milliseconds of this precision and of float32, a pair for each run"""
+    tera: float
+    """10^12 floating-point operations of a call"""
+
+    @property
+    def ms(self) -> float:
+        """Median milliseconds over the runs."""
+        return statistics.median(ours for ours, _ in self.runs)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Time as a multiple of float32's, of each run."""
+        return [ours / plain for ours, plain in self.runs]
+
+    @property
+    def rate(self) -> float:
+        """TFLOP/s."""
+        return 1e3 * self.tera / self.ms
+
+
+def time_stages(
+    reference: TrackerModel, candidate: Candidate, objects: int, calls: int, runs: int
+) -> Iterator[tuple[str, StageTimes]]:
+    """Yield the times of each stage by name; stages that are the reference's own are left out."""
+    plain, specs = stages_of(reference), stages_of(reference, dtype=candidate.dtype)
+    for name in STAGES:
+        theirs, own = getattr(candidate.stages, name), getattr(reference.stages, name)
+        if theirs is own and candidate.name != PLAIN:
+            continue
+        inputs, plain_inputs = (stages[name].examples(objects) for stages in (specs, plain))
+        pair = [partial(milliseconds, theirs, inputs), partial(milliseconds, own, plain_inputs)]
+        times = [alternating(pair, calls) for _ in range(runs)]
+        yield (
+            name,
+            StageTimes([(ms, plain_ms) for ms, plain_ms in times], tera_operations(plain[name], objects)),
+        )
+
+
+def compare_masks(reference: TrackerModel, candidate: Candidate, clip: Images, random: bool) -> Report:
+    """Track the clip with both, and compare outputs and masks."""
+    prompts = None
+    if random:  # automatic prompts need weights that find objects; random ones do not
+        places = step.points(4, reference.image_size)
+        prompts = [ObjectPrompt(number, points=[place]) for number, place in enumerate(places)]
+    return compare(
+        reference, candidate.stages, clip, ANY_COSINE, ANY_IOU, dtype=candidate.dtype, prompts=prompts
+    )
+
+
+def stage_table(bench: Bench, args: argparse.Namespace, figures: Figures) -> None:
+    """Print a row for each stage in each precision, and the effect on the masks."""
+    heads = f"{'ms':>9s} {'of float32':>22s} {'TFLOP/s':>9s} {'share':>6s} {'cosine':>9s}"
+    print(f"\n{'stage':9s} {'precision':11s} {heads}")
+    for name in (PLAIN, *args.precisions.split(",")):
+        try:
+            candidate = make_candidate(bench, name)
+        except (EngineError, MissingExtraError) as error:
+            print(f"{name}: not measured: {error}")
+        else:
+            _measure_candidate(bench, candidate, args, figures)
+
+
+def make_candidate(bench: Bench, name: str) -> Candidate:
+    """Make the stages in a precision by its name."""
+    if name == PLAIN:
+        return Candidate(name, bench.reference.stages, torch.float32)
+    return PRECISIONS[name](bench)
+
+
+def _measure_candidate(
+    bench: Bench, candidate: Candidate, args: argparse.Namespace, figures: Figures
+) -> None:
+    on_gpu, name = args.device.startswith("cuda"), candidate.name
+    effort = GPU if on_gpu else CPU
+    report = compare_masks(bench.reference, candidate, bench.images, bench.weights.random)
+    peak = matrix_rate(args.device, candidate.dtype) if on_gpu else None
+    for stage, times in time_stages(bench.reference, candidate, args.objects, effort.calls, args.runs):
+        share = f"{times.rate / peak:6.0%}" if peak else f"{'-':>6s}"
+        cosine = min((row.cosine for row in report.outputs if row.stage == stage), default=float("nan"))
+        ratio = f"{spread_text(times.ratios):>22s}"
+        print(
+            f"{stage:9s} {name:11s} {times.ms:9.2f} {ratio} {times.rate:9.3f} {share} {cosine:9.6f}",
+            flush=True,
+        )
+        what = f"{args.model}, stage {stage} in {name}, {objects_text(args.objects)}"
+        if name != PLAIN:
+            figures.add(f"{what}: time / float32", times.ratios, "x")
+            figures.add(f"{what}: minimum cosine with float32", cosine, "cosine")
+        figures.add(f"{what}: time", [ms for ms, _ in times.runs], "ms")
+    print(_masks_row(name, report))
+    if report.tracks is not None and name != PLAIN:
+        figures.add(f"{args.model}, masks in {name}: mean IoU with float32", report.tracks.mean_iou, "IoU")
+        figures.add(
+            f"{args.model}, masks in {name}: minimum IoU with float32", report.tracks.worst_iou, "IoU"
+        )
+
+
+def _masks_row(name: str, report: Report) -> str:
+    if report.tracks is None:
+        return f"masks     {name:11s} none to compare {'; '.join(report.faults)}"
+    tracks = report.tracks
+    return (
+        f"masks     {name:11s} IoU with float32 mean {tracks.mean_iou:.4f}, worst {tracks.worst_iou:.4f}, "
+        f"{tracks.masks} masks of {report.frames} frames"
+    )
+
+
+def step_table(model: TrackerModel, counts: Sequence[int], effort: Effort, figures: Figures) -> None:
+    """Print the percentiles of a whole frame, encoded and tracked, for each number of objects."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    print(f"\nwhole step, {dtype}\nobjects   p50 ms   p99 ms   p99/p50")
+    size = model.image_size
+    for objects in counts:
+        ours = step.Ours(model, objects)
+        pixels = [torch.randn(1, 3, size, size, device=model.device, dtype=model.dtype) for _ in range(4)]
+        times = [
+            step.timed(ours.step, pixels[i % len(pixels)])[0] for i in range(effort.warm + effort.frames)
+        ]
+        p50, p99 = (percentile(times[effort.warm :], fraction) for fraction in (0.5, 0.99))
+        print(f"{objects:7d} {p50:8.1f} {p99:8.1f} {p99 / p50:9.2f}", flush=True)
+        figures.add(f"{model.name}, whole step in {dtype}, {objects_text(objects)}, p50", p50, "ms")
+
+
+def peer_table(args: argparse.Namespace, dtype: torch.dtype, counts: Sequence[int], figures: Figures) -> None:
+    """Compare whole steps with transformers' as latency.step does, with random weights."""
+    name = args.model if args.model in step.CONFIGS else "nano"
+    source: Any = step.random_source(name, args.device).to(dtype)
+    model = fast(step.stages(source, dtype))
+    text = str(dtype).removeprefix("torch.")
+    print(f"\nagainst transformers' streaming inference, both in {text}, random weights\n{step.HEADS}")
+    frames, warm = (40, 20) if args.device.startswith("cuda") else (8, 3)
+    for objects in counts:
+        times = step.compare(source, model, objects, frames, warm, args.runs)
+        print(step.row(objects, times), flush=True)
+        what = f"frame step of {name} in {text}, {objects_text(objects)}"
+        ratios = [run.ratio for run in times]
+        figures.add(f"{what}, speed relative to transformers' streaming inference", ratios, "x")
+
+
+def fast(model: TrackerModel) -> TrackerModel:
+    """Prepare the model as a node does on its device: on a GPU compiled and in CUDA graphs."""
+    if model.device.type == "cuda":
+        model.compile()
+    use_graphs(model)
+    return model
+
+
+def measure(args: argparse.Namespace, figures: Figures) -> None:
+    """Measure stages and whole steps, and compare with transformers if --peer is given."""
+    on_gpu = args.device.startswith("cuda")
+    effort, counts = (GPU, (1, 4, 16, 64)) if on_gpu else (CPU, (1, 4, 16))
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    print(heading(args))
+    weights = Weights(args.model, args.device)
+    images = list(sample_images(args.source, effort.clip, step=4))
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(weights, weights.model(torch.float32), images, Path(folder))
+        stage_table(bench, args, figures)
+    step_table(fast(weights.model(dtype)), counts, effort, figures)
+    if args.peer:
+        peer_table(args, dtype, counts, figures)
+
+
+def main() -> None:
+    args, figures = arguments(), Figures("engines.engines")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    measure(args, figures)
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()

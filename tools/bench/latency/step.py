@@ -1,0 +1,242 @@
+"""Compare the time of a frame step with transformers' own streaming inference, on the same weights and frames.
+
+    python -m tools.bench.latency.step                     nano with 1, 4 and 16 objects, then compile and bf16
+    python -m tools.bench.latency.step --model small       a tracker of SAM 3's class with 4.5 M parameters
+    python -m tools.bench.latency.step --model full        Sam3TrackerVideoConfig() defaults, with parity
+
+Weights are random: neither time nor parity depends on them. Threads wait passively, as in the node. The steps of both
+implementations alternate, so that other load on the machine slows both. Each of --runs runs starts both afresh; the
+ratio of a run is that of its median times. The benchmark also checks parity: the largest difference of the logits of
+the first object.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from transformers import (
+    AutoConfig,
+    Sam2VideoInferenceSession,
+    Sam2VideoModel,
+    Sam3TrackerVideoConfig,
+    Sam3TrackerVideoInferenceSession,
+    Sam3TrackerVideoModel,
+)
+
+from sam3_node.models import TrackerModel
+from sam3_node.models.checkpoints import CLASSES, NANO
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, spread_text
+from tools.bench.tiny_weights import sam3_config
+
+PRESENCE_BIAS = 4.0  # without it random weights call every object absent
+SESSIONS = {
+    Sam2VideoModel: Sam2VideoInferenceSession,
+    Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
+}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "nano": lambda: AutoConfig.from_pretrained(NANO),
+    "small": lambda: sam3_config(
+        128, 18, 2, 4, hidden_size=192, intermediate_size=512, num_hidden_layers=6, global_attn_indexes=[2, 5]
+    ),
+    "full": Sam3TrackerVideoConfig,
+}
+
+
+def random_source(name: str, device: str) -> Any:
+    """Return a tracker of transformers with seeded random weights."""
+    torch.manual_seed(0)
+    config = CONFIGS[name]()
+    source = CLASSES[config.model_type](config).eval().requires_grad_(False)
+    source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(PRESENCE_BIAS)
+    return source.to(device)
+
+
+def points(count: int, size: int) -> list[list[float]]:
+    """Return one point (x, y) for each object, in pixels of the model's image."""
+    return [[size * (0.2 + 0.6 * i / max(1, count)), size * 0.5] for i in range(count)]
+
+
+class Ours:
+    """sam3_node's tracker with all objects."""
+
+    def __init__(self, model: TrackerModel, objects: int) -> None:
+        self.tracker = Tracker(model, max_objects=objects)
+        self.prompts = [
+            ObjectPrompt(i, points=[xy]) for i, xy in enumerate(points(objects, model.image_size))
+        ]
+
+    def step(self, pixels: torch.Tensor) -> torch.Tensor:
+        prompts, self.prompts = self.prompts, []
+        return self.tracker.step(pixels, prompts).logits[0]
+
+
+class Theirs:
+    """transformers' streaming inference with all objects in one session."""
+
+    def __init__(self, source: Any, objects: int) -> None:
+        self.source, device = source, source.no_memory_embedding.device
+        size = source.prompt_encoder.input_image_size
+        self.session = SESSIONS[type(source)](
+            video_height=size,
+            video_width=size,
+            inference_device=device,
+            inference_state_device=device,
+            video_storage_device=device,
+            dtype=source.dtype,
+        )
+        for i, xy in enumerate(points(objects, size)):
+            index = self.session.obj_id_to_idx(i)
+            prompt = {
+                "point_coords": torch.tensor([[[xy]]]),
+                "point_labels": torch.ones(1, 1, 1, dtype=torch.int32),
+            }
+            self.session.add_point_inputs(index, 0, prompt)
+            self.session.obj_with_new_inputs.append(i)
+
+    def step(self, pixels: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.source(inference_session=self.session, frame=pixels).pred_masks[0, 0]
+        return logits
+
+
+def timed(step: Callable[[torch.Tensor], torch.Tensor], pixels: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Return the milliseconds of one step, with the device's work, and its logits."""
+    start = time.perf_counter()
+    logits = step(pixels)
+    if pixels.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3, logits.float()
+
+
+def clip(source: Any, frames: int) -> list[torch.Tensor]:
+    """Return noisy copies of one random image [1, 3, size, size]."""
+    size, device = source.prompt_encoder.input_image_size, source.no_memory_embedding.device
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(1, 3, size, size, generator=generator)
+    return [
+        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device, source.dtype)
+        for _ in range(frames)
+    ]
+
+
+class Times(NamedTuple):
+    """Median milliseconds of one run of two implementations, and the largest difference of their logits."""
+
+    ours_ms: float
+    theirs_ms: float
+    difference: float
+
+    @property
+    def ratio(self) -> float:
+        """Speed of ours as a multiple of theirs."""
+        return self.theirs_ms / self.ours_ms
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+def run_pair(ours: Step, theirs: Step, frames: list[torch.Tensor], warm: int) -> Times:
+    """Step both through the frames in turns; the first `warm` frames are not timed."""
+    ours_ms, theirs_ms, difference = [], [], 0.0
+    for i, pixels in enumerate(frames):
+        our_ms, our_logits = timed(ours, pixels)
+        their_ms, their_logits = timed(theirs, pixels)
+        difference = max(difference, (our_logits - their_logits).abs().max().item())
+        if i >= warm:
+            ours_ms.append(our_ms)
+            theirs_ms.append(their_ms)
+    return Times(statistics.median(ours_ms), statistics.median(theirs_ms), difference)
+
+
+def compare(source: Any, model: TrackerModel, objects: int, frames: int, warm: int, runs: int) -> list[Times]:
+    """Run our tracker and transformers' `runs` times, each time from the first frame."""
+    images = clip(source, frames)
+    return [
+        run_pair(Ours(model, objects).step, Theirs(source, objects).step, images, warm) for _ in range(runs)
+    ]
+
+
+def row(objects: int, runs: list[Times]) -> str:
+    """Return one row of the table under HEADS."""
+    ours, theirs = (statistics.median(run[i] for run in runs) for i in (0, 1))
+    ratio = spread_text([run.ratio for run in runs])
+    difference = max(run.difference for run in runs)
+    return f"{objects:7d} {ours:9.1f} {theirs:17.1f} {ratio:>22s} {difference:25.1e}"
+
+
+HEADS = "objects   ours ms   transformers ms         times as fast   largest logit difference"
+
+
+def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figures: Figures) -> None:
+    """Compare bf16 and compile with the float32 eager step."""
+    print(f"\nvariants, {objects_text(objects)}       ms      times as fast as float32 eager")
+    images = clip(source, frames)
+    plain_model = stages(source)
+    for name, dtype, compiled in (("bf16", torch.bfloat16, False), ("compile", torch.float32, True)):
+        model = stages(source, dtype, compiled)
+        times = [
+            run_pair(Ours(model, objects).step, Ours(plain_model, objects).step, images, warm)
+            for _ in range(runs)
+        ]
+        ratios = [run.ratio for run in times]
+        median_ms = statistics.median(run.ours_ms for run in times)
+        print(f"  {name:22s} {median_ms:10.1f} {spread_text(ratios):>22s}", flush=True)
+        figures.add(f"step in {name}, speed relative to float32 eager, {objects_text(objects)}", ratios, "x")
+
+
+def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = False) -> TrackerModel:
+    """Return a TrackerModel with a copy of the source's weights."""
+    copy = type(source)(source.config).eval()
+    copy.load_state_dict(source.state_dict())
+    model = TrackerModel(
+        copy.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True
+    )
+    if compiled:
+        model.compile()
+    return model
+
+
+def main() -> None:
+    parser = make_parser(__doc__, RUNS, "; 1 with --model full")
+    parser.add_argument("--model", choices=list(CONFIGS), default="nano")
+    parser.add_argument("--objects", type=int, nargs="+", default=None, help="numbers of objects to compare")
+    parser.add_argument("--frames", type=int, default=None, help="frames of one run, warm-up included")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
+    parser.set_defaults(runs=None)
+    args, figures = parser.parse_args(), Figures("latency.step")
+    torch.set_num_threads(args.threads)
+    full = args.model == "full"
+    frames, runs = args.frames or (4 if full else 40), args.runs or (1 if full else RUNS)
+    warm = 1 if full else 10
+    source = random_source(args.model, args.device)
+    parameters = sum(p.numel() for p in source.parameters()) / 1e6
+    device = (
+        torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {args.threads} threads"
+    )
+    print(f"{args.model}, {parameters:.1f} M parameters, float32, {device}, torch {torch.__version__}")
+    print(HEADS)
+    model = stages(source)
+    for objects in args.objects or ([1] if full else [1, 4, 16]):
+        times = compare(source, model, objects, frames, warm, runs)
+        print(row(objects, times), flush=True)
+        what = f"frame step of {args.model}, {objects_text(objects)}"
+        figures.add(
+            f"{what}, speed relative to transformers' streaming inference", [run.ratio for run in times], "x"
+        )
+        figures.add(what, [run.ours_ms for run in times], "ms")
+        figures.add(f"{what}, transformers", [run.theirs_ms for run in times], "ms")
+        largest = max(run.difference for run in times)
+        figures.add(f"{what}, largest difference of the logits", largest, "logit", target="under 0.001")
+    if not full and not args.no_variants:
+        variants(source, 4, frames, warm, runs, figures)
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()

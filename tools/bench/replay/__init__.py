@@ -1,0 +1,1 @@
+"""Benchmarks of replays: rates, workers, memory and recovery."""
