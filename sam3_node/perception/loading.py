@@ -9,8 +9,8 @@ from ..detection.load import load_detector
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
-from ..engines.oom import FAILURES, engine_failure, telling_out_of_memory
-from ..engines.slot import serve, use_torch
+from ..engines.oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
+from ..engines.tracker_slot import serve_tracker, use_torch
 from ..errors import ModelError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
@@ -34,7 +34,7 @@ def load_model(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     wanted = Settings(model=settings, tracker=tracker, engine=engine or EngineSettings())
-    with telling_out_of_memory(ModelError, f"while {settings.name} was loaded", LESS):
+    with reraise_out_of_memory(ModelError, f"while {settings.name} was loaded", LESS):
         model = load_tracker(
             settings.name,
             device=settings.device,
@@ -43,7 +43,7 @@ def load_model(
             image_size=settings.image_size,
         )
         own = model.stages
-        serve(model, wanted)
+        serve_tracker(model, wanted)
         if settings.compile:
             keep_compiled(wanted.engine.folder)
         if wanted.engine.graphs:
@@ -62,10 +62,10 @@ def warm_up(model: TrackerModel, settings: Settings, own: Stages) -> None:
     try:
         _track_blanks(model, settings.tracker)
         return
-    except FAILURES as error:
+    except STAGE_ERRORS as error:
         if model.stages is own:
             raise
-        reason = engine_failure(error, "on the first frames")
+        reason = to_engine_error(error, "on the first frames")
         if not settings.engine.fallback:
             raise reason from error
     use_torch(model, own, settings, reason)  # only now is nothing held of what failed
@@ -98,7 +98,7 @@ def load_finder(
     """
     if settings.kind == "none":
         return None
-    with telling_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", LESS):
+    with reraise_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", LESS):
         detector = load_detector(
             settings.kind,
             settings.name,

@@ -36,15 +36,14 @@ from _common import Saved, processor
 from torch import nn
 
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.build_progress import ProgressLine
 from sam3_node.engines.export import export
 from sam3_node.engines.frames import frames_of
 from sam3_node.engines.layer_diff import cosine
-from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantised
+from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantise_encoder
 from sam3_node.engines.recipes import Recipe
-from sam3_node.engines.specs import StageSpec, stages_of
-from sam3_node.engines.tensorrt.build import build, fp8_layers
-from sam3_node.engines.tensorrt.library import find_library, target
+from sam3_node.engines.specs import StageSpec, tracker_stages
+from sam3_node.engines.tensorrt.build import build, count_fp8_layers
+from sam3_node.engines.tensorrt.library import find_library, find_target
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 
@@ -101,15 +100,15 @@ def cosines(work: Work) -> dict[str, float]:
     model = work.model(torch.float32)
     pixels = model.preprocess(image)
     expected = model.encode_stage(pixels)
-    found = quantised(model, Scales.load(work.scales))(pixels)
-    names = [port.name for port in stages_of(model)["encode"].outputs]
+    found = quantise_encoder(model, Scales.load(work.scales))(pixels)
+    names = [port.name for port in tracker_stages(model)["encode"].outputs]
     return {name: cosine(*pair) for name, *pair in zip(names, expected, found, strict=True)}
 
 
 def export_encoder(work: Work, precision: str) -> StageSpec:
     """Write the encoder; the stage as its plan must be, without the weights."""
     model = work.model(torch.float16)
-    stage = stages_of(model)["encode"]
+    stage = tracker_stages(model)["encode"]
     if precision == FP8:
         export_quantised(model, Scales.load(work.scales), None, work.onnx(precision))
     else:
@@ -118,8 +117,8 @@ def export_encoder(work: Work, precision: str) -> StageSpec:
 
 
 def build_plan(work: Work, precision: str, stage: StageSpec, gpu: str) -> None:
-    with ProgressLine(f"{precision}: plan for {gpu}") as line:
-        plan = build(work.onnx(precision), stage, gpu, progress=line)
+    title = f"{precision}: plan for {gpu}"
+    plan = build(work.onnx(precision), stage, gpu, progress=lambda done: tell(f"{title} {done:4.0%}"))
     (work.folder / plan_name(precision, gpu)).write_bytes(plan)
 
 
@@ -129,7 +128,9 @@ def plan_name(precision: str, gpu: str) -> str:
 
 def count_fp8(work: Work) -> tuple[int, int]:
     """Layers of TensorRT's network that turn numbers into FP8, and layers that the recipe quantises."""
-    return fp8_layers(work.onnx(FP8)), len(Recipe().chosen(work.model(torch.float16).encode_stage))
+    return count_fp8_layers(work.onnx(FP8)), len(
+        Recipe().select_layers(work.model(torch.float16).encode_stage)
+    )
 
 
 def spent(job: Callable[..., Any], work: Work, *arguments: Any) -> Spent:
@@ -215,7 +216,7 @@ def main() -> None:
     fresh = multiprocessing.get_context("spawn")
     try:
         for gpu in args.gpu:  # one that cannot be is told before anything takes time
-            target(find_library(), gpu)
+            find_target(find_library(), gpu)
         say(heading())
         with (
             tempfile.TemporaryDirectory(prefix="build_sam3_") as folder,

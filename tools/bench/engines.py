@@ -41,8 +41,8 @@ from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.frames import frames_of
 from sam3_node.engines.graphs import use_graphs
 from sam3_node.engines.report import Report
-from sam3_node.engines.specs import STAGES, StageSpec, stages_of
-from sam3_node.engines.validation import compare
+from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
+from sam3_node.engines.validation import compare_stages
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Run
@@ -146,7 +146,7 @@ def stage_figures(
     reference: TrackerModel, candidate: Candidate, objects: int, calls: int
 ) -> Iterator[tuple[str, Figures]]:
     """Of each stage by name, where it is not the reference's own."""
-    plain, ports = stages_of(reference), stages_of(reference, dtype=candidate.dtype)
+    plain, ports = tracker_stages(reference), tracker_stages(reference, dtype=candidate.dtype)
     for name in STAGES:
         theirs, own = getattr(candidate.stages, name), getattr(reference.stages, name)
         if theirs is own and candidate.name != PLAIN:
@@ -163,7 +163,7 @@ def judged(reference: TrackerModel, candidate: Candidate, clip: Images, random: 
     if random:  # such weights see objects nowhere in particular
         places = step.points(4, reference.image_size)
         prompts = [ObjectPrompt(number, points=[place]) for number, place in enumerate(places)]
-    return compare(
+    return compare_stages(
         reference, candidate.stages, clip, ANY_COSINE, ANY_IOU, dtype=candidate.dtype, prompts=prompts
     )
 

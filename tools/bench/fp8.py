@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, fo
 
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.frames import Image, frames_of
-from sam3_node.engines.quantize import calibrate, quantised
+from sam3_node.engines.quantize import calibrate, quantise_encoder
 from sam3_node.engines.recipes import Recipe, load_recipe
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
@@ -54,9 +54,9 @@ def with_fp8(name: str, images: Iterable[Image], recipe: Recipe) -> tuple[Tracke
     """The weights twice: as they are, and with an encoder that rounds to FP8."""
     model, rounded = load_tracker(name), load_tracker(name)
     scales = calibrate(model, images, recipe, partial(tell, f"calibrating {model.name}: frame"))
-    encode = quantised(rounded, scales, recipe)
+    encode = quantise_encoder(rounded, scales, recipe)
     rounded.stages = rounded.stages._replace(encode=encode)
-    layers = len(recipe.chosen(model.encode_stage))
+    layers = len(recipe.select_layers(model.encode_stage))
     print(f"{model.name}: {layers} layers in FP8, calibrated on {scales.frames} frames", file=sys.stderr)
     return model, rounded
 
