@@ -9,7 +9,9 @@ from threading import Lock
 
 ReportProgress = Callable[[str, float], None]
 """Called with the title of a build step and the fraction of it that is done, 0 to 1."""
-MAX_ESTIMATE = 0.99  # an estimate never says that a step has ended
+MAX_FRACTION = (
+    0.99  # of a step that has not ended: a builder reports 1 before it returns, and estimates may be short
+)
 
 
 def ignore_progress(title: str, fraction: float) -> None:
@@ -43,8 +45,8 @@ class BuildStep:
     def update(self, fraction: float) -> None:
         """Report progress; `fraction`, 0 to 1, is the builder's."""
         if self._expected_s:
-            fraction = min(self.elapsed_s / self._expected_s, MAX_ESTIMATE)
-        self._report(self._title, fraction)
+            fraction = self.elapsed_s / self._expected_s
+        self._report(self._title, min(fraction, MAX_FRACTION))
 
     def finish(self) -> float:
         """Report the end of the step; return the seconds that it took, rounded to 0.1."""

@@ -37,9 +37,10 @@ def test_a_step_reports_the_fraction_of_the_builder_and_measures_its_time() -> N
     now, reports = [0.0], list[tuple[str, float]]()
     step = BuildStep("encode", lambda *report: reports.append(report), clock=lambda: now[0])
     step.update(0.25)
+    step.update(1.0)  # a builder has ended its last phase, but has not returned
     now[0] = 30.04
     assert step.finish() == 30.0
-    assert reports == [("encode", 0.0), ("encode", 0.25), ("encode", 1.0)]
+    assert reports == [("encode", 0.0), ("encode", 0.25), ("encode", 0.99), ("encode", 1.0)]
 
 
 def test_an_earlier_build_is_the_better_estimate() -> None:

@@ -58,7 +58,7 @@ def exported(nano: TrackerModel, tmp_path_factory: pytest.TempPathFactory) -> Ex
 
 def tiny_stages(dtype: torch.dtype, **options: int) -> dict[str, StageSpec]:
     source = tiny.random_source("sam3", presence=PRESENT, **options)
-    return dict(tracker_stages(tiny.tracker_stages(source.to(dtype))))
+    return dict(tracker_stages(tiny.stages_of(source.to(dtype))))
 
 
 @pytest.fixture(scope="module")
