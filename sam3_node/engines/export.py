@@ -28,9 +28,9 @@ def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path
 
     If the stage varies, its axis `objects` takes 1 to 64. Attention is written as separate steps with its softmax in
     float32, because engines gave wrong results for long sequences where it was fused in half precision. With
-    `external_data`, and always above 1.5 GB, the weights go to a file beside it, PATH.data. An earlier file is replaced
-    at once by the complete new one. Raises EngineError that names the stage where the export fails, MissingExtraError
-    without the extra `onnx`.
+    `external_data`, and always above 1.5 GB, the weights go to a file beside it, PATH.data. An earlier file is
+    replaced. The new one is written completely or not at all. Raises EngineError that names the stage where the export
+    fails, MissingExtraError without the extra `onnx`.
     """
     require("onnx", EXTRA)
     require("onnxscript", EXTRA)
@@ -137,7 +137,7 @@ def _remove_source_notes(model: Any) -> None:
 
 
 def _write(program: Any, path: Path, external_data: bool) -> None:
-    """Save beside the target, check, and move to the target: the weights first, so that a model never lacks its own."""
+    """Save beside the target, check, then move: the weights first, so that no model lies beside those of another."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         model = Path(folder) / path.name
         program.save(model, external_data=external_data)

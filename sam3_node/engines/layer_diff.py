@@ -36,9 +36,9 @@ def worst_layers(
 
 
 def cosine(first: Tensor, second: Tensor) -> float:
-    """Return the cosine of two tensors of the same size as vectors, in float32; NaN if one has values that are NaN.
+    """Return the cosine of two tensors of the same size as vectors, in float32.
 
-    Two tensors of zeros only count as equal: 1.
+    NaN if one holds values that are not finite. Two tensors of zeros only count as equal: 1.
     """
     left, right = first.flatten().float(), second.flatten().float()
     if not (left.any() or right.any()):
