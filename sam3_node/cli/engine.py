@@ -1,15 +1,18 @@
-"""The verbs of `sam3-node engine`. Heavy imports happen inside the verb that needs them.
+"""The commands `sam3-node engine` and `sam3-node calibrate`.
 
-The verbs of `sam3-node calibrate`. Heavy imports happen inside the verb that needs them."""
+Heavy packages are imported inside the command that needs them.
+"""
 
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,164 +22,165 @@ from ..settings import Settings
 from .commands import AddCommand as AddVerb
 
 if TYPE_CHECKING:
-    from ..engines.store import Built
+    from tqdm import tqdm
 
+    from ..engines.store import StoredEngine
 
-HEAD = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
-HAS_ENGINE = "yolo-world"  # of the detectors, by TensorRT
-COMPILED = "inductor"
+COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
+DETECTOR_WITH_ENGINE = "yolo-world"  # TensorRT only
+INDUCTOR = "inductor"
+CALIBRATION_FRAMES = 32
+REFRESH_S = 1.0
+SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
 def add_engine_verbs(parsers: Any, add: AddVerb) -> None:
     """Add `engine build|list|check` to the command line's subparsers."""
-    text = "engines of the model: by TensorRT, or compiled by torch (--engine.kind inductor)"
+    text = (
+        "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)"
+    )
     engine = parsers.add_parser("engine", help=text, description=text).add_subparsers(
         metavar="VERB", required=True
     )
-    build = add(engine, "build", engine_build, "export the model's stages, build their engines, keep them")
+    build = add(engine, "build", engine_build, "export the model's stages, build their engines, store them")
     build.add_argument(
         "--gpu",
         default="this",
         metavar="GENERATION",
-        help="such as sm89: build for it, with tensorrt_rtx, wherever this is; else for the GPU of this machine",
+        help="GPU generation to build for, such as sm89 (needs tensorrt_rtx) [the GPU of this machine]",
     )
-    build.add_argument("--scales", type=Path, metavar="FILE.json", help="for fp8: what `calibrate fp8` wrote")
+    build.add_argument("--scales", type=Path, metavar="FILE.json", help="for fp8: output of `calibrate fp8`")
     build.add_argument(
-        "--recipe", type=Path, metavar="FILE.toml", help="for fp8: which layers stay as they are"
+        "--recipe", type=Path, metavar="FILE.toml", help="for fp8: which layers are not quantised"
     )
-    add(engine, "list", engine_list, "the engines that are there, as a table")
-    check = add(
-        engine, "check", engine_check, "compare the engines with torch in float32, and say if they may serve"
-    )
-    check.add_argument(
-        "source",
-        nargs="?",
-        metavar="SOURCE",
-        help="a recording (.mcap), a video or a folder of images; the bundled recording if left out",
-    )
+    add(engine, "list", engine_list, "print a table of the stored engines")
+    check = add(engine, "check", engine_check, "compare the engines with torch in float32: may they serve?")
+    check.add_argument("source", nargs="?", metavar="SOURCE", help=f"{SOURCE_HELP} [the bundled recording]")
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:
-    """Build the engines of the settings' model, by TensorRT also of its detector by name; print where they are."""
-    _require()
+    """Build the engines of the settings' model, and for TensorRT of its detector by name; print their folders."""
+    _require_node()
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
 
-    print(build_engines(settings, args.gpu, read_quantisation(args.scales, args.recipe)).folder)
-    if _has_detector(settings):
-        print(build_detector(settings, args.gpu).folder)
+    quantisation = read_quantisation(args.scales, args.recipe)
+    with closing(_StepBars()) as bars:
+        print(build_engines(settings, args.gpu, quantisation, bars.report).folder)
+        if _has_detector_engine(settings):
+            print(build_detector(settings, args.gpu, bars.report).folder)
 
 
 def engine_list(args: Namespace, settings: Settings) -> None:
     """Print a table of the engines in engine.folder, the newest first."""
-    _require()
+    _require_node()
     from ..engines.store import EngineStore
 
     store = EngineStore(settings.engine.folder)
-    rows = [_row(built, settings) for built in store.all()]
+    rows = [_make_row(stored, settings) for stored in store.all()]
     if not rows:
         print(f"no engines in {store.folder}")
         return
-    rows.insert(0, HEAD)
+    rows.insert(0, COLUMNS)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def engine_check(args: Namespace, settings: Settings) -> int:
-    """Print what the gate finds out about the settings' engines; 0 when they may serve, else 1."""
-    _require()
+    """Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1."""
+    _require_node()
     from ..engines.detector_slot import check_detector
-    from ..engines.slot import check
+    from ..engines.tracker_slot import check_tracker
 
-    reports = [check(settings, args.source)]
+    reports = [check_tracker(settings, args.source)]
     print(*reports[0].lines(), sep="\n")
-    if _has_detector(settings):
+    if _has_detector_engine(settings):
         reports.append(check_detector(settings, args.source))
         print(*reports[1].lines(), sep="\n")
     return 0 if all(report.passed for report in reports) else 1
 
 
-def _has_detector(settings: Settings) -> bool:
-    """Whether the detector has an engine of the kind that the settings ask for."""
-    return settings.detector.kind == HAS_ENGINE and settings.engine.kind != COMPILED
+def _has_detector_engine(settings: Settings) -> bool:
+    """Return True if the detector has an engine of the kind that the settings ask for."""
+    return settings.detector.kind == DETECTOR_WITH_ENGINE and settings.engine.kind != INDUCTOR
 
 
-def _require() -> None:
+def _require_node() -> None:
     for module in ("torch", "transformers"):
         require(module, "node")
 
 
-def _row(built: Built, settings: Settings) -> tuple[str, ...]:
-    manifest, identity = built.manifest, built.manifest.identity
+def _make_row(stored: StoredEngine, settings: Settings) -> tuple[str, ...]:
+    manifest, key = stored.manifest, stored.manifest.key
     return (
-        built.folder.name,
-        identity.model,
-        identity.precision,
-        str(identity.image_size),
-        str(identity.most_objects),
-        identity.gpu_name or identity.gpu,
-        f"{identity.library} {identity.version}",
-        f"{built.plan_bytes / 1e6:.1f}",
+        stored.folder.name,
+        key.model,
+        key.precision,
+        str(key.image_size),
+        str(key.max_objects),
+        key.gpu_name or key.gpu,
+        f"{key.library} {key.version}",
+        f"{stored.plan_bytes / 1e6:.1f}",
         datetime.fromtimestamp(manifest.built_s).strftime("%Y-%m-%d %H:%M"),
-        _verdict(built, settings),
+        _read_verdict(stored, settings),
     )
 
 
-def _verdict(built: Built, settings: Settings) -> str:
-    """Of the gate, by the thresholds of the settings."""
-    from ..engines.slot import by_thresholds, read_report
+def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
+    """Return the gate's verdict by the thresholds of the settings."""
+    from ..engines.slot import apply_thresholds, read_report
 
-    report = read_report(built)
+    report = read_report(stored)
     if report is None:
         return "not yet"
-    return "passed" if by_thresholds(report, settings.engine).passed else "refused"
-
-
-FRAMES = 32
-
-"""Adds a verb: (subparsers, name, what it runs, its help)."""
+    return "passed" if apply_thresholds(report, settings.engine).passed else "refused"
 
 
 def add_calibrate_verbs(parsers: Any, add: AddVerb) -> None:
     """Add `calibrate fp8` to the command line's subparsers."""
-    text = "scales for engines"
+    text = "measure scales for engines"
     calibrate = parsers.add_parser("calibrate", help=text, description=text).add_subparsers(
         metavar="VERB", required=True
     )
-    fp8 = add(calibrate, "fp8", calibrate_fp8, "how large the encoder's numbers become, for FP8 engines")
+    fp8 = add(calibrate, "fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
+    fp8.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCE_HELP)
     fp8.add_argument(
-        "sources", nargs="+", metavar="SOURCE", help="a recording (.mcap), a video or a folder of images"
+        "-o", "--out", type=Path, required=True, metavar="FILE.json", help="file to write the scales to"
     )
-    fp8.add_argument("-o", "--out", type=Path, required=True, metavar="FILE.json", help="where the scales go")
-    fp8.add_argument("--recipe", type=Path, metavar="FILE.toml", help="which kinds of layers are quantised")
     fp8.add_argument(
-        "--frames", type=_count, default=FRAMES, metavar="N", help=f"look at so many in all [{FRAMES}]"
+        "--recipe", type=Path, metavar="FILE.toml", help="which kinds of layers will be quantised"
+    )
+    fp8.add_argument(
+        "--frames",
+        type=_parse_count,
+        default=CALIBRATION_FRAMES,
+        metavar="N",
+        help=f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]",
     )
 
 
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
-    """Run frames of the sources through the model that the settings name; write the scales, tell of them."""
-    for module in ("torch", "transformers"):
-        require(module, "node")
+    """Run frames of the sources through the model that the settings name; write the scales, print a summary."""
+    _require_node()
     from ..engines.quantize import calibrate
     from ..engines.recipes import load_recipe
     from ..models import load_tracker
 
-    chosen = settings.model
+    source = settings.model
     recipe = load_recipe(args.recipe) if args.recipe else None
-    dtype = "float32" if chosen.dtype == "auto" else chosen.dtype
-    model = load_tracker(chosen.name, device=chosen.device, dtype=dtype, image_size=chosen.image_size)
-    images = _images(args.sources, args.frames)
-    scales = calibrate(model, images, recipe, lambda done: _tell(done, args.frames))
+    dtype = "float32" if source.dtype == "auto" else source.dtype
+    model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
+    images = _read_images(args.sources, args.frames)
+    scales = calibrate(model, images, recipe, lambda done: _show_frames(done, args.frames))
     if sys.stderr.isatty():
         print(file=sys.stderr)
     scales.save(args.out)
     print(f"{args.out}: FP8 scales of {len(scales.amax)} layers of {model.name}, from {scales.frames} frames")
 
 
-def _images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """About as many of each source, `count` in all."""
+def _read_images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield `count` images, about the same number from each source."""
     from ..bags.image_sampling import sample_images
 
     for index, source in enumerate(sources):
@@ -184,16 +188,64 @@ def _images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint8]]:
         yield from sample_images(source, share)
 
 
-def _tell(done: int, count: int) -> None:
-    """Progress on stderr: one line that is written over on a terminal, else a line at every eighth part."""
+def _show_frames(done: int, count: int) -> None:
+    """Show progress on stderr: one line that is overwritten on a terminal, else a line for every eighth part."""
     if sys.stderr.isatty():
         print(f"\rcalibrating: {done}/{count} frames ", end="", file=sys.stderr)
     elif done % max(1, count // 8) == 0:
         print(f"calibrating: {done}/{count} frames", file=sys.stderr)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     count = int(text)
     if count < 1:
         raise ValueError
     return count
+
+
+class _StepBars:
+    """Progress of one step after another: a bar of tqdm on a terminal, and one line at the end of each step.
+
+    A step ends when its fraction reaches 1. `close` ends the last one where an error interrupts it.
+    """
+
+    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out or sys.stderr, clock
+        self._title: str | None = None
+        self._bar: tqdm[Any] | None = None
+        self._start_s = 0.0
+
+    def report(self, title: str, fraction: float) -> None:
+        """Show that this fraction of the step is done, 0 to 1."""
+        if title != self._title:
+            self.close()
+            self._start(title)
+        if self._bar is not None:
+            self._bar.update(fraction - self._bar.n)
+        if fraction >= 1:
+            self._end("done in")
+
+    def close(self) -> None:
+        """End the current step, if any, as interrupted."""
+        if self._title is not None:
+            self._end("ended after")
+
+    def _start(self, title: str) -> None:
+        self._title, self._start_s = title, self._clock()
+        if self._out.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=title,
+                total=1.0,
+                file=self._out,
+                leave=False,
+                mininterval=REFRESH_S,
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+            )
+
+    def _end(self, verb: str) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        print(f"{self._title}: {verb} {self._clock() - self._start_s:.1f} s", file=self._out, flush=True)
+        self._title = self._bar = None

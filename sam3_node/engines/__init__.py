@@ -1,1 +1,1 @@
-"""Engines: the stages of a tracker, exported, quantised, built, and compared before they serve."""
+"""Engines: a model's stages, exported, quantised, built, stored, and validated before they serve."""

@@ -1,15 +1,58 @@
-"""How far a build has come: nested phases of steps as the builder reports them, and a line for the terminal."""
+"""Progress of engine builds: the steps that a caller sees, and the nested phases that a builder reports."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Self, TextIO
 
-PERIOD_S = 1.0
+ReportProgress = Callable[[str, float], None]
+"""Called with the title of a build step and the fraction of it that is done, 0 to 1."""
+MAX_FRACTION = (
+    0.99  # of a step that has not ended: a builder reports 1 before it returns, and estimates may be short
+)
+
+
+def ignore_progress(title: str, fraction: float) -> None:
+    """Do nothing: the default of callers that show no progress."""
+
+
+class BuildStep:
+    """A step of a build: it measures how long the step takes, and reports which fraction is done.
+
+    expected_s: how long the same step took before, in seconds. It is a better estimate than the builder's own fraction,
+    so the reported fraction is of that time where it is known.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        report: ReportProgress,
+        expected_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._title, self._report = title, report
+        self._expected_s, self._clock = expected_s, clock
+        self._start_s = clock()
+        report(title, 0.0)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the step began."""
+        return self._clock() - self._start_s
+
+    def update(self, fraction: float) -> None:
+        """Report progress; `fraction`, 0 to 1, is the builder's."""
+        if self._expected_s:
+            fraction = self.elapsed_s / self._expected_s
+        self._report(self._title, min(fraction, MAX_FRACTION))
+
+    def finish(self) -> float:
+        """Report the end of the step; return the seconds that it took, rounded to 0.1."""
+        elapsed_s = self.elapsed_s
+        self._report(self._title, 1.0)
+        return round(elapsed_s, 1)
 
 
 @dataclass(slots=True)
@@ -19,97 +62,45 @@ class _Phase:
     done: int = 0
 
 
-class Phases:
-    """Phases within steps of other phases; safe to be told of from any thread. `cancelled`: the build is to stop."""
+class BuildProgress:
+    """Phases of a build, nested in steps of other phases. Any thread may report them.
+
+    cancelled: set it to make the builder stop.
+    """
 
     def __init__(self) -> None:
         self.cancelled = False
         self._phases: dict[str, _Phase] = {}
-        self._most = 0.0
+        self._highest = 0.0
         self._lock = Lock()
 
     def start(self, name: str, parent: str | None, steps: int) -> None:
-        """A phase begins, within a step of `parent` or by itself."""
+        """Begin a phase within a step of `parent`, or at the top level for None."""
         with self._lock:
             self._phases[name] = _Phase(parent, max(1, steps))
 
     def step(self, name: str) -> None:
-        """A phase has done another of its steps."""
+        """Count one more step of a phase as done."""
         with self._lock:
             if phase := self._phases.get(name):
                 phase.done += 1
 
     def finish(self, name: str) -> None:
-        """A phase has ended."""
+        """End a phase."""
         with self._lock:
             ended = self._phases.pop(name, None)
             if ended is not None and ended.parent is None:
-                self._most = 1.0
+                self._highest = 1.0
 
     @property
     def fraction(self) -> float:
-        """How much is done, 0 to 1, all steps of a phase taken as equally long; it never falls."""
+        """Fraction done, 0 to 1. All steps of a phase count as equally long. The value never falls."""
         with self._lock:
             roots = [name for name, phase in self._phases.items() if phase.parent is None]
-            self._most = max(self._most, *(self._done(name) for name in roots), 0.0)
-            return self._most
+            self._highest = max(self._highest, *(self._measure(name) for name in roots), 0.0)
+            return self._highest
 
-    def _done(self, name: str) -> float:
+    def _measure(self, name: str) -> float:
         phase = self._phases[name]
-        within = [self._done(child) for child, other in self._phases.items() if other.parent == name]
-        return min(1.0, (phase.done + max(within, default=0.0)) / phase.steps)
-
-
-class ProgressLine:
-    """One line on a terminal, written over as work goes on, within `with`; elsewhere, a line when it ends.
-
-    expected_s: how long the same took before, the best estimate there is; without, it is taken from what is done.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        expected_s: float | None = None,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._title, self._expected_s = title, expected_s
-        self._stream, self._clock = stream or sys.stderr, clock
-        self._start, self._last = clock(), -PERIOD_S
-        self._live = self._stream.isatty()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self._write(f"{'done in' if kind is None else 'ended after'} {self.elapsed_s:.1f} s", "\n")
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the line began."""
-        return self._clock() - self._start
-
-    def say(self, text: str) -> None:
-        """Show what is being done, where that cannot be told in parts."""
-        if self._live:
-            self._write(text)
-
-    def __call__(self, fraction: float) -> None:
-        """Show that so much is done, 0 to 1."""
-        elapsed = self.elapsed_s
-        if self._live and elapsed - self._last >= PERIOD_S:
-            self._last = elapsed
-            self._write(f"{fraction:4.0%}  {elapsed:.0f} s{self._left(fraction, elapsed)}")
-
-    def _left(self, fraction: float, elapsed: float) -> str:
-        if self._expected_s is not None:
-            left = self._expected_s - elapsed
-        elif fraction > 0:
-            left = elapsed * (1 - fraction) / fraction
-        else:
-            return ""
-        return f", about {left:.0f} s left" if left > 0 else ", any moment"
-
-    def _write(self, text: str, end: str = "") -> None:
-        begin, clear = ("\r", "\x1b[K") if self._live else ("", "")
-        print(f"{begin}{self._title}: {text}{clear}", end=end, file=self._stream, flush=True)
+        nested = [self._measure(child) for child, other in self._phases.items() if other.parent == name]
+        return min(1.0, (phase.done + max(nested, default=0.0)) / phase.steps)

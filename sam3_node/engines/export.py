@@ -1,4 +1,4 @@
-"""Stages as ONNX files: typed as their ports are, one axis for any number of objects, attention in plain steps."""
+"""Export of stages to ONNX files: typed as their specs, with one axis for any number of objects, attention unfused."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, require
-from .oom import ROOM, first_line, out_of_memory, root_of
+from .oom import reraise_as_engine_error
 from .specs import OBJECTS, StageSpec
 
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
 MAX_OBJECTS = 64
 EXTRA = "onnx"
-CHATTER = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "onnx_ir")
+NOISY_LOGGERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "onnx_ir")
 
 
 def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path:
-    """Write a stage to `path` as ONNX whose inputs and outputs have its ports' names, shapes and dtypes; -> the path.
+    """Write a stage to `path` as ONNX with the names, shapes and dtypes of its specs; return the path.
 
-    Where the stage varies, its axis `objects` takes 1 to 64. Attention is written in plain steps, its softmax in
-    float32: fused in half precision, engines have made nonsense of long sequences. With `external_data`, and always
-    above 1.5 GB, weights go to a file beside it, PATH.data. An earlier file is replaced; one is written whole or not
-    at all. Raises EngineError naming the stage where it cannot be, MissingExtraError without the extra `onnx`.
+    If the stage varies, its axis `objects` takes 1 to 64. Attention is written as separate steps with its softmax in
+    float32, because engines gave wrong results for long sequences where it was fused in half precision. With
+    `external_data`, and always above 1.5 GB, the weights go to a file beside it, PATH.data. An earlier file is
+    replaced. The new one is written completely or not at all. Raises EngineError that names the stage where the export
+    fails, MissingExtraError without the extra `onnx`.
     """
     require("onnx", EXTRA)
     require("onnxscript", EXTRA)
@@ -37,22 +38,22 @@ def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path
         raise EngineError(
             f"{stage.name}: expected a folder to write {path.name} into, found no {path.parent}"
         )
-    with telling_failures(stage, "exported"), quiet():
-        program = _program(stage)
-        _forget_origin(program.model)
-    with telling_failures(stage, f"written to {path}"), quiet():
+    with reraise_as_engine_error(f"{stage.name}: cannot be exported"), silence_exporters():
+        program = _make_program(stage)
+        _remove_source_notes(program.model)
+    with reraise_as_engine_error(f"{stage.name}: cannot be written to {path}"), silence_exporters():
         _write(program, path, external_data)
     return path
 
 
-def _program(stage: StageSpec) -> Any:
-    """The stage as the exporter's ONNXProgram, in memory."""
+def _make_program(stage: StageSpec) -> Any:
+    """Return the stage as the exporter's ONNXProgram, in memory."""
     with torch.no_grad():
         return torch.onnx.export(
             stage.module,
             stage.examples(),
-            input_names=[port.name for port in stage.inputs],
-            output_names=[port.name for port in stage.outputs],
+            input_names=[spec.name for spec in stage.inputs],
+            output_names=[spec.name for spec in stage.outputs],
             dynamic_shapes=dynamic_axes(stage) if stage.varies else None,
             custom_translation_table=TRANSLATIONS,
             opset_version=OPSET,
@@ -62,14 +63,14 @@ def _program(stage: StageSpec) -> Any:
 
 
 def dynamic_axes(stage: StageSpec) -> tuple[dict[int, torch.export.Dim], ...]:
-    """Of each input, which of its axes take 1 to 64 objects."""
+    """Return for each input the axes that take 1 to 64 objects."""
     objects = torch.export.Dim(OBJECTS, min=1, max=MAX_OBJECTS)
     return tuple(
-        {axis: objects for axis, side in enumerate(port.shape) if side == OBJECTS} for port in stage.inputs
+        {axis: objects for axis, side in enumerate(spec.shape) if side == OBJECTS} for spec in stage.inputs
     )
 
 
-def _attention(
+def _translate_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -79,7 +80,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """What `scaled_dot_product_attention` of [N, heads, L, D] to [N, heads, T, D] becomes; the mask is bool."""
+    """Translate `scaled_dot_product_attention` of [N, heads, L, D] to [N, heads, T, D]; the mask is bool."""
     op = require("onnxscript", EXTRA).opset22
     types = require("onnx", EXTRA).TensorProto
     if dropout_p or is_causal or enable_gqa:
@@ -92,7 +93,7 @@ def _attention(
     return op.MatMul(op.CastLike(op.Softmax(scores, axis=-1), value), value)
 
 
-def _transposed_convolution(
+def _translate_convolution(
     x: Any,
     weight: Any,
     bias: Any,
@@ -103,7 +104,10 @@ def _transposed_convolution(
     output_padding: list[int],
     groups: int,
 ) -> Any:
-    """A transposed convolution [C, O, k, k] of stride k as a 1x1 one, then moved: TensorRT has none in bfloat16."""
+    """Translate a transposed convolution [C, O, k, k] of stride k to a 1x1 convolution and a depth-to-space step.
+
+    TensorRT has no transposed convolution in bfloat16.
+    """
     op = require("onnxscript", EXTRA).opset22
     channels, out, kernel, _ = weight.shape
     if (
@@ -120,44 +124,33 @@ def _transposed_convolution(
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten.scaled_dot_product_attention.default: _attention,
-    torch.ops.aten.convolution.default: _transposed_convolution,  # others stay conv2d
+    torch.ops.aten.scaled_dot_product_attention.default: _translate_attention,
+    torch.ops.aten.convolution.default: _translate_convolution,  # others stay conv2d
 }
 
 
-def _forget_origin(model: Any) -> None:
-    """Drop the notes on which line of which file each node came from; what module it is of stays."""
+def _remove_source_notes(model: Any) -> None:
+    """Remove the notes of source file and line from each node; keep the name of its module."""
     for node in model.graph.all_nodes():
         for note in [key for key in node.metadata_props if key != "namespace"]:
             del node.metadata_props[note]
 
 
 def _write(program: Any, path: Path, external_data: bool) -> None:
-    """Save beside the target, check, and only then put in its place: the weights first, so that none fit a model."""
+    """Save beside the target, check, then move: the weights first, so that no model lies beside those of another."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        made = Path(folder) / path.name
-        program.save(made, external_data=external_data)
-        require("onnx", EXTRA).checker.check_model(str(made))
+        model = Path(folder) / path.name
+        program.save(model, external_data=external_data)
+        require("onnx", EXTRA).checker.check_model(str(model))
         path.unlink(missing_ok=True)
-        for part in sorted(Path(folder).iterdir(), key=lambda part: part == made):
+        for part in sorted(Path(folder).iterdir(), key=lambda part: part == model):
             os.replace(part, path.parent / part.name)
 
 
 @contextmanager
-def telling_failures(stage: StageSpec, verb: str) -> Iterator[None]:
-    """Whatever an exporter or compiler raises, as an EngineError with the root of it."""
-    try:
-        yield
-    except Exception as error:  # torch.onnx.OnnxExporterError, OSError, onnx.checker.ValidationError and more
-        advice = f"; {ROOM}" if out_of_memory(error) else ""
-        told = first_line(root_of(error))
-        raise EngineError(f"{stage.name}: cannot be {verb}: {told}{advice}") from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep exporters' warnings and log lines off the terminal."""
-    loggers = [logging.getLogger(name) for name in CHATTER]
+def silence_exporters() -> Iterator[None]:
+    """Suppress the warnings and log lines of exporters."""
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

@@ -1,13 +1,13 @@
-"""CUDA graphs: what every frame runs is recorded once for each number of objects, and replayed.
+"""CUDA graphs: stages captured once for each number of objects, and replayed on every later frame.
 
-A GPU then need not wait for Python to launch one kernel after another.
+A replay launches all kernels of a stage at once, so the GPU does not wait for Python between two kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,96 +15,97 @@ from torch import Tensor
 from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
-from .oom import engine_failure, first_line, out_of_memory
+from .oom import is_out_of_memory, summarize_error, to_engine_error
 
-WARM_UP = 3  # calls before a recording: libraries choose their kernels, compiled stages compile
+WARM_UP_CALLS = 3  # before a capture: libraries choose their kernels, compiled stages compile
 
 Inputs = tuple[Tensor | None, ...]
 
 
-class Recording(NamedTuple):
-    """A call that can be repeated: `replay` reads `inputs` and writes `outputs`, which stay where they are."""
+class CapturedGraph(NamedTuple):
+    """A call that can be repeated: `replay` reads `inputs` and writes `outputs`, whose addresses are fixed."""
 
     inputs: Inputs
     outputs: Tensor | tuple[Tensor, ...]
     replay: Callable[[], None]
 
 
-Record = Callable[[Run, Inputs], Recording]
+Capture = Callable[[Run, Inputs], CapturedGraph]
 
 
 class GraphedStage:
-    """A stage that is recorded at the first call with inputs of some shapes, and replayed from then on.
+    """A stage that is captured at the first call with inputs of given shapes, and replayed afterwards.
 
-    What it returns is the caller's to keep.
+    The caller owns the outputs: each call copies them.
     """
 
-    def __init__(self, run: Run, record: Record) -> None:
-        self.run, self._record = run, record
-        self._recordings: dict[tuple[object, ...], Recording] = {}
+    def __init__(self, run: Run, capture: Capture) -> None:
+        self.run, self._capture = run, capture
+        self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
 
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor | None) -> Any:
-        """As the stage. Raises EngineError where it cannot be recorded."""
-        key = self._key(inputs)
-        if key not in self._recordings:
-            self._recordings[key] = self._record(self.run, inputs)
-        recording = self._recordings[key]
-        for held, given in zip(recording.inputs, inputs, strict=True):
+        """Run the stage. Raises EngineError where it cannot be captured."""
+        key = self._compute_key(inputs)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(self.run, inputs)
+        graph = self._graphs[key]
+        for held, given in zip(graph.inputs, inputs, strict=True):
             if held is not None and given is not None:
                 held.copy_(given)
-        recording.replay()
-        if isinstance(recording.outputs, Tensor):
-            return recording.outputs.clone()
-        return tuple(output.clone() for output in recording.outputs)
+        graph.replay()
+        if isinstance(graph.outputs, Tensor):
+            return graph.outputs.clone()
+        return tuple(output.clone() for output in graph.outputs)
 
-    def _key(self, inputs: Inputs) -> tuple[object, ...]:
-        """What a recording depends on: shapes and dtypes, and whether the encoder gives away its trunk."""
+    def _compute_key(self, inputs: Inputs) -> tuple[object, ...]:
+        """Return the key of a graph: shapes and dtypes, and the flag by which the encoder also returns its trunk."""
         shapes = (None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
         return getattr(self.run, "shares_trunk", False), *shapes
 
 
-def replayed(stages: Stages, device: torch.device) -> Stages:
-    """The stages in CUDA graphs; on a CPU as they are.
+def make_graphed(stages: Stages, device: torch.device) -> Stages:
+    """Return the stages in CUDA graphs; on a CPU, the stages themselves.
 
-    Their recordings share one pool of memory: only one of them is replayed at a time, and nothing is left in it.
+    All graphs share one memory pool. This is safe because only one of them is replayed at a time, and no result stays
+    in the pool.
     """
     if device.type != "cuda":
         return stages
-    record = partial(record_cuda, pool=torch.cuda.graph_pool_handle())
-    return Stages(*(GraphedStage(run, record) for run in stages))
+    capture = partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle())
+    return Stages(*(GraphedStage(run, capture) for run in stages))
 
 
 def use_graphs(model: TrackerModel) -> None:
-    """Run the model's stages in CUDA graphs, for 1, 2, 4, 8 … objects; changes nothing on a CPU."""
+    """Run the model's stages in CUDA graphs, for 1, 2, 4, 8 … objects. On a CPU, change nothing."""
     if model.device.type == "cuda":
-        model.stages, model.static_shapes = replayed(model.stages, model.device), True
+        model.stages, model.static_shapes = make_graphed(model.stages, model.device), True
 
 
-def record_cuda(run: Run, inputs: Inputs, pool: Any) -> Recording:
-    """Record a call on the current device; raises EngineError where that fails, be it for want of memory."""
+def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:
+    """Capture a call on the current device. Raises EngineError where that fails, also where memory runs out."""
     held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
     graph = torch.cuda.CUDAGraph()
     try:
         _warm_up(run, held)
-        with torch.cuda.graph(
-            graph, pool=pool, capture_error_mode="thread_local"
-        ):  # others may use the device
+        # thread_local: other threads may use the device during the capture
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             outputs = run(*held)
     except RuntimeError as error:
-        if out_of_memory(error):
-            raise engine_failure(error, "while a stage was captured in a CUDA graph") from error
+        if is_out_of_memory(error):
+            raise to_engine_error(error, "while a stage was captured in a CUDA graph") from error
         raise EngineError(
-            f"a stage cannot be captured in a CUDA graph: {first_line(error)}; set engine.graphs = false"
+            f"a stage cannot be captured in a CUDA graph: {summarize_error(error)}; set engine.graphs = false"
         ) from error
-    return Recording(held, outputs, graph.replay)
+    return CapturedGraph(held, outputs, graph.replay)
 
 
 def _warm_up(run: Run, inputs: Inputs) -> None:
-    """On another stream, as captures must not begin with what a first call does."""
-    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        for _ in range(WARM_UP):
+    """Run the stage on a side stream, because a capture must not contain the work of first calls."""
+    new_stream = cast(Callable[[], torch.cuda.Stream], torch.cuda.Stream)  # torch leaves it untyped
+    current, side = torch.cuda.current_stream(), new_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_CALLS):
             run(*inputs)
-    here.wait_stream(aside)
+    current.wait_stream(side)

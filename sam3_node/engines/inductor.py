@@ -1,6 +1,8 @@
-"""Where torch.compile keeps what it has made, so that a restart finds it.
+"""Stages compiled by torch's inductor, for devices without TensorRT.
 
-Stages compiled ahead of time by torch itself (AOTInductor), for devices without TensorRT: packages to run."""
+Engines are packages that torch compiles ahead of time (AOTInductor). They fit one machine: one kind of processor, or
+one generation of GPU. For stages that torch.compile compiles as they run, the module keeps the cache for restarts.
+"""
 
 from __future__ import annotations
 
@@ -20,80 +22,61 @@ from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError
-from .export import MAX_OBJECTS, dynamic_axes, quiet, telling_failures
-from .oom import ROOM, first_line
-from .specs import StageSpec, as_tuple, objects_of, placed
-from .tensorrt.library import LOCAL, local_gpu
-
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
-_log = logging.getLogger(__name__)
-
-
-def keep_compiled(folder: Path) -> None:
-    """Keep what torch.compile makes in `folder`/compiled; to be called before anything is compiled.
-
-    Where the environment already names a place, that one stays; where the folder cannot be written, torch's own, which
-    a reboot empties, with a warning.
-    """
-    if (
-        os.environ.get(CACHE, default_cache_dir()) != default_cache_dir()
-    ):  # torch sets its own when it is imported
-        return
-    kept = folder.expanduser().absolute() / "compiled"
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _log.warning("compiled stages are not kept: cannot write %s: %s", kept, error.strerror)
-        return
-    os.environ[CACHE] = str(kept)
-
+from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
+from .oom import MEMORY_HINT, reraise_as_engine_error, summarize_error
+from .specs import StageSpec, as_tuple, count_objects, ensure_aligned
+from .tensorrt.library import LOCAL, find_local_gpu
 
 INDUCTOR = "inductor"
 PRECISIONS = ("float32", "float16", "bfloat16")
 CPU = "cpu"
-AGAIN = "build it again here: sam3-node engine build --engine.kind inductor"
-OPTIONS = {"cpp.dynamic_threads": True}  # else the number of threads of the build is in the code
+REBUILD_HINT = "build it again here: sam3-node engine build --engine.kind inductor"
+OPTIONS = {"cpp.dynamic_threads": True}  # without it the code fixes the thread count of the build
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_log = logging.getLogger(__name__)
 
 
 class InductorRun:
-    """Runs a package in the place of a stage's module, for 1 to 64 objects where the stage varies.
+    """A package that runs in the place of a stage's module, for 1 to 64 objects where the stage varies.
 
-    Outputs are the caller's to keep: each call allocates them. One call at a time.
+    The caller owns the outputs: each call allocates them. Only one call may run at a time.
     """
 
     def __init__(self, package: bytes, stage: StageSpec, device: torch.device | str) -> None:
-        """Load a package onto the kind of device that it was built for. Raises EngineError where it does not load, and
-        torch's OutOfMemoryError."""
+        """Load a package onto the kind of device that it was built for.
+
+        Raises EngineError where it does not load, and torch's OutOfMemoryError.
+        """
         self._stage = stage
         self._device = torch.empty(0, device=device).device
         self._run = _load(package, stage, self._device)
-        self.most_objects = MAX_OBJECTS if stage.varies else 1
+        self.max_objects = MAX_OBJECTS if stage.varies else 1
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """The ports' tensors in, the ports' tensors out.
+        """Run the stage on tensors that fit its specs, and return its outputs.
 
         Raises EngineError for tensors of other shapes or dtypes, or on another device.
         """
-        objects_of(self._stage, inputs, self.most_objects, self._device)
-        outputs: tuple[Tensor, ...] = self._run(*(placed(tensor) for tensor in inputs))
+        count_objects(self._stage, inputs, self.max_objects, self._device)
+        outputs: tuple[Tensor, ...] = self._run(*(ensure_aligned(tensor) for tensor in inputs))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
 def build_package(stage: StageSpec) -> bytes:
-    """Compile a stage for the device that its module is on, and this machine's processor: one package for 1 to 64
-    objects, with the weights.
+    """Compile a stage, with its weights, to one package for 1 to 64 objects.
 
-    Raises EngineError naming the stage where that cannot be, or where there is no C++ compiler.
+    It fits the device of the stage's module and this machine's processor. Raises EngineError that names the stage where
+    compilation fails, and EngineError without a C++ compiler.
     """
     require_compiler()
     with (
         tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder,
-        telling_failures(stage, "compiled"),
+        reraise_as_engine_error(f"{stage.name}: cannot be compiled"),
     ):
         path = Path(folder) / f"{stage.name}.pt2"
-        with quiet(), torch.no_grad():
+        with silence_exporters(), torch.no_grad():
             torch._inductor.aoti_compile_and_package(
-                _exported(stage), package_path=str(path), inductor_configs=dict(OPTIONS)
+                _export_program(stage), package_path=str(path), inductor_configs=dict(OPTIONS)
             )
         return path.read_bytes()
 
@@ -108,37 +91,40 @@ def require_compiler() -> None:
     except InvalidCxxCompiler as error:
         raise EngineError(
             "engine.kind inductor: expected a C++ compiler to build with, found none; install g++, or name one by the "
-            "environment variable CXX. What is built runs without"
+            "environment variable CXX. Packages that are built already run without a compiler"
         ) from error
 
 
-def target_gpu(device: torch.device, gpu: str = LOCAL) -> tuple[str, str]:
-    """What packages for `device` run on, as generation and name of a GPU, or ("cpu", "").
+def find_inductor_target(device: torch.device, gpu: str = LOCAL) -> tuple[str, str]:
+    """Return the hardware that packages for `device` run on: generation and name of a GPU, or ("cpu", "").
 
-    Raises EngineError for a `gpu` that is not the local one: packages are built where they run.
+    Raises EngineError for a `gpu` that is not the local one, because packages are built where they run.
     """
-    here = local_gpu() if device.type == "cuda" else None
-    found = here.generation if here else CPU
-    if gpu.lower() not in (LOCAL, found):
+    local = find_local_gpu() if device.type == "cuda" else None
+    generation = local.generation if local else CPU
+    if gpu.lower() not in (LOCAL, generation):
         raise EngineError(
-            f"gpu: {INDUCTOR} builds for this machine alone: expected {found} or {LOCAL}, found {gpu}; build on the "
-            "machine that will run it"
+            f"gpu: {INDUCTOR} builds for this machine alone: expected {generation} or {LOCAL}, found {gpu}; build on "
+            "the machine that will run it"
         )
-    return (here.generation, here.name) if here else (CPU, "")
+    return (local.generation, local.name) if local else (CPU, "")
 
 
-def local_processor() -> str:
-    """The processor that packages built here run on: its vector instructions, a digest of all that it offers, and its
-    name. What is compiled uses them all, and another processor would end the process."""
-    offered = torch.cpu.get_capabilities()
-    names = sorted(name for name, has in offered.items() if has is True)
+def describe_processor() -> str:
+    """Describe this machine's processor: its vector instructions, a digest of all its features, and its name.
+
+    A package uses all features of the processor that built it. On a processor without one of them it would crash the
+    process.
+    """
+    features = torch.cpu.get_capabilities()
+    names = sorted(name for name, present in features.items() if present is True)
     digest = hashlib.sha256(" ".join([platform.machine(), *names]).encode()).hexdigest()[:8]
     vectors = torch.backends.cpu.get_cpu_capability().lower()
-    return " ".join([vectors, digest, str(offered.get("cpu_name", ""))]).strip()
+    return " ".join([vectors, digest, str(features.get("cpu_name", ""))]).strip()
 
 
-class _InTuple(nn.Module):
-    """Gives a stage's outputs as a plain tuple: packages know no named ones."""
+class _TupleOutputs(nn.Module):
+    """A stage whose outputs are a plain tuple, because packages cannot return named ones."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -148,9 +134,9 @@ class _InTuple(nn.Module):
         return as_tuple(self.module(*inputs))
 
 
-def _exported(stage: StageSpec) -> torch.export.ExportedProgram:
+def _export_program(stage: StageSpec) -> torch.export.ExportedProgram:
     return torch.export.export(
-        _InTuple(stage.module),
+        _TupleOutputs(stage.module),
         stage.examples(),
         dynamic_shapes=(dynamic_axes(stage),) if stage.varies else None,
         strict=False,
@@ -160,7 +146,7 @@ def _exported(stage: StageSpec) -> torch.export.ExportedProgram:
 def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:
     index = -1 if device.index is None else device.index
     try:
-        with quiet(), _unpacked_briefly(device):
+        with silence_exporters(), _temporary_unpacking(device):
             return torch._inductor.aoti_load_package(
                 io.BytesIO(package), run_single_threaded=True, device_index=index
             )
@@ -168,15 +154,18 @@ def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:
         raise
     except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(
-            f"{stage.name}: torch {torch.__version__} cannot load the package: {first_line(error)}; where memory ran "
-            f"out, {ROOM}; else {AGAIN}"
+            f"{stage.name}: torch {torch.__version__} cannot load the package: {summarize_error(error)}; where memory "
+            f"ran out, {MEMORY_HINT}; else {REBUILD_HINT}"
         ) from error
 
 
 @contextmanager
-def _unpacked_briefly(device: torch.device) -> Iterator[None]:
-    """Let torch unpack a package for a CPU where it is deleted once it is in memory: a process that is killed leaves
-    nothing then. Kernels of a GPU are read later, so torch deletes those when it ends."""
+def _temporary_unpacking(device: torch.device) -> Iterator[None]:
+    """Let torch unpack a package for a CPU into a folder that is deleted as soon as the package is in memory.
+
+    A process that is killed later then leaves no files. Packages for a GPU are not affected: their kernels are read
+    later, and torch deletes them when the process ends.
+    """
     if device.type != CPU:
         yield
         return
@@ -189,3 +178,21 @@ def _unpacked_briefly(device: torch.device) -> Iterator[None]:
             os.environ.pop("TMPDIR")
             if before is not None:
                 os.environ["TMPDIR"] = before
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keep the cache of torch.compile in `folder`/compiled. Call this before anything is compiled.
+
+    If the environment already names a cache folder, that one stays. If the folder cannot be written, log a warning;
+    torch then uses its own folder, which a reboot empties.
+    """
+    # torch sets the variable to its default when it is imported
+    if os.environ.get(CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
+        return
+    cache = folder.expanduser().absolute() / "compiled"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("compiled stages are not kept: cannot write %s: %s", cache, error.strerror)
+        return
+    os.environ[CACHE_VARIABLE] = str(cache)

@@ -1,4 +1,4 @@
-"""What engines of a deployment must be of, from its settings and this machine."""
+"""The key that decides whether a stored engine fits: made from the settings, the weights and this machine."""
 
 from __future__ import annotations
 
@@ -15,57 +15,58 @@ from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
 from ..settings import EngineSettings, Settings
 from .export import MAX_OBJECTS
-from .inductor import INDUCTOR, PRECISIONS, local_processor, target_gpu
-from .store import Identity
-from .tensorrt.library import LOCAL, find_library, target
+from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target
+from .store import EngineKey
+from .tensorrt.library import LOCAL, find_library, find_target
 
 CONFIG = "config.json"
 FP8 = "fp8"
 
 
-def identity_of(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> Identity:
-    """The engines that `settings` ask for, of a model that was loaded as they say, in any dtype; for `gpu`.
+def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> EngineKey:
+    """Build the key of the engines that `settings` ask for, to run on `gpu`.
 
-    Raises EngineError for a GPU or a precision that they cannot be built for, MissingExtraError without TensorRT.
+    model: loaded as the settings say, in any dtype. Raises EngineError for a GPU or a precision that no engine can be
+    built for, MissingExtraError without TensorRT.
     """
-    made_by = _by_inductor if settings.engine.kind == INDUCTOR else _by_tensorrt
-    return Identity(
+    describe_target = _inductor_fields if settings.engine.kind == INDUCTOR else _tensorrt_fields
+    return EngineKey(
         model=model.name,
         weights=checkpoint_digest(settings.model.name),
         precision=settings.engine.precision,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
-        **made_by(model.device, settings, gpu),
+        **describe_target(model.device, settings, gpu),
     )
 
 
-def _by_tensorrt(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
+def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
     library = find_library()
-    place = target(library, gpu)
+    target = find_target(library, gpu)
     return {
-        "most_objects": most_objects(settings.tracker.max_objects),
+        "max_objects": round_up_objects(settings.tracker.max_objects),
         "library": library.name,
         "version": library.version,
-        "gpu": place.generation,
-        "gpu_name": place.name,
+        "gpu": target.generation,
+        "gpu_name": target.name,
     }
 
 
-def _by_inductor(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
+def _inductor_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
     require_compilable(settings.engine, device)
-    generation, name = target_gpu(device, gpu)
+    generation, name = find_inductor_target(device, gpu)
     return {
-        "most_objects": MAX_OBJECTS,
+        "max_objects": MAX_OBJECTS,
         "library": INDUCTOR,
         "version": str(torch.__version__),
         "gpu": generation,
         "gpu_name": name,
-        "cpu": local_processor(),
+        "cpu": describe_processor(),
     }
 
 
 def require_compilable(engine: EngineSettings, device: torch.device) -> None:
-    """Raise EngineError for a precision that stages are not compiled in for this device: float16 is slow on a CPU."""
+    """Raise EngineError for a precision that inductor does not take on this device: float16 is slow on a CPU."""
     usable = [name for name in PRECISIONS if (device.type, name) != ("cpu", "float16")]
     if engine.precision not in usable:
         raise EngineError(
@@ -74,27 +75,27 @@ def require_compilable(engine: EngineSettings, device: torch.device) -> None:
         )
 
 
-def arithmetic(precision: str) -> torch.dtype:
-    """The dtype of the ports of engines of this precision: with fp8, what is not in FP8 is in float16."""
-    found = getattr(torch, "float16" if precision == FP8 else precision)
-    assert isinstance(found, torch.dtype)
-    return found
+def resolve_dtype(precision: str) -> torch.dtype:
+    """Return the dtype of the inputs and outputs of engines. With fp8, all that is not in FP8 is in float16."""
+    dtype = getattr(torch, "float16" if precision == FP8 else precision)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
-def most_objects(max_objects: int) -> int:
-    """The largest batch that the tracker makes of so many objects: a power of two."""
+def round_up_objects(max_objects: int) -> int:
+    """Return the largest batch that the tracker makes for up to `max_objects` objects: a power of two."""
     return int(min(1 << (max_objects - 1).bit_length(), GPU_BATCH))
 
 
 def checkpoint_digest(name: str) -> str:
-    """SHA-256 of the configuration and weights that `--model.name` names, whatever they are loaded as.
+    """Compute the SHA-256 of the configuration and weights that `--model.name` names; it is the same for any dtype.
 
     Raises EngineError where they are not files on this machine.
     """
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not folder.is_dir():
-        found = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
-        folder = Path(found).parent if found else folder
+        config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
+        folder = Path(config).parent if config else folder
     files = [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]
     digest = hashlib.sha256()
     try:
@@ -102,5 +103,5 @@ def checkpoint_digest(name: str) -> str:
             with path.open("rb") as file:
                 digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     except OSError as error:
-        raise EngineError(f"cannot read the weights {path} to know their engines by: {error}") from error
+        raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error
     return digest.hexdigest()

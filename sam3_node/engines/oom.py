@@ -1,4 +1,4 @@
-"""What running a model can fail with, told as errors of this package: above all that memory runs out."""
+"""Errors of running models and engines, above all out-of-memory errors, converted to errors of this package."""
 
 from __future__ import annotations
 
@@ -9,50 +9,65 @@ import torch
 
 from ..errors import EngineError, ModelError, Sam3NodeError
 
-FAILURES = (Sam3NodeError, RuntimeError, MemoryError)
-"""What stages raise; torch tells of a device by RuntimeError."""
-SIGNS = (
+STAGE_ERRORS = (Sam3NodeError, RuntimeError, MemoryError)
+"""Errors that stages raise; torch reports errors of a device as RuntimeError."""
+OUT_OF_MEMORY_SIGNS = (  # in messages: not all such errors have a class of their own
     "out of memory",
     "DefaultCPUAllocator",
     "CUBLAS_STATUS_ALLOC_FAILED",
-)  # not all have a class of their own
-ROOM = "end other processes that use it, or lower --tracker.max_objects or --model.image_size"
-TORCH = "use --engine.kind torch, and leave out --engine.graphs"
+)
+MEMORY_HINT = "end other processes that use it, or lower --tracker.max_objects or --model.image_size"
+TORCH_HINT = "use --engine.kind torch, and leave out --engine.graphs"
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the device or the host ran out: this error says so, or what it was raised from."""
-    root = root_of(error)
-    return isinstance(root, torch.OutOfMemoryError | MemoryError) or any(sign in str(root) for sign in SIGNS)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if device or host memory ran out, as this error or its root cause says."""
+    root = find_root_cause(error)
+    is_memory_error = isinstance(root, torch.OutOfMemoryError | MemoryError)
+    return is_memory_error or any(sign in str(root) for sign in OUT_OF_MEMORY_SIGNS)
 
 
-def root_of(error: BaseException) -> BaseException:
-    """The first of a chain of errors that were raised from one another."""
+def find_root_cause(error: BaseException) -> BaseException:
+    """Return the first error of a chain in which each was raised from another."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def first_line(error: BaseException) -> str:
-    """Type and first line of an error, bounded."""
+def summarize_error(error: BaseException) -> str:
+    """Return the type and the first line of an error; at most 300 characters of that line."""
     return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:300]}".removesuffix(": ")
 
 
-def engine_failure(error: BaseException, doing: str) -> EngineError:
-    """Why engines or recordings cannot serve, with what to do; it holds nothing of the failed attempt in memory."""
+def to_engine_error(error: BaseException, doing: str) -> EngineError:
+    """Make an EngineError that says why engines or CUDA graphs cannot serve, and what to do.
+
+    It has no reference to `error`, so that the memory of the failed attempt can be freed.
+    """
     if isinstance(error, Sam3NodeError):
         return EngineError(str(error))
-    if out_of_memory(error):
-        return EngineError(f"memory ran out {doing}: {first_line(root_of(error))}; {ROOM}, or {TORCH}")
-    return EngineError(f"engines failed {doing}: {first_line(error)}; {TORCH}")
+    if is_out_of_memory(error):
+        root = summarize_error(find_root_cause(error))
+        return EngineError(f"memory ran out {doing}: {root}; {MEMORY_HINT}, or {TORCH_HINT}")
+    return EngineError(f"engines failed {doing}: {summarize_error(error)}; {TORCH_HINT}")
 
 
 @contextmanager
-def telling_out_of_memory(kind: type[Sam3NodeError], doing: str, advice: str = ROOM) -> Iterator[None]:
-    """Raise `kind` with advice where memory runs out; other errors, and those of engines, pass."""
+def reraise_out_of_memory(kind: type[Sam3NodeError], doing: str, hint: str = MEMORY_HINT) -> Iterator[None]:
+    """Raise `kind` with a hint if memory runs out within the block. Other errors pass, and so does any EngineError."""
     try:
         yield
     except (ModelError, RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        raise kind(f"memory ran out {doing}: {first_line(root_of(error))}; {advice}") from error
+        raise kind(f"memory ran out {doing}: {summarize_error(find_root_cause(error))}; {hint}") from error
+
+
+@contextmanager
+def reraise_as_engine_error(subject: str) -> Iterator[None]:
+    """Raise EngineError with the root cause for any error within the block. subject: "STAGE: cannot be exported"."""
+    try:
+        yield
+    except Exception as error:  # torch.onnx.OnnxExporterError, OSError, onnx.checker.ValidationError and more
+        hint = f"; {MEMORY_HINT}" if is_out_of_memory(error) else ""
+        raise EngineError(f"{subject}: {summarize_error(find_root_cause(error))}{hint}") from error

@@ -1,8 +1,9 @@
-"""Layers that multiply in FP8 (E4M3, arXiv 2209.05433): rounded in torch, QuantizeLinear and DequantizeLinear in ONNX.
+"""Post-training quantisation of an encoder to FP8 (E4M3, arXiv 2209.05433).
 
-Activations have one scale a layer, weights one for each output channel.
-
-Post-training quantisation of an encoder to FP8: calibrated on frames, fake-quantised in torch, exported to ONNX."""
+`calibrate` runs frames through the model and notes how large the inputs of each layer become (`Scales`). From these,
+`quantise_encoder` makes an encoder whose layers round to FP8 in torch, and `export_quantised` writes it to ONNX with
+QuantizeLinear and DequantizeLinear. Inputs have one scale for each layer, weights one for each output channel.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +29,24 @@ from ..errors import EngineError, OutputError, require
 from ..models import TrackerModel
 from ..settings import Section
 from .export import export
-from .recipes import Recipe, layers_of, wrong_fields
-from .specs import stages_of
+from .recipes import Recipe, describe_wrong_fields, find_layers
+from .specs import tracker_stages
+from .store import StoredEngine
 
-LARGEST = 448.0  # of E4M3
-MIN_SCALE = 2.0**-14  # the least normal float16; FP8 has exponents of its own, so smaller ones gain nothing
+EXTRA = "quantize"
+MAX_E4M3 = 448.0
+MIN_SCALE = (
+    2.0**-14
+)  # the smallest normal float16; smaller scales gain nothing, because FP8 has its own exponents
+CALIBRATE_HINT = "make them: sam3-node calibrate fp8 SOURCE -o FILE"
+SCALES_FILE, RECIPE_FILE = "scales.json", "recipe.json"
+Image = npt.NDArray[np.uint8]
 
 
 class QuantisedLayer(nn.Module):
-    """A linear layer or convolution whose input and weights are rounded to FP8 first.
+    """A linear layer or convolution that rounds its input and weights to FP8 first.
 
-    amax: largest magnitude of its inputs; what is beyond it saturates. Weights' own are taken from them.
+    amax: largest magnitude of its inputs; larger ones saturate. That of the weights is taken from the weights.
     """
 
     input_scale: Tensor
@@ -54,7 +62,7 @@ class QuantisedLayer(nn.Module):
             ("input", weight.new_tensor(amax, dtype=torch.float32)),
             ("weight", weight.abs().flatten(1).amax(1)),
         ):
-            self.register_buffer(f"{name}_scale", scale_of(largest, weight))
+            self.register_buffer(f"{name}_scale", compute_scale(largest, weight))
             self.register_buffer(f"{name}_zero", torch.zeros_like(largest, dtype=torch.float8_e4m3fn))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,52 +75,49 @@ class QuantisedLayer(nn.Module):
         return F.conv2d(x, weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
 
 
-def scale_of(amax: Tensor, like: Tensor) -> Tensor:
-    """The scale that takes `amax` to the largest FP8 number, one of float16's numbers, in the dtype of `like`."""
-    return (amax.float() / LARGEST).clamp(min=MIN_SCALE).half().to(like)
+def compute_scale(amax: Tensor, like: Tensor) -> Tensor:
+    """Return the scale that maps `amax` to the largest FP8 number: a float16 number in the dtype of `like`."""
+    return (amax.float() / MAX_E4M3).clamp(min=MIN_SCALE).half().to(like)
 
 
 def round_fp8(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """x rounded to multiples of FP8 numbers by scale [], or scale [n] along the first axis of x; zero: 0 in FP8."""
+    """Round x to FP8 numbers times `scale`.
+
+    scale: [], or [n] along the first axis of x. zero: 0 in FP8, of the same shape.
+    """
     if torch.onnx.is_in_onnx_export():
-        return _as_onnx(x, scale, zero)
+        return _write_onnx(x, scale, zero)
     wide = scale.float() if scale.ndim == 0 else scale.float().view(-1, *[1] * (x.ndim - 1))
-    scaled = (x.float() / wide).clamp(-LARGEST, LARGEST)  # beyond, the cast gives NaN
+    scaled = (x.float() / wide).clamp(-MAX_E4M3, MAX_E4M3)  # beyond this range the cast gives NaN
     return (scaled.to(zero.dtype).float() * wide).to(x.dtype)
 
 
-def _as_onnx(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+def _write_onnx(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     write = partial(torch.onnx.ops.symbolic, attrs={"axis": 0}, shape=x.shape)
     eight = write("QuantizeLinear", (x, scale, zero), dtype=zero.dtype)
     return write("DequantizeLinear", (eight, scale, zero), dtype=x.dtype)
 
 
-EXTRA = "quantize"
-Image = npt.NDArray[np.uint8]
-Progress = Callable[[int], None]
-"""Is told how many frames are done."""
-
-
 class Scales(Section):
-    """What calibration found: the largest magnitude (amax) of each layer's inputs over all frames.
+    """Result of a calibration: the largest magnitude (amax) of each layer's inputs over all frames.
 
-    Enough to build an engine again without the frames: weights have their amax in themselves, and the digest says
-    which weights.
+    An engine can be built again from it without the frames. The amax of weights is in the weights themselves, and the
+    digest identifies them.
     """
 
     version: int = Field(1, ge=1, le=1)
-    """Of this format."""
+    """Version of this format."""
     model: str
     """Name of the weights, for people."""
     digest: str = Field(pattern="[0-9a-f]{64}")
-    """What `weights_digest` gives for them."""
+    """`weights_digest` of the weights."""
     frames: int = Field(ge=1)
-    """How many were looked at."""
+    """Number of frames that were encoded."""
     amax: dict[str, float]
-    """By the layer's name within the encoder."""
+    """Amax by the layer's name within the encoder."""
 
     def save(self, path: Path) -> None:
-        """Write as JSON; OutputError where that cannot be done."""
+        """Write the scales as JSON. Raises OutputError where that fails."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self.model_dump_json(indent=1) + "\n")
@@ -121,40 +126,43 @@ class Scales(Section):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote; EngineError for a file that is absent, damaged or another."""
+        """Read scales that `save` wrote. Raises EngineError for a file that is absent, damaged or another."""
         try:
             scales = cls.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise EngineError(f"cannot read FP8 scales from {path}: {error.strerror}; {_advice()}") from error
+            raise EngineError(
+                f"cannot read FP8 scales from {path}: {error.strerror}; {CALIBRATE_HINT}"
+            ) from error
         except ValidationError as error:
-            raise EngineError(f"{path} holds no FP8 scales: {wrong_fields(error)}; {_advice()}") from error
+            fields = describe_wrong_fields(error)
+            raise EngineError(f"{path} holds no FP8 scales: {fields}; {CALIBRATE_HINT}") from error
         wrong = [name for name, amax in scales.amax.items() if not (math.isfinite(amax) and amax >= 0)]
         if wrong:
             raise EngineError(
-                f"{path}: expected an amax of 0 or more, found another for {wrong[:3]}; {_advice()}"
+                f"{path}: expected an amax of 0 or more, found another for {wrong[:3]}; {CALIBRATE_HINT}"
             )
         return scales
 
     def check(self, model: TrackerModel) -> None:
-        """Raise EngineError unless they are of these weights."""
+        """Raise EngineError unless the scales belong to the model's weights."""
         if weights_digest(model) != self.digest:
             raise EngineError(
                 f"expected FP8 scales of the weights of {model.name}, found those of other ones ({self.model}); "
-                + _advice()
+                + CALIBRATE_HINT
             )
 
 
 def weights_digest(model: TrackerModel) -> str:
-    """SHA-256 of the encoder's weights in float16, so that a model in float32 and one in float16 have the same.
+    """Compute the SHA-256 of the encoder's weights in float16; a model in float32 and one in float16 have the same.
 
-    It is of the backbone's: those of the pyramid are folded in the model's own arithmetic and may differ by rounding.
+    Only the backbone counts. The weights of the pyramid are folded in the model's own dtype, so rounding may differ.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     backbone = model.encode_stage.get_submodule("backbone")
     for name, weight in backbone.named_parameters():
-        found.update(f"{name} {list(weight.shape)}\n".encode())
-        found.update(weight.detach().half().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {list(weight.shape)}\n".encode())
+        digest.update(weight.detach().half().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 @torch.inference_mode()
@@ -162,75 +170,109 @@ def calibrate(
     model: TrackerModel,
     images: Iterable[Image],
     recipe: Recipe | None = None,
-    progress: Progress = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Scales:
-    """Encode BGR uint8 [h, w, 3] images and note the amax of every layer of the recipe's kinds.
+    """Encode BGR uint8 [h, w, 3] images, and note the amax of every layer of the recipe's kinds.
 
-    That of layers that it leaves out, too, so that leaving out others later needs no frames. The model is untouched.
-    Raises EngineError where there is no image, or where the recipe does not fit; MissingExtraError without modelopt.
+    This includes layers that the recipe leaves out, so that a later recipe needs no frames. The model is not changed.
+    `progress` is called with the number of frames done. Raises EngineError where there is no image or the recipe does
+    not fit, MissingExtraError without modelopt.
     """
     recipe = recipe or Recipe()
     _check_dtype(model)
-    recipe.chosen(model.encode_stage)
+    recipe.select_layers(model.encode_stage)
     stage = copy.deepcopy(model.encode_stage)
-    names = list(layers_of(stage, recipe.kinds))
+    names = list(find_layers(stage, recipe.kinds))
     count = 0
 
-    def look(network: nn.Module) -> None:
+    def encode_images(network: nn.Module) -> None:
         nonlocal count
         for count, image in enumerate(images, start=1):
-            network(model.preprocess(_checked(image, count)))
+            network(model.preprocess(_check_image(image, count)))
             progress(count)
         if not count:
             raise EngineError("calibration: expected at least one frame, found none")
 
-    _watch(stage, names, look)
-    amax = {name: _amax(name, stage.get_submodule(name)) for name in names}
+    _record_maxima(stage, names, encode_images)
+    amax = {name: _read_amax(name, stage.get_submodule(name)) for name in names}
     return Scales(model=model.name, digest=weights_digest(model), frames=count, amax=amax)
 
 
-def quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None = None) -> nn.Module:
-    """A copy of the encode stage that rounds to FP8 as an engine would; the model is untouched.
+def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe | None = None) -> nn.Module:
+    """Return a copy of the encode stage that rounds to FP8 as an engine would; the model is not changed.
 
-    It may take the place of `model.stages.encode`. Raises EngineError for scales of other weights, or that lack a layer
-    that the recipe quantises, and for a recipe that does not fit.
+    The copy may replace `model.stages.encode`. Raises EngineError for scales of other weights, for scales that lack a
+    layer of the recipe, and for a recipe that does not fit.
     """
     recipe = recipe or Recipe()
     _check_dtype(model)
     scales.check(model)
     stage = copy.deepcopy(model.encode_stage)
-    chosen = recipe.chosen(stage)
-    missing = [name for name in chosen if name not in scales.amax]
+    layers = recipe.select_layers(stage)
+    missing = [name for name in layers if name not in scales.amax]
     if missing:
         raise EngineError(
             f"the scales have no amax of {len(missing)} layers that the recipe quantises, among them {missing[0]}; "
-            + _advice()
+            + CALIBRATE_HINT
         )
-    for name, layer in chosen.items():
-        stage.set_submodule(name, QuantisedLayer(layer, scales.amax[name]))  # type: ignore[arg-type]
+    for name, layer in layers.items():
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
+        stage.set_submodule(name, QuantisedLayer(layer, scales.amax[name]))
     return stage.requires_grad_(False).eval()
 
 
 def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None, path: Path) -> Path:
-    """As `export` of the encode stage, with FP8 QuantizeLinear and DequantizeLinear around what the recipe quantises.
+    """Export the encode stage with FP8 QuantizeLinear and DequantizeLinear around the layers of the recipe.
 
     The rest is in the model's dtype: float16 for an engine, float32 to compare on a CPU. Raises EngineError as
-    `quantised`, and where the export fails.
+    `quantise_encoder`, and where the export fails.
     """
-    return export(stages_of(model)["encode"]._replace(module=quantised(model, scales, recipe)), path)
+    module = quantise_encoder(model, scales, recipe)
+    return export(tracker_stages(model)["encode"]._replace(module=module), path)
 
 
-def _watch(stage: nn.Module, names: list[str], look: Callable[[nn.Module], None]) -> None:
-    """Let modelopt take the maximum of the inputs of the layers of these names while `look` runs the stage."""
+class Quantisation(NamedTuple):
+    """Scales and recipe of an FP8 encoder; without a recipe, `Recipe()`."""
+
+    scales: Scales
+    recipe: Recipe | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in it that changes an engine."""
+        recipe = self.recipe or Recipe()
+        text = f"{self.scales.model_dump_json()} {recipe.model_dump_json()}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, stored: StoredEngine) -> None:
+        """Write it into the folder of its engines, so that the gate can name the layers that differ."""
+        recipe = self.recipe or Recipe()
+        for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, recipe)):
+            (stored.folder / name).write_text(section.model_dump_json(indent=1) + "\n")
+
+    @classmethod
+    def load(cls, stored: StoredEngine) -> Self | None:
+        """Read what `save` wrote; None where it is absent, or is not that of these engines."""
+        try:
+            scales = Scales.load(stored.folder / SCALES_FILE)
+            recipe = Recipe.model_validate_json((stored.folder / RECIPE_FILE).read_bytes())
+        except (OSError, EngineError, ValidationError):
+            return None
+        quantisation = cls(scales, recipe)
+        return quantisation if quantisation.digest == stored.manifest.scales else None
+
+
+def _record_maxima(stage: nn.Module, names: list[str], run: Callable[[nn.Module], None]) -> None:
+    """Let modelopt record the maximum of the inputs of the named layers while `run` runs the stage."""
     off = [{"quantizer_name": "*", "enable": False}]
-    watched = [{"quantizer_name": f"{name}.input_quantizer", "cfg": {"num_bits": (4, 3)}} for name in names]
+    on = [{"quantizer_name": f"{name}.input_quantizer", "cfg": {"num_bits": (4, 3)}} for name in names]
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantization = require("modelopt.torch.quantization", EXTRA)
-        quantization.quantize(stage, {"quant_cfg": off + watched, "algorithm": "max"}, look)
+        quantization.quantize(stage, {"quant_cfg": off + on, "algorithm": "max"}, run)
 
 
-def _amax(name: str, layer: Any) -> float:
+def _read_amax(name: str, layer: Any) -> float:
     amax = getattr(layer.input_quantizer, "amax", None)
     if not isinstance(amax, Tensor) or not amax.isfinite().all():
         raise EngineError(
@@ -239,7 +281,7 @@ def _amax(name: str, layer: Any) -> float:
     return float(amax)
 
 
-def _checked(image: Image, number: int) -> Image:
+def _check_image(image: Image, number: int) -> Image:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
         raise EngineError(
             f"calibration frame {number}: expected BGR uint8 [h, w, 3], found {image.dtype} {list(image.shape)}"
@@ -252,7 +294,3 @@ def _check_dtype(model: TrackerModel) -> None:
         raise EngineError(
             f"FP8: expected a model in float32 or float16, found {model.dtype}; load it with --model.dtype float16"
         )
-
-
-def _advice() -> str:
-    return "make them: sam3-node calibrate fp8 SOURCE -o FILE"

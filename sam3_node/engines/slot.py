@@ -1,198 +1,184 @@
-"""Engines in the place of a model's stages: found in the store, and judged by the gate before they serve."""
+"""The engine slot: the place where stored engines may run instead of torch, once the gate has passed them.
+
+`EngineSlot` holds the steps that the tracker's and the detector's slots share. It opens the stored engines, runs the
+gate unless its report is stored, and puts the engines in place. Where this fails, torch serves and says why, or the
+error is raised.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
 
 from ..bags.image_sampling import sample_images
 from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError, OutputError, Sam3NodeError
-from ..models import TrackerModel, load_tracker
-from ..models.sam.stages import Stages
+from ..models.sam.stages import Run
 from ..settings import EngineSettings, Settings
-from .build import Quantisation
-from .inductor import INDUCTOR, InductorRun
-from .key import FP8, arithmetic, identity_of
-from .oom import FAILURES, engine_failure, telling_out_of_memory
-from .quantize import quantised
+from ..bags.image_sampling import sample_images
+from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .report import Report
-from .specs import STAGES, StageSpec, stages_of
-from .store import Built, EngineStore
-from .tensorrt.run import TensorRTRun
-from .validation import compare, fit
+from .specs import StageSpec
+from .store import EngineKey, EngineStore, StoredEngine
 
 REPORT = "gate.json"
 CLIP_FRAMES, CLIP_STEP = 16, 2
-MAX_REASON = 100
-LOADING = "while they were loaded and compared"
-CHECK = "see `sam3-node engine check`"
+MAX_REASON_CHARS = 100
+CHECK_HINT = "see `sam3-node engine check`"
+Image = npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 
 
-class Opened(NamedTuple):
-    """Engines on the device, not yet judged; `ports` are theirs."""
+class LoadedEngines(NamedTuple):
+    """Engines on the device, not yet validated; `runs` and their `specs` by stage."""
 
-    built: Built
-    runs: Stages
-    ports: Mapping[str, StageSpec]
-
-
-def serve(model: TrackerModel, settings: Settings) -> None:
-    """Put the engines that `settings` ask for into `model.stages`, once the gate has passed them.
-
-    Prompts are still answered by torch. Where engines cannot serve and `engine.fallback` allows it, the model is left
-    as it is, and its name says why. Otherwise raises EngineError, MissingExtraError, or what a damaged recording
-    raises where the gate has to run first.
-    """
-    if settings.engine.kind == "torch":
-        return
-    stages = model.stages
-    reason = attempt(partial(_put_in_place, model, settings), settings)
-    if reason is not None:
-        use_torch(model, stages, settings, reason)
+    stored: StoredEngine
+    runs: Mapping[str, Run]
+    specs: Mapping[str, StageSpec]
 
 
-def attempt(put_in_place: Callable[[], None], settings: Settings) -> EngineError | None:
-    """None once that is done; where it fails and torch may serve, why. It is nowhere held then what failed.
+class EngineSlot(ABC):
+    """A place where engines may run instead of torch. It holds no engines itself, so that failed ones are freed."""
 
-    Raises what failed where `engine.fallback` is off, as an EngineError if it is none of this package's.
-    """
-    try:
-        put_in_place()
-        return None
-    except FAILURES as error:
-        if settings.engine.fallback:
-            return engine_failure(error, LOADING)
-        if isinstance(error, Sam3NodeError):
-            raise
-        raise engine_failure(error, LOADING) from error
+    subject: ClassVar[str]
+    """Name of the engines in messages, a noun without a verb."""
 
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
-def use_torch(model: TrackerModel, stages: Stages, settings: Settings, reason: EngineError) -> None:
-    """Let the model's own torch stages serve, in the place of what cannot; its name says why."""
-    _log.warning("engines cannot serve, torch does: %s", reason)
-    model.stages, model.static_shapes = stages, settings.model.compile
-    model.name = f"{model.name} (torch: {brief(reason)})"
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+    @abstractmethod
+    def require_device(self) -> None:
+        """Raise EngineError unless the device can have engines."""
 
+    @abstractmethod
+    def compute_key(self) -> EngineKey:
+        """Return the key that stored engines must match."""
 
-def check(settings: Settings, source: str | Path | None = None) -> Report:
-    """Judge the engines that `settings` ask for by the gate; the report is kept beside them.
+    @abstractmethod
+    def load(self, stored: StoredEngine) -> LoadedEngines:
+        """Load engines onto the device."""
 
-    source: a recording, a video or a folder of images, the bundled recording if left out. Raises EngineError where
-    there are no such engines or they do not run here, MissingExtraError, and CameraError or BagError for the source.
-    """
-    wanted = settings.model
-    with telling_out_of_memory(EngineError, f"while {wanted.name} was loaded"):
-        model = load_tracker(
-            wanted.name, device=wanted.device, dtype=wanted.dtype, image_size=wanted.image_size
-        )
-    return judge(_open(model, settings), settings, source or TABLETOP)
+    @abstractmethod
+    def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:
+        """Compare engines with torch in float32 on a clip, BGR uint8 [h, w, 3] each."""
+
+    @abstractmethod
+    def install(self, engines: LoadedEngines) -> None:
+        """Put engines in the place of torch."""
+
+    @abstractmethod
+    def fall_back(self, reason: EngineError) -> None:
+        """Let torch serve, and say why."""
+
+    def serve(self) -> None:
+        """Put the stored engines in place, once the gate has passed them.
+
+        Where they cannot serve and `engine.fallback` is on, torch serves and says why. Otherwise raises EngineError,
+        MissingExtraError, or what a damaged recording raises where the gate has to run first.
+        """
+        reason = self._try_engines()
+        if reason is not None:
+            self.fall_back(reason)
+
+    def check(self, source: str | Path | None = None) -> Report:
+        """Run the gate on a source, and store the report beside the engines.
+
+        source: a recording, a video or a folder of images; the bundled recording by default. Raises EngineError where
+        there are no such engines or they do not run here, MissingExtraError, and CameraError or BagError for the
+        source.
+        """
+        return self.run_gate(self.open(), source or TABLETOP)
+
+    def open(self) -> LoadedEngines:
+        """Find the stored engines, and load them onto the device."""
+        self.require_device()
+        stored = EngineStore(self.settings.engine.folder).find(self.compute_key())
+        with reraise_out_of_memory(EngineError, f"while loading {self.subject}"):
+            return self.load(stored)
+
+    def require_passed(self, engines: LoadedEngines, source: str | Path = TABLETOP) -> None:
+        """Raise EngineError unless the gate has passed these very plans by the present thresholds, or does so now."""
+        report = read_report(engines.stored)
+        if report is None:
+            _log.info("the gate runs: no report yet on %s in %s", self.subject, engines.stored.folder.name)
+            report = self.run_gate(engines, source)
+        refusal = apply_thresholds(report, self.settings.engine).refusal()
+        if refusal is not None:
+            raise EngineError(f"{self.subject} refused by the gate: {refusal}; {CHECK_HINT}")
+
+    def run_gate(self, engines: LoadedEngines, source: str | Path = TABLETOP) -> Report:
+        """Compare engines with torch in float32 on a clip of a source, and store the report beside them."""
+        frames = list(sample_images(source, CLIP_FRAMES, CLIP_STEP))
+        with reraise_out_of_memory(EngineError, f"while comparing {self.subject} with torch in float32"):
+            report = self.compare(engines, frames)
+        report = replace(report, plans=engines.stored.manifest.plans)
+        write_report(engines.stored, report)
+        return report
+
+    def _try_engines(self) -> EngineError | None:
+        """Put the engines in place; return the reason if that fails and torch may serve.
+
+        The reason has no reference to the failed engines, so their memory is free when this returns. Without
+        `engine.fallback`, raises the error, as an EngineError if it is none of this package's.
+        """
+        try:
+            engines = self.open()
+            self.require_passed(engines)
+            self.install(engines)
+            return None
+        except STAGE_ERRORS as error:
+            if isinstance(error, Sam3NodeError) and not self.settings.engine.fallback:
+                raise
+            reason = to_engine_error(error, "while they were loaded and compared")
+            if not self.settings.engine.fallback:
+                raise reason from error
+            return reason
 
 
 def require_gpu(device: torch.device) -> None:
-    """Raise EngineError unless a model's device can have engines."""
+    """Raise EngineError unless a model's device can have TensorRT engines."""
     if device.type != "cuda":
         raise EngineError(
             f"no GPU for engines: expected --model.device on CUDA, found {device}; use --engine.kind torch or inductor"
         )
 
 
-def _put_in_place(model: TrackerModel, settings: Settings) -> None:
-    opened = _open(model, settings)
-    require_passed(opened, settings)
-    model.stages = fit(opened.runs, opened.ports, stages_of(model))
-    model.static_shapes = True  # engines read the whole bank
-
-
-def _open(model: TrackerModel, settings: Settings) -> Opened:
-    """Load the engines onto the model's device."""
-    compiled = settings.engine.kind == INDUCTOR
-    if not compiled:
-        require_gpu(model.device)
-    built = EngineStore(settings.engine.folder).find(identity_of(model, settings))
-    ports = stages_of(model, dtype=arithmetic(settings.engine.precision))
-    run = InductorRun if compiled else TensorRTRun
-    with telling_out_of_memory(EngineError, "while engines were loaded"):
-        runs = Stages(*(run(built.plan(name), ports[name], model.device) for name in STAGES))
-    return Opened(built, runs, ports)
-
-
-def require_passed(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> None:
-    """Raise EngineError unless the gate has passed these very plans by these thresholds, or does so now."""
-    report = read_report(opened.built)
-    if report is None:
-        _log.info("engines %s have not been judged yet: the gate runs", opened.built.folder.name)
-        report = judge(opened, settings, source)
-    refusal = by_thresholds(report, settings.engine).refusal()
-    if refusal is not None:
-        raise EngineError(f"engines refused by the gate: {refusal}; {CHECK}")
-
-
-def by_thresholds(report: Report, engine: EngineSettings) -> Report:
-    """The same figures, judged by the thresholds of `engine`."""
+def apply_thresholds(report: Report, engine: EngineSettings) -> Report:
+    """Return the same figures with the thresholds of `engine`."""
     return replace(report, min_cosine=engine.min_cosine, min_iou=engine.min_iou)
 
 
-def read_report(built: Built) -> Report | None:
-    """The gate's report that is kept beside engines; None where it is absent, damaged, or of other plans."""
-    path = built.folder / REPORT
+def read_report(stored: StoredEngine) -> Report | None:
+    """Read the gate's report that is stored beside engines; None where it is absent, damaged, or of other plans."""
+    path = stored.folder / REPORT
     try:
         report = Report.from_json(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return None
     except (OSError, EngineError) as error:
-        _log.warning("%s is passed over: %s", path, error)
+        _log.warning("%s is ignored: %s", path, error)
         return None
-    return report if report.plans == built.manifest.plans else None
+    return report if report.plans == stored.manifest.plans else None
 
 
-def judge(opened: Opened, settings: Settings, source: str | Path = TABLETOP) -> Report:
-    """Compare engines with the model in float32 on a clip of a source, and keep the report beside them."""
-    wanted, engine = settings.model, settings.engine
-    frames = list(sample_images(source, CLIP_FRAMES, CLIP_STEP))
-    with telling_out_of_memory(EngineError, "while engines were compared with torch in float32"):
-        reference = load_tracker(
-            wanted.name, device=wanted.device, dtype=torch.float32, image_size=wanted.image_size
-        )
-        dtype, thresholds = arithmetic(engine.precision), (engine.min_cosine, engine.min_iou)
-        likeness = partial(_likeness, opened, settings)
-        report = compare(reference, opened.runs, frames, *thresholds, dtype=dtype, likeness=likeness)
-    report = replace(report, plans=opened.built.manifest.plans)
-    write_report(opened.built, report)
-    return report
-
-
-def _likeness(opened: Opened, settings: Settings, name: str) -> nn.Module | None:
-    """Torch in the arithmetic of the engine of this stage; None where it is not known how its encoder became FP8."""
-    engine, wanted = settings.engine, settings.model
-    dtype = arithmetic(engine.precision)
-    model = load_tracker(wanted.name, device=wanted.device, dtype=dtype, image_size=wanted.image_size)
-    if engine.precision == FP8 and name == "encode":
-        kept = Quantisation.kept(opened.built)
-        return quantised(model, kept.scales, kept.recipe) if kept else None
-    return stages_of(model)[name].module
-
-
-def write_report(built: Built, report: Report) -> None:
-    """Keep the gate's report beside engines; raises OutputError."""
-    path = built.folder / REPORT
+def write_report(stored: StoredEngine, report: Report) -> None:
+    """Store the gate's report beside engines; raises OutputError."""
+    path = stored.folder / REPORT
     try:
         path.write_text(report.to_json(), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def brief(error: Exception) -> str:
-    """The first part of what an error says, short enough for every message to carry it."""
-    said = str(error).split(";")[0]
-    return said if len(said) <= MAX_REASON else said[: MAX_REASON - 1].rsplit(" ", 1)[0] + " …"
+def shorten_reason(error: Exception) -> str:
+    """Return the first part of an error's text, short enough to go into every message of a node."""
+    text = str(error).split(";")[0]
+    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1].rsplit(" ", 1)[0] + " …"

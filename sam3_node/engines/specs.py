@@ -1,8 +1,8 @@
-"""What each stage takes and gives by name, shape and dtype: the one description that all engines share.
+"""Specifications of the stages that engines run: names, shapes and dtypes of every input and output.
 
-What an engine is given: checked against the ports of its stage, and where it can be read.
-
-An engine in the place of a stage, where the model around it computes in another dtype."""
+All engines share these specs. The module makes them for a tracker and a detector, checks tensors against them, and
+adapts an engine to a model that computes in another dtype.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from ..models.yolo.network import YoloWorld
 from ..tracking.memory import MemoryBank
 from ..tracking.selection import get_rule
 
-OBJECTS = "objects"  # the one dimension that varies
+OBJECTS = "objects"  # the only dimension that varies
 STAGES = ("encode", "read", "decode", "remember")
+ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
 
 class TensorSpec(NamedTuple):
-    """A tensor that goes in or comes out. A dimension is a number, or OBJECTS."""
+    """Name, shape and dtype of an input or output. A dimension is a number, or OBJECTS."""
 
     name: str
     shape: tuple[int | str, ...]
     dtype: torch.dtype
 
-    def sized(self, objects: int) -> tuple[int, ...]:
-        """The shape for so many objects."""
+    def shape_for(self, objects: int) -> tuple[int, ...]:
+        """Return the shape for this number of objects."""
         return tuple(objects if side == OBJECTS else int(side) for side in self.shape)
 
 
 class StageSpec(NamedTuple):
-    """A stage to export or build: `module` takes `inputs` in order and gives `outputs`, a tuple or the only one."""
+    """A stage to export or build. `module` takes `inputs` in order and returns one tensor or a tuple, as `outputs`."""
 
     name: str
     module: nn.Module
@@ -46,22 +47,22 @@ class StageSpec(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """Whether it runs for any number of objects."""
-        return any(OBJECTS in port.shape for port in self.inputs)
+        """True if the stage runs for any number of objects."""
+        return any(OBJECTS in spec.shape for spec in self.inputs)
 
     def examples(self, objects: int = 2, seed: int = 0) -> tuple[Tensor, ...]:
-        """Inputs of the right shapes, on the module's device; of no meaning."""
+        """Make inputs of the right shapes and dtypes on the module's device. Their values are random."""
         generator = torch.Generator().manual_seed(seed)
         device = next(iter(self.module.buffers())).device
-        return tuple(_example(port, objects, generator).to(device) for port in self.inputs)
+        return tuple(_make_example(spec, objects, generator).to(device) for spec in self.inputs)
 
 
-def stages_of(
+def tracker_stages(
     model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None
 ) -> Mapping[str, StageSpec]:
-    """The four stages of `model.stages` by name, with the shapes of a bank of `bank_size` frames read in full.
+    """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames that is read in full.
 
-    dtype: the arithmetic of an engine of them, the model's own if left out.
+    dtype: the dtype that an engine of them computes in. By default it is the model's own.
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     area, wide = height * width, model.memory_channels
@@ -89,23 +90,23 @@ def stages_of(
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
     remembered = TensorSpec("remembered", (OBJECTS, area, wide), torch.bfloat16)
     modules = model.stages
-    found = (
-        StageSpec("encode", _module(modules.encode), (pixels,), (fine, middle, image)),
-        StageSpec("read", _module(modules.read), (image, *bank), (read,)),
-        StageSpec("decode", _module(modules.decode), (read, fine, middle), decoded),
-        StageSpec("remember", _module(modules.remember), (image, logits, presence), (remembered,)),
+    stages = (
+        StageSpec("encode", _require_module(modules.encode), (pixels,), (fine, middle, image)),
+        StageSpec("read", _require_module(modules.read), (image, *bank), (read,)),
+        StageSpec("decode", _require_module(modules.decode), (read, fine, middle), decoded),
+        StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),
     )
-    return {stage.name: stage for stage in found}
+    return {stage.name: stage for stage in stages}
 
 
 def detector_stage(
     net: YoloWorld, phrases: int, size: tuple[int, int], dtype: torch.dtype | None = None
 ) -> StageSpec:
-    """YOLO-World for frames of `size` (H, W) and so many phrases, whose vectors go in with each frame.
+    """Specify YOLO-World for frames of `size` (H, W) and `phrases` phrases, whose vectors are an input of each frame.
 
-    dtype: of the vectors and the arithmetic of an engine, the network's own if left out. To ask for fewer phrases,
-    repeat one. Choosing among overlapping boxes is not part of it. Raises EngineError for
-    no phrase, or sides that are not multiples of the network's coarsest stride.
+    dtype: of the vectors, and what an engine computes in; the network's own by default. A caller that has fewer
+    phrases repeats one. The stage does not choose among overlapping boxes. Raises EngineError for no phrase, or for
+    sides that are not multiples of the network's coarsest stride.
     """
     height, width = size
     if phrases < 1 or any(side < 1 or side % STRIDES[-1] for side in size):
@@ -129,82 +130,87 @@ def detector_stage(
     )
 
 
-def _module(run: object) -> nn.Module:
+def _require_module(run: object) -> nn.Module:
     if not isinstance(run, nn.Module):
         raise TypeError("expected the stages of a model that no engine has changed")
     return run
 
 
-def _example(port: TensorSpec, objects: int, generator: torch.Generator) -> Tensor:
-    shape = port.sized(objects)
-    if port.dtype == torch.bool:
+def _make_example(spec: TensorSpec, objects: int, generator: torch.Generator) -> Tensor:
+    shape = spec.shape_for(objects)
+    if spec.dtype == torch.bool:
         return torch.ones(shape, dtype=torch.bool)
-    if port.dtype == torch.int64:
+    if spec.dtype == torch.int64:
         return torch.zeros(shape, dtype=torch.int64)
-    return torch.randn(shape, generator=generator).to(port.dtype)
+    return torch.randn(shape, generator=generator).to(spec.dtype)
 
 
-ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
+def count_objects(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, device: torch.device) -> int:
+    """Check inputs of a stage, and return their number of objects: 1 where the stage does not vary.
 
-
-def objects_of(stage: StageSpec, inputs: Sequence[Tensor], most_objects: int, device: torch.device) -> int:
-    """How many objects `inputs` are of, 1 where the stage does not vary. Raises EngineError unless they fit its ports.
-
-    Nothing is converted: a dtype or device that is not the port's is an error.
+    Raises EngineError unless number, shapes, dtypes and devices fit the stage. It converts nothing.
     """
     if len(inputs) != len(stage.inputs):
         raise EngineError(f"{stage.name}: expected {len(stage.inputs)} inputs, found {len(inputs)}")
     objects = 1
-    for port, tensor in zip(stage.inputs, inputs, strict=True):
-        if not isinstance(tensor, Tensor):
-            raise EngineError(f"{stage.name}: {port.name}: expected a tensor, found {type(tensor).__name__}")
-        if OBJECTS in port.shape and tensor.ndim == len(port.shape):
-            objects = tensor.shape[port.shape.index(OBJECTS)]
+    for spec, tensor in zip(stage.inputs, inputs, strict=True):
+        _check_is_tensor(stage, spec, tensor)
+        if OBJECTS in spec.shape and tensor.ndim == len(spec.shape):
+            objects = tensor.shape[spec.shape.index(OBJECTS)]
             break
-    if not 1 <= objects <= most_objects:
+    if not 1 <= objects <= max_objects:
         raise EngineError(
-            f"{stage.name}: built for 1 to {most_objects} objects, found {objects}; build for more: "
+            f"{stage.name}: built for 1 to {max_objects} objects, found {objects}; build for more: "
             "sam3-node engine build --tracker.max_objects N"
         )
-    for port, tensor in zip(stage.inputs, inputs, strict=True):
-        _check(stage, port, tensor, objects, device)
+    for spec, tensor in zip(stage.inputs, inputs, strict=True):
+        _check_tensor(stage, spec, tensor, objects, device)
     return objects
 
 
-def placed(tensor: Tensor) -> Tensor:
-    """The tensor where any engine can read it: itself if it is contiguous and aligned, else a copy."""
-    whole = tensor.contiguous()
-    return whole if whole.data_ptr() % ALIGNMENT == 0 else whole.clone()
-
-
-def _check(stage: StageSpec, port: TensorSpec, tensor: Tensor, objects: int, device: torch.device) -> None:
-    if not isinstance(tensor, Tensor):
-        raise EngineError(f"{stage.name}: {port.name}: expected a tensor, found {type(tensor).__name__}")
-    shape = port.sized(objects)
-    if tensor.shape != shape or tensor.dtype != port.dtype or tensor.device != device:
+def _check_tensor(
+    stage: StageSpec, spec: TensorSpec, tensor: Tensor, objects: int, device: torch.device
+) -> None:
+    _check_is_tensor(stage, spec, tensor)
+    shape = spec.shape_for(objects)
+    if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device:
         raise EngineError(
-            f"{stage.name}: {port.name}: expected {list(shape)} {port.dtype} on {device}, "
+            f"{stage.name}: {spec.name}: expected {list(shape)} {spec.dtype} on {device}, "
             f"found {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
         )
 
 
+def _check_is_tensor(stage: StageSpec, spec: TensorSpec, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise EngineError(f"{stage.name}: {spec.name}: expected a tensor, found {type(tensor).__name__}")
+
+
+def ensure_aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor itself if it is contiguous and aligned for every engine, else a copy that is."""
+    contiguous = tensor.contiguous()
+    return contiguous if contiguous.data_ptr() % ALIGNMENT == 0 else contiguous.clone()
+
+
 class DtypeAdapter:
-    """Runs `run` with tensors of the dtypes that `inside` has, and gives them back in those of `outside`."""
+    """An engine in the place of a stage, where the model around it computes in another dtype.
+
+    `run` gets tensors in the dtypes of the spec `inside`. The caller gets them in those of the spec `outside`.
+    """
 
     def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:
         self.run, self.inside, self.outside = run, inside, outside
 
     def __call__(self, *inputs: Tensor) -> Any:
-        found = as_tuple(self.run(*cast(inputs, self.inside.inputs)))
-        outputs = cast(found, self.outside.outputs)
+        results = as_tuple(self.run(*cast_tensors(inputs, self.inside.inputs)))
+        outputs = cast_tensors(results, self.outside.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def cast(tensors: Sequence[Tensor], ports: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
-    """Tensors in the dtypes of their ports."""
-    return tuple(tensor.to(port.dtype) for tensor, port in zip(tensors, ports, strict=True))
+def cast_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
+    """Return the tensors in the dtypes of their specs."""
+    return tuple(tensor.to(spec.dtype) for tensor, spec in zip(tensors, specs, strict=True))
 
 
-def as_tuple(found: Any) -> tuple[Tensor, ...]:
-    """What a stage gave, be it one tensor or several."""
-    return (found,) if isinstance(found, Tensor) else tuple(found)
+def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    """Return a stage's outputs as a tuple, also where it returned a single tensor."""
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)

@@ -1,4 +1,4 @@
-"""Where built engines are kept: a folder for each, with its plans, and a manifest of what they are of."""
+"""The engine store: a folder for each build, with its plans, and a manifest that says what the engines fit."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from ..errors import EngineError
 from ..settings import Section
 
 MANIFEST = "manifest.json"
-NOTES = {"model", "bank_size"}  # of an identity: what people are told, and engines do not depend on
-BUILD = "build them: sam3-node engine build, with the same settings"
+FOR_PEOPLE = {"model", "bank_size"}  # fields of a key that engines do not depend on
+BUILD_HINT = "build them: sam3-node engine build, with the same settings"
 _log = logging.getLogger(__name__)
 
 
-class Identity(Section):
-    """What engines are of, and what they run on."""
+class EngineKey(Section):
+    """The properties that a stored engine must match to serve: weights, shapes, precision, library and hardware."""
 
     model: str
     """Name of the weights."""
@@ -33,103 +33,105 @@ class Identity(Section):
     image_size: int
     """Pixels along a side."""
     bank_size: int
-    """Frames kept for each object; shapes do not depend on it. 0 of a detector."""
-    most_objects: int
-    """Objects at once, up to; of a detector, phrases."""
+    """Frames kept for each object; shapes do not depend on it. 0 for a detector."""
+    max_objects: int = Field(
+        validation_alias=AliasChoices("max_objects", "most_objects"), serialization_alias="most_objects"
+    )
+    """Largest number of objects at once; of phrases for a detector."""
     library: str
     """tensorrt, tensorrt_rtx or inductor."""
     version: str
-    """Of the library; of inductor, torch's."""
+    """Version of the library; for inductor, of torch."""
     gpu: str
-    """Generation of GPU, such as sm89; cpu for none."""
+    """Generation of the GPU, such as sm89; cpu for none."""
     gpu_name: str = ""
-    """The one GPU that they are for; empty for all of the generation."""
+    """Name of the GPU that they are built for; empty for all of the generation."""
     cpu: str = ""
-    """The processor that they are for; empty for any."""
+    """Processor that they are built for; empty for any."""
 
-    def differences(self, wanted: Identity) -> list[str]:
-        """Each reason why engines of this identity cannot serve as `wanted`; none where they can."""
-        have, want = self.model_dump(exclude=NOTES), wanted.model_dump(exclude=NOTES)
-        if self.most_objects > wanted.most_objects:
-            del have["most_objects"]
+    def describe_differences(self, required: EngineKey) -> list[str]:
+        """Return each reason why engines of this key cannot serve as `required`; empty if they can."""
+        own, other = self.model_dump(exclude=FOR_PEOPLE), required.model_dump(exclude=FOR_PEOPLE)
+        if self.max_objects > required.max_objects:
+            del own["max_objects"]
         return [
-            f"{name.replace('_', ' ')}: expected {_short(want[name])}, found {_short(value)}"
-            for name, value in have.items()
-            if value != want[name]
+            f"{name.replace('_', ' ')}: expected {_shorten(other[name])}, found {_shorten(value)}"
+            for name, value in own.items()
+            if value != other[name]
         ]
 
 
 class Manifest(Section):
-    """What is in an engine's folder."""
+    """The contents of an engine's folder."""
 
     format: Literal[1] = 1
-    """Of this file."""
-    identity: Identity
-    """What the engines are of."""
+    """Version of this file's format."""
+    key: EngineKey = Field(validation_alias=AliasChoices("key", "identity"), serialization_alias="identity")
+    """Key that the engines fit."""
     scales: str = ""
-    """Of an fp8 encoder, the digest of its scales and recipe."""
+    """For an fp8 encoder, the digest of its scales and recipe."""
     fp8_layers: int = 0
-    """How many of the encoder's layers turn their input or weights into FP8."""
+    """Number of the encoder's layers that convert their input or weights to FP8."""
     plans: dict[str, str] = Field(min_length=1)
     """SHA-256 of each stage's plan."""
     build_s: dict[str, float]
-    """Seconds that each took, export and build."""
+    """Seconds that each stage took to export and build."""
     built_s: float
-    """When, in seconds since 1970."""
+    """Time of the build, seconds since 1970."""
 
     @property
-    def key(self) -> str:
-        """Name of the folder: a digest of everything that one build can differ from another in."""
-        text = f"{self.format} {self.identity.model_dump_json(exclude=NOTES)} {self.scales}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def folder_name(self) -> str:
+        """Name of the folder: a digest of everything in which one build can differ from another."""
+        key = self.key.model_dump_json(exclude=FOR_PEOPLE, by_alias=True)
+        return hashlib.sha256(f"{self.format} {key} {self.scales}".encode()).hexdigest()[:16]
 
 
-class Built(NamedTuple):
-    """Engines in the store: `folder` holds STAGE.plan for each stage, and the gate's report once there is one."""
+class StoredEngine(NamedTuple):
+    """Engines in the store. `folder` holds STAGE.plan for each stage, and the gate's report once there is one."""
 
     folder: Path
     manifest: Manifest
 
     @property
     def plan_bytes(self) -> int:
-        """Size of all plans on disk, as far as they are there."""
+        """Size of all plans on disk; plans that are absent count as 0."""
         return sum(path.stat().st_size for path in self.folder.glob("*.plan"))
 
-    def plan(self, stage: str) -> bytes:
-        """The plan of a stage. Raises EngineError where it is absent or not what was built."""
+    def read_plan(self, stage: str) -> bytes:
+        """Read the plan of a stage. Raises EngineError where it is absent, or differs from what was built."""
         path = self.folder / f"{stage}.plan"
         try:
             plan = path.read_bytes()
         except OSError as error:
-            raise EngineError(f"cannot read {path}: {error.strerror}; {BUILD}") from error
-        expected, found = self.manifest.plans.get(stage), hashlib.sha256(plan).hexdigest()
-        if found != expected:
-            raise EngineError(f"{path} is damaged: expected sha256 {expected}, found {found}; {BUILD}")
+            raise EngineError(f"cannot read {path}: {error.strerror}; {BUILD_HINT}") from error
+        expected, digest = self.manifest.plans.get(stage), hashlib.sha256(plan).hexdigest()
+        if digest != expected:
+            raise EngineError(f"{path} is damaged: expected sha256 {expected}, found {digest}; {BUILD_HINT}")
         return plan
 
 
 class EngineStore:
-    """The engines under one folder, which need not be there yet."""
+    """The engines under one folder, which need not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.expanduser()
 
     def save(
         self,
-        identity: Identity,
+        key: EngineKey,
         plans: Mapping[str, bytes],
         build_s: Mapping[str, float],
         *,
         scales: str = "",
         fp8_layers: int = 0,
-    ) -> Built:
-        """Keep plans by stage, in the place of earlier ones that are of the same; whole or not at all.
+    ) -> StoredEngine:
+        """Store plans by stage, all or none of them; they replace earlier plans of the same build.
 
         Raises EngineError where they cannot be written.
         """
         digests = {stage: hashlib.sha256(plan).hexdigest() for stage, plan in plans.items()}
         manifest = Manifest(
-            identity=identity,
+            key=key,
             scales=scales,
             fp8_layers=fp8_layers,
             plans=digests,
@@ -137,66 +139,71 @@ class EngineStore:
             built_s=time.time(),
         )
         try:
-            return Built(self._write(manifest, plans), manifest)
+            return StoredEngine(self._write(manifest, plans), manifest)
         except OSError as error:
             raise EngineError(
-                f"engines cannot be written to {self.folder}: {error.strerror}; make room there or choose another "
+                f"engines cannot be written to {self.folder}: {error.strerror}; free space there or choose another "
                 "folder with --engine.folder"
             ) from error
 
-    def all(self) -> Iterator[Built]:
-        """All engines, the newest first. What cannot be read is left out with a warning."""
-        found = [built for path in self.folder.glob(f"*/{MANIFEST}") if (built := _read(path)) is not None]
-        yield from sorted(found, key=lambda built: built.manifest.built_s, reverse=True)
+    def all(self) -> Iterator[StoredEngine]:
+        """Yield all engines, the newest first. Skip a manifest that cannot be read, with a warning."""
+        engines = [
+            stored for path in self.folder.glob(f"*/{MANIFEST}") if (stored := _read(path)) is not None
+        ]
+        yield from sorted(engines, key=lambda stored: stored.manifest.built_s, reverse=True)
 
-    def find(self, wanted: Identity) -> Built:
-        """The newest engines that can serve as `wanted`. Raises EngineError that says what is there instead."""
-        known = list(self.all())
-        for built in known:
-            if not built.manifest.identity.differences(wanted):
-                return built
-        if not known:
-            raise EngineError(f"no engines in {self.folder}; {BUILD}")
-        nearest = min(known, key=lambda built: len(built.manifest.identity.differences(wanted)))
-        reasons = "; ".join(nearest.manifest.identity.differences(wanted))
+    def find(self, required: EngineKey) -> StoredEngine:
+        """Return the newest engines that can serve as `required`. Raises EngineError that describes the nearest."""
+        engines = list(self.all())
+        for stored in engines:
+            if not stored.manifest.key.describe_differences(required):
+                return stored
+        if not engines:
+            raise EngineError(f"no engines in {self.folder}; {BUILD_HINT}")
+        nearest = min(engines, key=lambda stored: len(stored.manifest.key.describe_differences(required)))
+        reasons = "; ".join(nearest.manifest.key.describe_differences(required))
         raise EngineError(
-            f"no engines in {self.folder} can serve; the nearest, {nearest.folder.name}: {reasons}; {BUILD}"
+            f"no engines in {self.folder} can serve; the nearest, {nearest.folder.name}: {reasons}; {BUILD_HINT}"
         )
 
-    def expected_s(self, identity: Identity, stage: str) -> float | None:
-        """Seconds that a stage of these weights took to build in this precision and size before, if it was."""
-        for built in self.all():
-            have = built.manifest.identity
-            same = (have.weights, have.precision, have.image_size, have.library)
-            if same == (identity.weights, identity.precision, identity.image_size, identity.library):
-                return built.manifest.build_s.get(stage)
+    def expected_s(self, key: EngineKey, stage: str) -> float | None:
+        """Return the seconds that a stage took in an earlier build of the same weights, precision, size and library.
+
+        None if there was no such build.
+        """
+        for stored in self.all():
+            earlier = stored.manifest.key
+            compared = (earlier.weights, earlier.precision, earlier.image_size, earlier.library)
+            if compared == (key.weights, key.precision, key.image_size, key.library):
+                return stored.manifest.build_s.get(stage)
         return None
 
     def _write(self, manifest: Manifest, plans: Mapping[str, bytes]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.folder / manifest.key
+        target = self.folder / manifest.folder_name
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as temporary:
             new = Path(temporary) / "new"
             new.mkdir()
             for stage, plan in plans.items():
                 (new / f"{stage}.plan").write_bytes(plan)
-            (new / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
-            if place.exists():
-                place.rename(Path(temporary) / "old")
-            new.rename(place)
-        return place
+            (new / MANIFEST).write_text(manifest.model_dump_json(indent=1, by_alias=True) + "\n")
+            if target.exists():
+                target.rename(Path(temporary) / "old")
+            new.rename(target)
+        return target
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     return str(value)[:24] or "any"
 
 
-def _read(path: Path) -> Built | None:
+def _read(path: Path) -> StoredEngine | None:
     if path.parent.name.startswith("."):
         return None
     try:
-        return Built(path.parent, Manifest.model_validate_json(path.read_bytes()))
+        return StoredEngine(path.parent, Manifest.model_validate_json(path.read_bytes()))
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
-        _log.warning("%s is left out: it is not a manifest of engines (%s); %s", path, reason, BUILD)
+        _log.warning("skipped %s: it is no manifest of engines (%s); %s", path, reason, BUILD_HINT)
         return None

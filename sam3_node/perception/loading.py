@@ -9,8 +9,8 @@ from ..detection.load import load_detector
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
-from ..engines.oom import FAILURES, engine_failure, telling_out_of_memory
-from ..engines.slot import serve, use_torch
+from ..engines.oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
+from ..engines.tracker_slot import serve_tracker, use_torch
 from ..errors import ModelError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
@@ -36,7 +36,7 @@ def load_model(
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
     settings = Settings(model=model_settings, tracker=tracker, engine=engine or EngineSettings())
-    with telling_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
+    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
         model = load_tracker(
             model_settings.name,
             device=model_settings.device,
@@ -45,7 +45,7 @@ def load_model(
             image_size=model_settings.image_size,
         )
         torch_stages = model.stages
-        serve(model, settings)
+        serve_tracker(model, settings)
         if model_settings.compile:
             keep_compiled(settings.engine.folder)
         if settings.engine.graphs:
@@ -64,10 +64,10 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
     try:
         _track_blank_frames(model, settings.tracker)
         return
-    except FAILURES as error:
+    except STAGE_ERRORS as error:
         if model.stages is torch_stages:
             raise
-        reason = engine_failure(error, "on the first frames")
+        reason = to_engine_error(error, "on the first frames")
         if not settings.engine.fallback:
             raise reason from error
     # outside of the except block: the traceback, which holds the failed stages' memory, is released by now
@@ -102,7 +102,7 @@ def load_configured_detector(
     """
     if settings.kind == "none":
         return None
-    with telling_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", MEMORY_HINT):
+    with reraise_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", MEMORY_HINT):
         detector = load_detector(
             settings.kind,
             settings.name,

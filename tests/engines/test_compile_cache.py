@@ -1,4 +1,4 @@
-"""The folder of what torch.compile has made."""
+"""The cache folder of torch.compile."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from sam3_node.engines.inductor import CACHE, keep_compiled
+from sam3_node.engines.inductor import CACHE_VARIABLE, keep_compiled
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE, "restored afterwards")
-    monkeypatch.delenv(CACHE)
+    monkeypatch.setenv(CACHE_VARIABLE, "restored afterwards")
+    monkeypatch.delenv(CACHE_VARIABLE)
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_torch_keeps_it_where_it_is_told(tmp_path: Path, asked: bool) -> None:
-    if asked:
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_cache_is_in_the_folder_of_engines(tmp_path: Path, cached: bool) -> None:
+    if cached:
         cache_dir()  # sets the environment
     keep_compiled(tmp_path / "engines")
     assert cache_dir() == str(tmp_path / "engines" / "compiled")
 
 
-def test_a_place_that_the_environment_names_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE, str(tmp_path / "mine"))
+def test_a_folder_that_the_environment_names_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "mine"))
     keep_compiled(tmp_path / "engines")
     assert cache_dir() == str(tmp_path / "mine")
     assert not (tmp_path / "engines").exists()
 
 
-def test_a_folder_that_cannot_be_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_made_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     keep_compiled(tmp_path / "file")
     assert not cache_dir().startswith(str(tmp_path))

@@ -1,4 +1,4 @@
-"""YOLO-World as an engine: the same detections, judged by the gate, and torch where it cannot serve."""
+"""YOLO-World as an engine: the same detections, the gate, and the fallback to torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sam3_node.engines.detector import (
     PHRASES,
     FixedPhrases,
     build_detector,
-    detector_identity,
-    filled,
-    stage_of,
+    compute_detector_key,
+    pad_phrases,
+    specify_network,
 )
-from sam3_node.engines.detector_slot import compare_detector, names_for, serve_detector
+from sam3_node.engines.detector_slot import choose_phrases, compare_detector, serve_detector
 from sam3_node.engines.export import export
 from sam3_node.engines.report import Report
 from sam3_node.engines.specs import StageSpec
@@ -49,9 +49,9 @@ rtx = pytest.mark.skipif(
 
 
 def nano_detector() -> YoloWorldDetector:
-    found = load_detector("yolo-world")
-    assert isinstance(found, YoloWorldDetector)
-    return found
+    actual = load_detector("yolo-world")
+    assert isinstance(actual, YoloWorldDetector)
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +61,20 @@ def frames() -> list[Image]:
 
 @pytest.fixture(scope="module")
 def names() -> tuple[str, ...]:
-    return names_for(DetectorSettings())
+    return choose_phrases(DetectorSettings())
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageSpec, OnnxRun]:
-    stage = stage_of(load_yolo_world(NANO))
+    stage = specify_network(load_yolo_world(NANO))
     return stage, OnnxRun(export(stage, tmp_path_factory.mktemp("nano") / "detect.onnx"), stage)
 
 
-def same(found: list[Detection], wanted: list[Detection], pixels: float, score: float) -> None:
-    assert [item.label for item in found] == [item.label for item in wanted]
-    for one, other in zip(found, wanted, strict=True):
-        assert one.score == pytest.approx(other.score, abs=score)
-        assert one.box == pytest.approx(other.box, abs=pixels)
+def assert_same(actual: list[Detection], expected: list[Detection], pixels: float, score: float) -> None:
+    assert [detection.label for detection in actual] == [detection.label for detection in expected]
+    for first, second in zip(actual, expected, strict=True):
+        assert first.score == pytest.approx(second.score, abs=score)
+        assert first.box == pytest.approx(second.box, abs=pixels)
 
 
 @onnx
@@ -84,16 +84,16 @@ def test_an_exported_network_detects_what_torch_detects(
 ) -> None:
     detector = nano_detector()
     query = detector.prepare(names[:count])
-    wanted = [detector.detect(frame, query, 0.05) for frame in frames]
-    assert any(wanted)
+    by_torch = [detector.detect(frame, query, 0.05) for frame in frames]
+    assert any(by_torch)
     stage, run = exported
     detector.network = FixedPhrases(run, stage, detector.model)
-    for frame, expected in zip(frames, wanted, strict=True):
-        same(detector.detect(frame, query, 0.05), expected, pixels=0.05, score=1e-4)
+    for frame, expected in zip(frames, by_torch, strict=True):
+        assert_same(detector.detect(frame, query, 0.05), expected, pixels=0.05, score=1e-4)
 
 
-def test_more_phrases_than_an_engine_takes_are_for_torch() -> None:
-    def unasked(pixels: Tensor, text: Tensor) -> Detections:
+def test_torch_runs_with_more_phrases_than_an_engine_takes() -> None:
+    def must_not_run(pixels: Tensor, text: Tensor) -> Detections:
         raise AssertionError("the engine runs")
 
     detector = nano_detector()
@@ -101,29 +101,29 @@ def test_more_phrases_than_an_engine_takes_are_for_torch() -> None:
         torch.randn(PHRASES + 1, detector.model.config.text_channels), dim=1
     )
     pixels = torch.rand(1, 3, 64, 64)
-    network = FixedPhrases(unasked, stage_of(detector.model), detector.model)
+    network = FixedPhrases(must_not_run, specify_network(detector.model), detector.model)
     with torch.inference_mode():
-        found, wanted = network(pixels, vectors), detector.model(pixels, vectors)
-    assert torch.equal(found.scores, wanted.scores)
+        actual, expected = network(pixels, vectors), detector.model(pixels, vectors)
+    assert torch.equal(actual.scores, expected.scores)
 
 
-def test_fewer_phrases_are_filled_up() -> None:
+def test_fewer_phrases_are_padded() -> None:
     text = torch.rand(3, 8)
-    assert torch.equal(filled(text)[:3], text)
-    assert torch.equal(filled(text)[3:], text[:1].expand(PHRASES - 3, 8))
-    assert torch.equal(filled(filled(text)), filled(text))
+    assert torch.equal(pad_phrases(text)[:3], text)
+    assert torch.equal(pad_phrases(text)[3:], text[:1].expand(PHRASES - 3, 8))
+    assert torch.equal(pad_phrases(pad_phrases(text)), pad_phrases(text))
 
 
-def test_names_to_judge_by(tmp_path: Path) -> None:
-    assert names_for(DetectorSettings(prompts=("cup", "bowl"))) == ("cup", "bowl")
-    assert 1 < len(names_for(DetectorSettings())) <= PHRASES
-    assert len(names_for(DetectorSettings(name=str(tmp_path)))) > 1
+def test_phrases_for_the_gate(tmp_path: Path) -> None:
+    assert choose_phrases(DetectorSettings(prompts=("cup", "bowl"))) == ("cup", "bowl")
+    assert 1 < len(choose_phrases(DetectorSettings())) <= PHRASES
+    assert len(choose_phrases(DetectorSettings(name=str(tmp_path)))) > 1
 
 
-def judged(run: Run, frames: list[Image], names: tuple[str, ...], stage: StageSpec | None = None) -> Report:
+def run_gate(run: Run, frames: list[Image], names: tuple[str, ...], stage: StageSpec | None = None) -> Report:
     reference = load_yolo_world(NANO)
     text = nano_detector().prepare(names).vectors
-    return compare_detector(reference, run, stage or stage_of(reference), frames, text, 0.99)
+    return compare_detector(reference, run, stage or specify_network(reference), frames, text, 0.99)
 
 
 @onnx
@@ -131,7 +131,7 @@ def test_the_gate_passes_an_export(
     exported: tuple[StageSpec, OnnxRun], frames: list[Image], names: tuple[str, ...]
 ) -> None:
     stage, run = exported
-    report = judged(run, frames, names, stage)
+    report = run_gate(run, frames, names, stage)
     assert report.passed, report.refusal()
     assert [row.output for row in report.outputs] == ["boxes", "scores"]
     assert min(row.cosine for row in report.outputs) > 0.99999
@@ -140,7 +140,7 @@ def test_the_gate_passes_an_export(
 
 
 def disturbed(part: str) -> YoloWorld:
-    """A network one of whose layers has other weights."""
+    """Return a network in which one layer has other weights."""
     other = copy.deepcopy(load_yolo_world(NANO))
     weight = other.get_parameter(part)
     with torch.no_grad():
@@ -154,33 +154,33 @@ def disturbed(part: str) -> YoloWorld:
 def test_the_gate_refuses_a_network_that_differs(
     part: str, output: str, frames: list[Image], names: tuple[str, ...]
 ) -> None:
-    report = judged(disturbed(part), frames, names)
+    report = run_gate(disturbed(part), frames, names)
     assert not report.passed
     assert f"detect: cosine of {output} " in (report.refusal() or "")
     assert [row.output for row in report.outputs if row.cosine < 0.99] == [output]
 
 
-def test_the_gate_refuses_what_is_no_number(frames: list[Image], names: tuple[str, ...]) -> None:
+def test_the_gate_refuses_values_that_are_not_finite(frames: list[Image], names: tuple[str, ...]) -> None:
     net = load_yolo_world(NANO)
 
     def broken(pixels: Tensor, text: Tensor) -> Detections:
-        found = net(pixels, text)
-        return found._replace(scores=found.scores / 0)
+        actual = net(pixels, text)
+        return actual._replace(scores=actual.scores / 0)
 
     assert "detect: scores holds values that are not finite" in (
-        judged(broken, frames, names).refusal() or ""
+        run_gate(broken, frames, names).refusal() or ""
     )
     with pytest.raises(EngineError, match="found none"):
-        judged(net, [], names)
+        run_gate(net, [], names)
 
 
-def settings_of(**engine: Any) -> Settings:
+def make_settings(**engine: Any) -> Settings:
     return Settings(model=ModelSettings(device="cpu"), engine=EngineSettings(**engine))
 
 
 @no_gpu
 def test_a_detector_falls_back_alone_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = settings_of(kind="tensorrt", folder=tmp_path)
+    settings = make_settings(kind="tensorrt", folder=tmp_path)
     with caplog.at_level(logging.WARNING):
         detector = load_configured_detector(settings.detector, settings.model, None, settings.engine)
     assert isinstance(detector, YoloWorldDetector)
@@ -188,11 +188,11 @@ def test_a_detector_falls_back_alone_and_says_so(tmp_path: Path, caplog: pytest.
     assert detector.network is detector.model
     assert "the detector's engine cannot serve, torch does" in caplog.text
     with pytest.raises(EngineError, match="no GPU for engines"):
-        serve_detector(detector, settings_of(kind="tensorrt", folder=tmp_path, fallback=False))
+        serve_detector(detector, make_settings(kind="tensorrt", folder=tmp_path, fallback=False))
 
 
-def test_torch_is_what_detects_unless_engines_are_asked_for() -> None:
-    settings = settings_of(fallback=False)
+def test_torch_detects_unless_the_settings_name_engines() -> None:
+    settings = make_settings(fallback=False)
     detector = load_configured_detector(settings.detector, settings.model, None, settings.engine)
     assert isinstance(detector, YoloWorldDetector)
     assert (detector.name, detector.network) == ("nano", detector.model)
@@ -200,11 +200,11 @@ def test_torch_is_what_detects_unless_engines_are_asked_for() -> None:
 
 @rtx
 def test_precision_of_the_detector() -> None:
-    found = {
-        precision: detector_identity(settings_of(precision=precision), 320, "sm89").precision
+    actual = {
+        precision: compute_detector_key(make_settings(precision=precision), 320, "sm89").precision
         for precision in ("float32", "float16", "bfloat16", "fp8")
     }
-    assert found == {"float32": "float32", "float16": "float16", "bfloat16": "float16", "fp8": "float16"}
+    assert actual == {"float32": "float32", "float16": "float16", "bfloat16": "float16", "fp8": "float16"}
 
 
 @pytest.mark.gpu
@@ -222,7 +222,7 @@ def test_a_plan_detects_what_torch_detects(
     assert isinstance(detector.network, FixedPhrases)
     assert isinstance(detector.network.run, TensorRTRun)
     query = detector.prepare(names)
-    found = [detector.detect(frame, query, 0.2) for frame in frames]
+    actual = [detector.detect(frame, query, 0.2) for frame in frames]
     detector.network = detector.model
-    for frame, have in zip(frames, found, strict=True):
-        same(have, detector.detect(frame, query, 0.2), pixels=2.0, score=0.05)
+    for frame, have in zip(frames, actual, strict=True):
+        assert_same(have, detector.detect(frame, query, 0.2), pixels=2.0, score=0.05)

@@ -1,4 +1,4 @@
-"""Exported stages: what onnxruntime makes of them is what torch makes of the stages."""
+"""Exported stages: onnxruntime gives the same outputs as torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sam3_node.engines.export import export
-from sam3_node.engines.specs import STAGES, StageSpec, detector_stage, stages_of
+from sam3_node.engines.specs import STAGES, StageSpec, detector_stage, tracker_stages
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -31,13 +31,13 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
 ONE_MEMORY_STEP = 2**-7  # of bfloat16, relative
-PRESENT = 20.0  # presence far from 0: no object may be in view for one arithmetic alone
+PRESENT = 20.0  # presence far from 0, so that rounding never changes which objects are in view
 Run = Callable[..., Tensor | Sequence[Tensor]]
 Exported = Callable[[str], tuple[StageSpec, Path]]
 
 
 def caching(stages: dict[str, StageSpec], folder: Path) -> Exported:
-    """Each stage exported when it is first asked for."""
+    """Return a function that exports each stage at its first use."""
 
     @cache
     def get(name: str) -> tuple[StageSpec, Path]:
@@ -53,12 +53,12 @@ def nano() -> TrackerModel:
 
 @pytest.fixture(scope="module")
 def exported(nano: TrackerModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return caching(dict(stages_of(nano)), tmp_path_factory.mktemp("nano"))
+    return caching(dict(tracker_stages(nano)), tmp_path_factory.mktemp("nano"))
 
 
 def tiny_stages(dtype: torch.dtype, **options: int) -> dict[str, StageSpec]:
     source = tiny.random_source("sam3", presence=PRESENT, **options)
-    return dict(stages_of(tiny.stages_of(source.to(dtype))))
+    return dict(tracker_stages(tiny.stages_of(source.to(dtype))))
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +72,16 @@ def each(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def run_both(run: Run, stage: StageSpec, objects: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """What the export and torch give for the same inputs."""
+    """Yield pairs of outputs of the export and of torch for the same inputs."""
     inputs = stage.examples(objects, seed=objects)
     with torch.inference_mode():
-        found, wanted = list(each(run(*inputs))), list(each(stage.module(*inputs)))
-    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]
-    yield from zip(found, wanted, strict=True)
+        actual, expected = list(each(run(*inputs))), list(each(stage.module(*inputs)))
+    assert [(x.shape, x.dtype) for x in actual] == [(x.shape, x.dtype) for x in expected]
+    yield from zip(actual, expected, strict=True)
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
-    return (found.float() - wanted.float()).abs().max().item()
+def difference(actual: Tensor, expected: Tensor) -> float:
+    return (actual.float() - expected.float()).abs().max().item()
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -89,13 +89,13 @@ def test_each_stage_agrees_with_torch_for_any_number_of_objects(exported: Export
     stage, path = exported(name)
     run = OnnxRun(path, stage)
     for objects in (1, 2, 5) if stage.varies else (1,):
-        for found, wanted in run_both(run, stage, objects):
-            step = ONE_MEMORY_STEP * wanted.abs().max().item() if wanted.dtype == torch.bfloat16 else 1e-4
-            assert difference(found, wanted) <= step
+        for actual, expected in run_both(run, stage, objects):
+            step = ONE_MEMORY_STEP * expected.abs().max().item() if expected.dtype == torch.bfloat16 else 1e-4
+            assert difference(actual, expected) <= step
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_file_is_valid_and_typed_as_its_ports(exported: Exported, name: str) -> None:
+def test_a_file_is_valid_and_typed_as_its_specs(exported: Exported, name: str) -> None:
     check_types(*exported(name))
 
 
@@ -103,12 +103,12 @@ def check_types(stage: StageSpec, path: Path) -> None:
     onnx.checker.check_model(str(path), full_check=True)
     graph = onnx.load(path).graph
     kinds = {number: dtype for dtype, (number, _) in ONNX_TYPES.items()}
-    for ports, values in ((stage.inputs, graph.input), (stage.outputs, graph.output)):
-        assert [port.name for port in ports] == [value.name for value in values]
-        for port, value in zip(ports, values, strict=True):
+    for specs, values in ((stage.inputs, graph.input), (stage.outputs, graph.output)):
+        assert [spec.name for spec in specs] == [value.name for value in values]
+        for spec, value in zip(specs, values, strict=True):
             held = value.type.tensor_type
-            assert kinds[held.elem_type] == port.dtype
-            assert [side.dim_param or side.dim_value for side in held.shape.dim] == list(port.shape)
+            assert kinds[held.elem_type] == spec.dtype
+            assert [side.dim_param or side.dim_value for side in held.shape.dim] == list(spec.shape)
 
 
 def operators(path: Path) -> list[str]:
@@ -123,38 +123,38 @@ def test_attention_is_in_plain_steps(exported: Exported, name: str) -> None:
 
 
 def around_softmax(path: Path) -> list[tuple[str, str]]:
-    """The operator before and after each softmax, casts and the choice by a mask passed over."""
+    """Return the operators before and after each softmax, without casts and selections by a mask."""
     nodes = onnx.load(path).graph.node
     made = {output: node for node in nodes for output in node.output}
     read = {value: node for node in nodes for value in node.input}
-    found = []
+    actual = []
     for softmax in (node for node in nodes if node.op_type == "Softmax"):
         before, after = made[softmax.input[0]], read[softmax.output[0]]
         while before.op_type in ("Cast", "Where"):
             before = made[before.input[before.op_type == "Where"]]
         while after.op_type == "Cast":
             after = read[after.output[0]]
-        found.append((before.op_type, after.op_type))
-    return found
+        actual.append((before.op_type, after.op_type))
+    return actual
 
 
 def test_a_tracked_clip_has_the_same_masks(nano: TrackerModel, exported: Exported) -> None:
-    """Two objects, a third for a while, one of them wiped from the picture."""
+    """The clip has two objects, a third for a while, and one object disappears from the image."""
     truth = track(nano)
     served = load_tracker("nano")
     served.static_shapes = True
     served.stages = type(served.stages)(*(OnnxRun(path, stage) for stage, path in map(exported, STAGES)))
-    found = track(served)
+    actual = track(served)
     assert {tuple(ids) for ids, _, _ in truth} == {(1, 2), (1, 2, 3)}
     assert len({bool(visible[1]) for _, _, visible in truth}) == 2, "an object must be seen, and not seen"
-    for (ids, masks, visible), (same, others, seen) in zip(truth, found, strict=True):
+    for (ids, masks, visible), (same, others, seen) in zip(truth, actual, strict=True):
         assert ids == same
         assert torch.equal(visible, seen)
         assert (masks != others).float().mean() < 1e-4
 
 
 def track(model: TrackerModel) -> list[tuple[list[int], Tensor, Tensor]]:
-    """Ids, masks and visibility on each frame of a clip of two moving discs."""
+    """Return ids, masks and visibility on each frame of a clip of two moving discs."""
     tracker = Tracker(model, max_objects=4)
     seen = []
     for frame in range(9):
@@ -187,7 +187,7 @@ def test_float16_agrees_within_its_rounding(halves: dict[torch.dtype, Exported],
 
 @pytest.mark.parametrize("name", ["encode", "decode"])
 def test_bfloat16_agrees_within_its_rounding(halves: dict[torch.dtype, Exported], name: str) -> None:
-    """By the reference implementation of ONNX: onnxruntime has hardly an operator in bfloat16 for a CPU."""
+    """Run by the reference implementation of ONNX: onnxruntime has few operators in bfloat16 for a CPU."""
     stage, path = halves[torch.bfloat16](name)
     check_types(stage, path)
     evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator(str(path))
@@ -195,18 +195,18 @@ def test_bfloat16_agrees_within_its_rounding(halves: dict[torch.dtype, Exported]
 
     def run(*tensors: Tensor) -> list[Tensor]:
         arrays = [tensor.view(torch.int16).numpy().view(numbers) for tensor in tensors]
-        named = {port.name: array for port, array in zip(stage.inputs, arrays, strict=True)}
-        found = evaluator.run(None, named)
-        return [torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in found]
+        named = {spec.name: array for spec, array in zip(stage.inputs, arrays, strict=True)}
+        actual = evaluator.run(None, named)
+        return [torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in actual]
 
     check_rounding(run, stage)
 
 
 def check_rounding(run: Run, stage: StageSpec) -> None:
     eps = torch.finfo(stage.inputs[0].dtype).eps
-    for found, wanted in run_both(run, stage, 3):
-        rounding = max(4 * eps, ONE_MEMORY_STEP if wanted.dtype == torch.bfloat16 else 0)
-        assert difference(found, wanted) <= rounding * wanted.float().abs().max().item()
+    for actual, expected in run_both(run, stage, 3):
+        rounding = max(4 * eps, ONE_MEMORY_STEP if expected.dtype == torch.bfloat16 else 0)
+        assert difference(actual, expected) <= rounding * expected.float().abs().max().item()
 
 
 def test_softmax_is_float32_in_half_precision(halves: dict[torch.dtype, Exported]) -> None:
@@ -222,8 +222,8 @@ def test_an_encoder_whose_windows_do_not_divide_the_grid(tmp_path: Path) -> None
     stage = tiny_stages(torch.float32, size=9 * 14)["encode"]
     run = OnnxRun(export(stage, tmp_path / "encode.onnx"), stage)
     assert "Attention" not in operators(tmp_path / "encode.onnx")
-    for found, wanted in run_both(run, stage, 1):
-        assert difference(found, wanted) < 1e-4
+    for actual, expected in run_both(run, stage, 1):
+        assert difference(actual, expected) < 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +252,7 @@ def test_a_detector_of_no_possible_shape_is_refused(count: int, size: tuple[int,
         detector_stage(tiny_yolo(), count, size)
 
 
-def test_a_file_tells_nothing_of_where_it_was_made(detector: tuple[StageSpec, Path]) -> None:
+def test_a_file_holds_no_paths_of_the_exporting_machine(detector: tuple[StageSpec, Path]) -> None:
     assert str(ROOT).encode() not in detector[1].read_bytes()
 
 
@@ -261,8 +261,8 @@ def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
     path = export(stage, tmp_path / "scale.onnx", external_data=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["scale.onnx", "scale.onnx.data"]
     assert path.stat().st_size < (tmp_path / "scale.onnx.data").stat().st_size == stage.module.factor.nbytes
-    for found, wanted in run_both(OnnxRun(path, stage), stage, 3):
-        assert torch.equal(found, wanted)
+    for actual, expected in run_both(OnnxRun(path, stage), stage, 3):
+        assert torch.equal(actual, expected)
 
 
 class Unexportable(Scaled):
@@ -277,7 +277,7 @@ def test_a_stage_that_cannot_be_exported_leaves_the_earlier_file(tmp_path: Path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["earlier"]
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="scale: expected a folder"):
         export(scaled(), tmp_path / "absent" / "scale.onnx")
     (tmp_path / "taken").mkdir()

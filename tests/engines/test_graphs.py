@@ -1,4 +1,4 @@
-"""Stages that are recorded once for each shape and replayed; CUDA graphs where there is a GPU."""
+"""Stages that are captured once for each shape and replayed; CUDA graphs where there is a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.engines.graphs import GraphedStage, Inputs, Recording, replayed, use_graphs
+from sam3_node.engines.graphs import CapturedGraph, GraphedStage, Inputs, make_graphed, use_graphs
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -17,23 +17,23 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 class Tape:
-    """Records as a CUDA graph does: fixed places that are read and written, whatever the call was given."""
+    """A stand-in for CUDA graph capture: a replay reads and writes fixed tensors, whatever the call got."""
 
     def __init__(self) -> None:
-        self.recorded = 0
+        self.captures = 0
 
-    def __call__(self, run: Run, inputs: Inputs) -> Recording:
-        self.recorded += 1
+    def __call__(self, run: Run, inputs: Inputs) -> CapturedGraph:
+        self.captures += 1
         held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
         outputs = run(*held)
 
         def replay() -> None:
-            found = run(*held)
-            pairs = [(outputs, found)] if isinstance(found, Tensor) else zip(outputs, found, strict=True)
+            actual = run(*held)
+            pairs = [(outputs, actual)] if isinstance(actual, Tensor) else zip(outputs, actual, strict=True)
             for place, value in pairs:
                 place.copy_(value)
 
-        return Recording(held, outputs, replay)
+        return CapturedGraph(held, outputs, replay)
 
 
 def on_tape(model: TrackerModel) -> Tape:
@@ -44,14 +44,14 @@ def on_tape(model: TrackerModel) -> Tape:
 
 
 def tracked(model: TrackerModel, objects: int, frames: int = 5) -> Tensor:
-    """Logits of all frames; objects come one a frame."""
-    tracker, found = Tracker(model, max_objects=objects), []
+    """Return the logits of all frames; each of the first frames adds one object."""
+    tracker, actual = Tracker(model, max_objects=objects), []
     for number, pixels in enumerate(noise_clip(model.image_size, frames)):
         prompts = [ObjectPrompt(number, points=[[30.0 + 10 * number, 40.0]])] if number < objects else []
         tracks = tracker.step(pixels.to(model.device, model.dtype), prompts)
-        found.append(torch.zeros(objects, *model.mask_size))
-        found[-1][: len(tracks.ids)] = tracks.logits.float().cpu()
-    return torch.stack(found)
+        actual.append(torch.zeros(objects, *model.mask_size))
+        actual[-1][: len(tracks.ids)] = tracks.logits.float().cpu()
+    return torch.stack(actual)
 
 
 def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
@@ -59,12 +59,12 @@ def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
     plain, taped = stages_of(source), stages_of(source)
     tape = on_tape(taped)
     assert (tracked(taped, 3) - tracked(plain, 3)).abs().max() < 1e-4
-    assert tape.recorded == 1 + 3 * 3, "encode once, the others for 1, 2 and 4 objects"
+    assert tape.captures == 1 + 3 * 3, "encode once, the others for 1, 2 and 4 objects"
     tracked(taped, 3)
-    assert tape.recorded == 10
+    assert tape.captures == 10
 
 
-def test_what_is_returned_is_the_callers_to_keep() -> None:
+def test_the_caller_owns_the_outputs() -> None:
     run = GraphedStage(lambda x: (x + 1, x * 2), Tape())
     first = run(torch.ones(2))
     kept = [tensor.clone() for tensor in first]
@@ -72,7 +72,7 @@ def test_what_is_returned_is_the_callers_to_keep() -> None:
     assert all(torch.equal(now, then) for now, then in zip(first, kept, strict=True))
 
 
-def test_an_encoder_that_comes_to_share_its_trunk_is_recorded_again() -> None:
+def test_an_encoder_that_begins_to_share_its_trunk_is_captured_again() -> None:
     model = tiny_model()
     on_tape(model)
     pixels = noise_clip(model.image_size, 1)[0]
@@ -84,7 +84,7 @@ def test_an_encoder_that_comes_to_share_its_trunk_is_recorded_again() -> None:
 def test_a_cpu_has_no_graphs() -> None:
     model = tiny_model()
     before = model.stages
-    assert replayed(before, torch.device("cpu")) is before
+    assert make_graphed(before, torch.device("cpu")) is before
     use_graphs(model)
     assert model.stages is before
     assert not model.static_shapes

@@ -1,4 +1,4 @@
-"""Packages that torch compiles ahead of time: built, judged, served, and refused, all on a CPU.
+"""Packages that torch compiles ahead of time: built, compared, served, and refused, all on a CPU.
 
 Compiling the smallest of trackers takes most of a minute, so one is built for all tests.
 """
@@ -21,10 +21,11 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from sam3_node.cli import main as cli
 from sam3_node.engines.inductor import InductorRun
-from sam3_node.engines.key import identity_of
-from sam3_node.engines.slot import REPORT, check, read_report
-from sam3_node.engines.specs import STAGES, DtypeAdapter, as_tuple, stages_of
-from sam3_node.engines.store import MANIFEST, Built, EngineStore
+from sam3_node.engines.key import compute_key
+from sam3_node.engines.slot import REPORT, read_report
+from sam3_node.engines.specs import STAGES, DtypeAdapter, as_tuple, tracker_stages
+from sam3_node.engines.store import MANIFEST, EngineStore, StoredEngine
+from sam3_node.engines.tracker_slot import check_tracker
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.loading import load_model
@@ -54,7 +55,7 @@ pytestmark = [
 
 
 class Kept(NamedTuple):
-    """Weights, the store with their packages, and a folder of images to judge by."""
+    """Weights, the store with their packages, and a folder of images to compare engines on."""
 
     weights: Path
     store: Path
@@ -78,7 +79,7 @@ class Kept(NamedTuple):
         return [*verb, *(f"--{name}={value}" for name, value in self.options(**other).items())]
 
     @property
-    def built(self) -> Built:
+    def built(self) -> StoredEngine:
         return next(EngineStore(self.store).all())
 
 
@@ -103,13 +104,13 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
         cv2.imwrite(str(kept.clip / f"{number}.png"), frame)
     with inductor.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):  # which compiles sooner
         assert cli.main(kept.command("engine", "build", tracker__max_objects=2)) == 0
-    check(kept.settings(), kept.clip)
+    check_tracker(kept.settings(), kept.clip)
     return kept
 
 
 @pytest.fixture
 def copied(kept: Kept, tmp_path: Path) -> Kept:
-    """The same packages in a store that may be changed."""
+    """Return the same packages in a store that a test may change."""
     shutil.copytree(kept.store, tmp_path / "engines")
     return kept._replace(store=tmp_path / "engines")
 
@@ -143,19 +144,22 @@ def test_a_tracker_gives_the_masks_that_torch_gives(kept: Kept) -> None:
     ours, theirs = (Tracker(each, max_objects=4) for each in (model, reference))
     for number, pixels in enumerate(noise_clip(model.image_size, 6)):
         prompts = PROMPTS[number : number + 1]  # 1, 2, then 3 objects, which a batch of 4 holds
-        found, expected = ours.step(pixels, prompts), theirs.step(pixels, prompts)
-        assert found.ids == expected.ids
-        torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=0)
-        different = ((found.logits > 0) != (expected.logits > 0)).float().mean()
+        actual, expected = ours.step(pixels, prompts), theirs.step(pixels, prompts)
+        assert actual.ids == expected.ids
+        torch.testing.assert_close(actual.scores, expected.scores, atol=1e-3, rtol=0)
+        different = ((actual.logits > 0) != (expected.logits > 0)).float().mean()
         assert different < 0.002
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("objects", [1, 5])
 def test_one_package_is_for_any_number_of_objects(kept: Kept, objects: int) -> None:
-    stages = stages_of(load_tracker(str(kept.weights)))
+    stages = tracker_stages(load_tracker(str(kept.weights)))
     for name in STAGES:
-        run, inputs = InductorRun(kept.built.plan(name), stages[name], CPU), stages[name].examples(objects)
+        run, inputs = (
+            InductorRun(kept.built.read_plan(name), stages[name], CPU),
+            stages[name].examples(objects),
+        )
         expected = as_tuple(stages[name].module(*inputs))
         strided = [tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in inputs]
         for given in (inputs, strided):
@@ -165,8 +169,8 @@ def test_one_package_is_for_any_number_of_objects(kept: Kept, objects: int) -> N
 
 
 def test_what_a_package_does_not_take_is_refused(kept: Kept) -> None:
-    stage = stages_of(load_tracker(str(kept.weights)))["decode"]
-    run = InductorRun(kept.built.plan("decode"), stage, CPU)
+    stage = tracker_stages(load_tracker(str(kept.weights)))["decode"]
+    run = InductorRun(kept.built.read_plan("decode"), stage, CPU)
     read, fine, middle = stage.examples(2)
     for inputs in (
         (read, fine),
@@ -218,12 +222,12 @@ def test_a_damaged_package_does_not_serve(copied: Kept) -> None:
 
 def test_what_is_no_package_does_not_load(kept: Kept, tmp_path: Path) -> None:
     settings = kept.settings(engine__folder=str(tmp_path))
-    wanted = identity_of(load_tracker(str(kept.weights)), settings)
-    EngineStore(tmp_path).save(wanted, dict.fromkeys(STAGES, b"no package"), dict.fromkeys(STAGES, 1.0))
+    key = compute_key(load_tracker(str(kept.weights)), settings)
+    EngineStore(tmp_path).save(key, dict.fromkeys(STAGES, b"no package"), dict.fromkeys(STAGES, 1.0))
     with pytest.raises(
         EngineError, match=r"encode: torch .* cannot load the package: .*; else build it again"
     ):
-        check(settings, kept.clip)
+        check_tracker(settings, kept.clip)
 
 
 def test_a_refusal_by_the_gate_is_kept_and_torch_serves(copied: Kept) -> None:

@@ -1,4 +1,4 @@
-"""A stage run by onnxruntime: tensors in and out, and what is refused."""
+"""A stage run by onnxruntime: its tensors, and its errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_results_of_one_call_outlive_the_next(small: tuple[StageSpec, Path]) -> 
     assert torch.equal(results[1], stage.module(second))
 
 
-def test_a_file_that_cannot_be_read_is_told(small: tuple[StageSpec, Path], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(small: tuple[StageSpec, Path], tmp_path: Path) -> None:
     stage, path = small
     with pytest.raises(EngineError, match="scale: expected an ONNX file"):
         OnnxRun(tmp_path / "absent.onnx", stage)
@@ -73,8 +73,8 @@ def test_wrong_inputs_are_refused(small: tuple[StageSpec, Path], inputs: tuple) 
     assert run(torch.ones(2, 4096)).shape == (2, 4096)
 
 
-def test_says_what_onnxruntime_cannot_run(tmp_path: Path) -> None:
-    """It has no multiplication of bfloat16 for a CPU."""
+def test_an_operator_that_onnxruntime_lacks_is_an_error(tmp_path: Path) -> None:
+    """onnxruntime has no multiplication of bfloat16 for a CPU."""
     stage = scaled(dtype=torch.bfloat16)
     path = export(stage, tmp_path / "scale.onnx")
     with pytest.raises(EngineError, match=r"scale: onnxruntime cannot run .* on the CPU"):

@@ -1,4 +1,4 @@
-"""What fails once engines have been chosen: torch serves and says so, or an error says what to do."""
+"""Engines that fail once they are chosen: torch serves and says why, or an error says what to do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sam3_node.engines.graphs import GraphedStage, Inputs, Recording
-from sam3_node.engines.oom import out_of_memory, telling_out_of_memory
+from sam3_node.engines.graphs import CapturedGraph, GraphedStage, Inputs
+from sam3_node.engines.oom import is_out_of_memory, reraise_out_of_memory
 from sam3_node.engines.specs import StageSpec, TensorSpec
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models.sam.stages import Run, Stages
@@ -28,7 +28,7 @@ CUDA_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total c
 
 
 class Failing(nn.Module):
-    """A stage that fails as `fail` does."""
+    """A stage that calls `fail`, which raises."""
 
     def __init__(self, fail: Callable[[], Any]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ FAILURES = {
 }
 
 
-def settings_of(**engine: Any) -> Settings:
+def make_settings(**engine: Any) -> Settings:
     tracker = TrackerSettings(max_objects=2, bank_size=2)
     return Settings(model=ModelSettings(device="cpu"), tracker=tracker, engine=EngineSettings(**engine))
 
@@ -83,7 +83,7 @@ def test_torch_serves_where_engines_fail_on_the_first_frames(
     own = model.stages
     model.stages, model.static_shapes = own._replace(**{stage: Failing(fail)}), True
     with caplog.at_level(logging.WARNING):
-        warm_up(model, settings_of(), own)
+        warm_up(model, make_settings(), own)
     assert model.stages is own
     assert not model.static_shapes
     assert model.name.startswith("tiny (torch: ")
@@ -99,21 +99,21 @@ def test_without_a_fallback_the_start_ends_with_what_to_do(kind: str) -> None:
     own = model.stages
     model.stages = own._replace(read=Failing(fail))
     with pytest.raises(EngineError, match=said) as caught:
-        warm_up(model, settings_of(fallback=False), own)
+        warm_up(model, make_settings(fallback=False), own)
     advised = "--engine.kind torch" in str(caught.value)
     assert advised == (kind != "an engine")
     assert ("--tracker.max_objects" in str(caught.value)) == ("memory" in kind)
     assert model.name == "tiny"
 
 
-def test_a_recording_that_fails_is_fallen_back_from() -> None:
-    def record(run: Run, inputs: Inputs) -> Recording:
+def test_torch_serves_where_a_capture_fails() -> None:
+    def record(run: Run, inputs: Inputs) -> CapturedGraph:
         raise EngineError("a stage cannot be captured in a CUDA graph: no; set engine.graphs = false")
 
     model = tiny_model(presence=60.0)
     own = model.stages
     model.stages = Stages(*(GraphedStage(run, record) for run in own))
-    warm_up(model, settings_of(graphs=True), own)
+    warm_up(model, make_settings(graphs=True), own)
     assert model.stages is own
     assert model.name == "tiny (torch: a stage cannot be captured in a CUDA graph: no)"
 
@@ -122,13 +122,13 @@ def test_torch_has_nothing_to_fall_back_to() -> None:
     model = tiny_model(presence=60.0)
     model.stages = model.stages._replace(encode=Failing(allocate))
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
-        warm_up(model, settings_of(), model.stages)
+        warm_up(model, make_settings(), model.stages)
     assert model.name == "tiny"
 
 
 @pytest.fixture(scope="module")
 def vast(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights whose memory modules are absent, and larger than memory by their configuration."""
+    """Return weights that lack the memory modules, whose configuration makes these larger than memory."""
     folder = tmp_path_factory.mktemp("vast")
     random_source("sam3").save_pretrained(folder)
     weights, config = folder / "model.safetensors", folder / "config.json"
@@ -160,8 +160,8 @@ def test_an_export_that_does_not_fit_says_what_to_lower(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from sam3_node.engines.export import export
 
-    port = TensorSpec("x", (1, 4), torch.float32)
-    stage = StageSpec("wide", Failing(raising(torch.OutOfMemoryError(CUDA_FULL))), (port,), (port,))
+    spec = TensorSpec("x", (1, 4), torch.float32)
+    stage = StageSpec("wide", Failing(raising(torch.OutOfMemoryError(CUDA_FULL))), (spec,), (spec,))
     with pytest.raises(
         EngineError, match=r"wide: cannot be exported: OutOfMemoryError: .*--model\.image_size"
     ):
@@ -180,14 +180,14 @@ def test_an_export_that_does_not_fit_says_what_to_lower(tmp_path: Path) -> None:
     ],
 )
 def test_what_counts_as_out_of_memory(error: Exception, is_memory: bool) -> None:
-    assert out_of_memory(error) == is_memory
+    assert is_out_of_memory(error) == is_memory
     with pytest.raises(ModelError) as caught:
         raise ModelError("cannot load it") from error
-    assert out_of_memory(caught.value) == is_memory
+    assert is_out_of_memory(caught.value) == is_memory
 
 
-def test_only_what_is_out_of_memory_is_told_as_such() -> None:
+def test_only_out_of_memory_errors_are_converted() -> None:
     for error in (RuntimeError("invalid argument"), EngineError("full: out of memory"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as caught, telling_out_of_memory(ModelError, "here"):
+        with pytest.raises(type(error)) as caught, reraise_out_of_memory(ModelError, "here"):
             raise error
         assert caught.value is error

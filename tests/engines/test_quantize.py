@@ -14,18 +14,18 @@ from torch import nn
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.cli import main as cli
 from sam3_node.engines.quantize import (
-    LARGEST,
+    MAX_E4M3,
     Image,
     QuantisedLayer,
     Scales,
     calibrate,
     export_quantised,
-    quantised,
+    quantise_encoder,
     round_fp8,
     weights_digest,
 )
-from sam3_node.engines.recipes import Exclusion, Recipe, layers_of, load_recipe
-from sam3_node.engines.specs import stages_of
+from sam3_node.engines.recipes import Exclusion, Recipe, find_layers, load_recipe
+from sam3_node.engines.specs import tracker_stages
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -62,12 +62,12 @@ def scales(model: TrackerModel) -> Scales:
 
 def made_up(model: TrackerModel) -> Scales:
     """Scales without a calibration."""
-    amax = dict.fromkeys(layers_of(model.encode_stage), 8.0)
+    amax = dict.fromkeys(find_layers(model.encode_stage), 8.0)
     return Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
 
 
-def cosine(expected: torch.Tensor, found: torch.Tensor) -> float:
-    return torch.cosine_similarity(expected.flatten().float(), found.flatten().float(), dim=0).item()
+def cosine(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    return torch.cosine_similarity(expected.flatten().float(), actual.flatten().float(), dim=0).item()
 
 
 @pytest.mark.parametrize("channels", [False, True])
@@ -76,7 +76,7 @@ def test_rounds_as_modelopt_does(channels: bool) -> None:
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)) * 8
     amax = 2.0 ** torch.arange(64).remainder(6)[:, None] * 7 if channels else torch.tensor(14.0)
     zero = torch.zeros(64, dtype=ZERO.dtype) if channels else ZERO
-    rounded = round_fp8(x, (amax / LARGEST).flatten() if channels else amax / LARGEST, zero)
+    rounded = round_fp8(x, (amax / MAX_E4M3).flatten() if channels else amax / MAX_E4M3, zero)
     assert torch.equal(rounded, tensor_quant.fp8_eager(x, amax))
     assert rounded.abs().max() <= amax.max()
 
@@ -86,17 +86,17 @@ def test_dead_and_tiny_channels_stay_numbers() -> None:
     with torch.no_grad():
         layer.weight[0], layer.weight[1] = 0, 1e-6
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).half()
-    found = QuantisedLayer(layer, 0.0)(x)
-    assert found.isfinite().all()
-    assert found.shape == (2, 3)
+    actual = QuantisedLayer(layer, 0.0)(x)
+    assert actual.isfinite().all()
+    assert actual.shape == (2, 3)
 
 
 def test_a_convolution_is_rounded_too() -> None:
     layer = nn.Conv2d(3, 4, 3, stride=2, padding=1)
     x = torch.randn(1, 3, 9, 9, generator=torch.Generator().manual_seed(0))
-    found = QuantisedLayer(layer, 4.0)(x)
-    assert not torch.equal(found, layer(x))
-    assert cosine(layer(x), found) > 0.99
+    actual = QuantisedLayer(layer, 4.0)(x)
+    assert not torch.equal(actual, layer(x))
+    assert cosine(layer(x), actual) > 0.99
 
 
 def test_the_largest_input_of_every_layer_is_found(model: TrackerModel, scales: Scales) -> None:
@@ -105,7 +105,7 @@ def test_the_largest_input_of_every_layer_is_found(model: TrackerModel, scales: 
     def note(name: str, x: torch.Tensor) -> None:
         largest[name] = max(largest.get(name, 0.0), x.abs().max().item())
 
-    layers = layers_of(model.encode_stage, ("linear",))
+    layers = find_layers(model.encode_stage, ("linear",))
     hooks = [
         layer.register_forward_pre_hook(lambda _, x, name=name: note(name, x[0]))
         for name, layer in layers.items()
@@ -119,7 +119,7 @@ def test_the_largest_input_of_every_layer_is_found(model: TrackerModel, scales: 
     assert scales.frames == 3
 
 
-def test_calibration_leaves_the_model_alone_and_tells_of_each_frame(model: TrackerModel) -> None:
+def test_calibration_does_not_change_the_model_and_reports_each_frame(model: TrackerModel) -> None:
     pytest.importorskip("modelopt")
     told: list[int] = []
     before = model.encode(model.preprocess(images()[0]))
@@ -138,14 +138,14 @@ def test_calibration_leaves_the_model_alone_and_tells_of_each_frame(model: Track
         ([np.zeros((0, 4, 3), np.uint8)], "frame 1: expected BGR"),
     ],
 )
-def test_frames_that_are_none_are_refused(frames: list[Image], told: str) -> None:
+def test_invalid_frames_are_refused(frames: list[Image], told: str) -> None:
     pytest.importorskip("modelopt")
     with pytest.raises(EngineError, match=told):
         calibrate(tiny_model(), frames)
 
 
 def test_the_copy_is_close_and_the_model_untouched(model: TrackerModel, scales: Scales) -> None:
-    stage = quantised(model, scales)
+    stage = quantise_encoder(model, scales)
     pixels = model.preprocess(images()[1])
     with torch.inference_mode():
         pairs = list(zip(model.encode_stage(pixels), stage(pixels), strict=True))
@@ -156,7 +156,7 @@ def test_the_copy_is_close_and_the_model_untouched(model: TrackerModel, scales: 
 
 def test_a_tracker_runs_with_the_copy(family: str, scales: Scales) -> None:
     model = tiny_model(family)
-    model.stages = model.stages._replace(encode=quantised(model, scales))
+    model.stages = model.stages._replace(encode=quantise_encoder(model, scales))
     tracker = Tracker(model, max_objects=2)
     side = model.image_size
     tracker.step(model.preprocess(images()[0]), [ObjectPrompt(7, points=[(side / 2, side / 2)], labels=[1])])
@@ -165,15 +165,15 @@ def test_a_tracker_runs_with_the_copy(family: str, scales: Scales) -> None:
     assert tracks.logits.isfinite().all()
 
 
-def test_only_what_the_recipe_chooses_is_rounded(family: str, model: TrackerModel) -> None:
+def test_only_layers_of_the_recipe_are_rounded(family: str, model: TrackerModel) -> None:
     recipe = Recipe(exclude=(Exclusion(layers=QKV[family], reason="a test"),))
-    stage = quantised(model, made_up(model), recipe)
+    stage = quantise_encoder(model, made_up(model), recipe)
     rounded = {name for name, layer in stage.named_modules() if isinstance(layer, QuantisedLayer)}
-    assert rounded == layers_of(model.encode_stage, ("linear",)).keys() - {QKV[family]}
+    assert rounded == find_layers(model.encode_stage, ("linear",)).keys() - {QKV[family]}
 
 
 def test_convolutions_are_quantised_where_the_recipe_names_them(model: TrackerModel) -> None:
-    stage = quantised(model, made_up(model), Recipe(kinds=("convolution",), exclude=()))
+    stage = quantise_encoder(model, made_up(model), Recipe(kinds=("convolution",), exclude=()))
     rounded = [layer.layer for layer in stage.modules() if isinstance(layer, QuantisedLayer)]
     assert rounded
     assert all(isinstance(layer, nn.Conv2d) for layer in rounded)
@@ -204,7 +204,7 @@ def test_a_file_without_scales_is_refused(text: bytes, tmp_path: Path) -> None:
         Scales.load(path)
 
 
-def test_an_absent_file_is_told(tmp_path: Path) -> None:
+def test_an_absent_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"none\.json.*calibrate fp8"):
         Scales.load(tmp_path / "none.json")
 
@@ -212,38 +212,38 @@ def test_an_absent_file_is_told(tmp_path: Path) -> None:
 def test_scales_of_other_weights_are_refused(family: str, model: TrackerModel) -> None:
     other = tiny_stages(random_source(family, seed=1))
     with pytest.raises(EngineError, match="found those of other ones"):
-        quantised(other, made_up(model))
+        quantise_encoder(other, made_up(model))
 
 
 def test_scales_serve_the_same_weights_in_float16_alone(family: str, model: TrackerModel) -> None:
     half, brain = (tiny_stages(random_source(family).to(dtype)) for dtype in (torch.float16, torch.bfloat16))
-    assert quantised(half, made_up(model))
+    assert quantise_encoder(half, made_up(model))
     with pytest.raises(EngineError, match=r"float32 or float16, found torch\.bfloat16"):
-        quantised(brain, made_up(model))
+        quantise_encoder(brain, made_up(model))
 
 
-def test_scales_must_hold_what_the_recipe_quantises(family: str, model: TrackerModel) -> None:
+def test_scales_must_cover_all_layers_of_the_recipe(family: str, model: TrackerModel) -> None:
     known = made_up(model)
     amax = {name: value for name, value in known.amax.items() if name != QKV[family]}
     with pytest.raises(EngineError, match=f"no amax of 1 layers.*{QKV[family]}"):
-        quantised(model, known.model_copy(update={"amax": amax}))
+        quantise_encoder(model, known.model_copy(update={"amax": amax}))
 
 
 def test_the_default_recipe_is_the_file_and_fits_every_encoder(model: TrackerModel) -> None:
     assert load_recipe(DEFAULT) == Recipe()
-    assert Recipe().chosen(model.encode_stage)
-    assert Recipe().chosen(load_tracker("nano").encode_stage)
+    assert Recipe().select_layers(model.encode_stage)
+    assert Recipe().select_layers(load_tracker("nano").encode_stage)
 
 
-def test_an_exclusion_that_names_no_layer_tells_the_nearest(family: str, model: TrackerModel) -> None:
+def test_an_exclusion_that_matches_no_layer_names_the_nearest(family: str, model: TrackerModel) -> None:
     recipe = Recipe(exclude=(Exclusion(layers=f"{QKV[family]}x", reason="misspelt"),))
     with pytest.raises(EngineError, match=f"no such layer; nearest: {QKV[family]}"):
-        recipe.chosen(model.encode_stage)
+        recipe.select_layers(model.encode_stage)
 
 
 def test_a_recipe_that_leaves_out_everything_is_refused(model: TrackerModel) -> None:
     with pytest.raises(EngineError, match="leaves out all"):
-        Recipe(exclude=(Exclusion(layers="*", reason="all"),)).chosen(model.encode_stage)
+        Recipe(exclude=(Exclusion(layers="*", reason="all"),)).select_layers(model.encode_stage)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_recipe_that_leaves_out_everything_is_refused(model: TrackerModel) -> 
         ("kinds = [", "not valid TOML"),
     ],
 )
-def test_a_recipe_that_does_not_validate_is_told(text: str, told: str, tmp_path: Path) -> None:
+def test_a_recipe_that_does_not_validate_is_an_error(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=told):
@@ -274,16 +274,16 @@ def test_the_export_is_standard_fp8_and_onnxruntime_agrees(model: TrackerModel, 
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     rounded = [node for node in graph.node if node.op_type == "QuantizeLinear"]
     assert {kinds[node.input[2]] for node in rounded} == {onnx.TensorProto.FLOAT8E4M3FN}
-    # a layer's input may be another's, too, but its weights are its own
+    # two layers may share an input, but never weights
     count = Counter(node.input[0] in kinds for node in rounded)
-    layers = Recipe().chosen(model.encode_stage)
+    layers = Recipe().select_layers(model.encode_stage)
     assert count[True] == len(layers)
     assert 0 < count[False] <= len(layers)
     pixels = model.preprocess(images()[0])
     with torch.inference_mode():
-        expected = quantised(model, made_up(model))(pixels)
-    found = OnnxRun(path, stages_of(model)["encode"])(pixels)
-    assert all(cosine(*pair) > 0.999 for pair in zip(expected, found, strict=True))
+        expected = quantise_encoder(model, made_up(model))(pixels)
+    actual = OnnxRun(path, tracker_stages(model)["encode"])(pixels)
+    assert all(cosine(*pair) > 0.999 for pair in zip(expected, actual, strict=True))
 
 
 def test_the_verb_calibrates_on_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,9 +297,7 @@ def test_the_verb_calibrates_on_a_recording(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(out.read_text())["frames"] == 2
 
 
-def test_the_verb_tells_of_a_source_without_frames(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_reports_a_source_without_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("modelopt")
     (tmp_path / "broken.png").write_bytes(b"no image")
     out = tmp_path / "scales.json"

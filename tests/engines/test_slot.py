@@ -1,4 +1,4 @@
-"""Engines in a model's place: the gate's report beside them, and torch where they cannot serve."""
+"""The tracker's engine slot: the gate's stored report, and the fallback to torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import cv2
 import pytest
 import torch
 
-from sam3_node.engines.build import Quantisation
-from sam3_node.engines.key import arithmetic
-from sam3_node.engines.quantize import Scales, quantised, weights_digest
-from sam3_node.engines.recipes import Recipe, layers_of
-from sam3_node.engines.slot import REPORT, Opened, check, judge, read_report, require_passed, serve
-from sam3_node.engines.specs import STAGES, stages_of
-from sam3_node.engines.store import Built, EngineStore, Identity
+from sam3_node.engines.key import resolve_dtype
+from sam3_node.engines.quantize import Quantisation, Scales, quantise_encoder, weights_digest
+from sam3_node.engines.recipes import Recipe, find_layers
+from sam3_node.engines.slot import REPORT, LoadedEngines, read_report
+from sam3_node.engines.specs import STAGES, tracker_stages
+from sam3_node.engines.store import EngineKey, EngineStore, StoredEngine
+from sam3_node.engines.tracker_slot import TrackerSlot, check_tracker, serve_tracker
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
@@ -43,93 +43,96 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images to judge by."""
+    """Return a folder of images to compare engines on."""
     folder = tmp_path_factory.mktemp("clip")
     for number, frame in enumerate(rectangle_clip().frames):
         cv2.imwrite(str(folder / f"{number}.png"), frame)
     return folder
 
 
-def settings_of(weights: Path, store: Path, **engine: Any) -> Settings:
+def make_settings(weights: Path, store: Path, **engine: Any) -> Settings:
     model = ModelSettings(name=str(weights), device="cpu")
     return Settings(model=model, engine=EngineSettings(**{"precision": "float32", "folder": store} | engine))
 
 
-def opened(
+def loaded(
     settings: Settings, stages: Stages | None = None, plan: bytes = b"plan", scales: str = ""
-) -> Opened:
-    """Torch stages in the place of engines, and their folder in the store."""
+) -> LoadedEngines:
+    """Return torch stages in the place of engines, and their folder in the store."""
     model = load_tracker(settings.model.name)
-    identity = Identity(
+    key = EngineKey(
         model=model.name,
         weights="a" * 64,
         precision=settings.engine.precision,
         image_size=model.image_size,
         bank_size=7,
-        most_objects=16,
+        max_objects=16,
         library="tensorrt",
         version="10.8",
         gpu="sm90",
     )
-    built = EngineStore(settings.engine.folder).save(
-        identity, dict.fromkeys(STAGES, plan), dict.fromkeys(STAGES, 1.0), scales=scales
+    stored = EngineStore(settings.engine.folder).save(
+        key, dict.fromkeys(STAGES, plan), dict.fromkeys(STAGES, 1.0), scales=scales
     )
-    return Opened(
-        built, stages or model.stages, stages_of(model, dtype=arithmetic(settings.engine.precision))
-    )
+    runs = dict(zip(STAGES, stages or model.stages, strict=True))
+    return LoadedEngines(stored, runs, tracker_stages(model, dtype=resolve_dtype(settings.engine.precision)))
 
 
-def unasked(*inputs: object) -> object:
-    raise AssertionError("the engine runs although its report is there")
+def slot(settings: Settings) -> TrackerSlot:
+    return TrackerSlot(load_tracker(settings.model.name), settings)
+
+
+def must_not_run(*inputs: object) -> object:
+    raise AssertionError("the engine runs although its report is stored")
 
 
 def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, tmp_path: Path) -> None:
-    settings = settings_of(weights, tmp_path)
-    engines = opened(settings)
-    assert read_report(engines.built) is None
-    require_passed(engines, settings, clip)
-    report = read_report(engines.built)
+    settings = make_settings(weights, tmp_path)
+    engines = loaded(settings)
+    assert read_report(engines.stored) is None
+    slot(settings).require_passed(engines, clip)
+    report = read_report(engines.stored)
     assert report is not None
     assert report.passed
-    assert report.plans == engines.built.manifest.plans
-    # from now on the report is enough
-    require_passed(engines._replace(runs=Stages(unasked, unasked, unasked, unasked)), settings, clip)
+    assert report.plans == engines.stored.manifest.plans
+    # the stored report is enough, so the engines do not run again
+    slot(settings).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
 
 
-def test_other_thresholds_judge_the_same_figures(weights: Path, clip: Path, tmp_path: Path) -> None:
+def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, tmp_path: Path) -> None:
     half = load_tracker(str(weights), dtype=torch.bfloat16)
-    settings = settings_of(weights, tmp_path, precision="bfloat16", min_cosine=0.5, min_iou=0.1)
-    engines = opened(settings, half.stages)
-    require_passed(engines, settings, clip)
-    strict = settings_of(weights, tmp_path, precision="bfloat16", min_cosine=1.0)
+    settings = make_settings(weights, tmp_path, precision="bfloat16", min_cosine=0.5, min_iou=0.1)
+    engines = loaded(settings, half.stages)
+    slot(settings).require_passed(engines, clip)
+    strict = make_settings(weights, tmp_path, precision="bfloat16", min_cosine=1.0)
     with pytest.raises(
         EngineError, match=r"refused by the gate: .*cosine of .* below 1; see `sam3-node engine check`"
     ):
-        require_passed(engines._replace(runs=Stages(unasked, unasked, unasked, unasked)), strict, clip)
+        slot(strict).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
 
 
-def test_refused_engines_stay_refused_until_they_are_others(
+def test_refused_engines_stay_refused_until_they_are_rebuilt(
     weights: Path, clip: Path, tmp_path: Path
 ) -> None:
-    settings = settings_of(weights, tmp_path)
+    settings = make_settings(weights, tmp_path)
     stages = load_tracker(str(weights)).stages
-    wrong = opened(settings, stages._replace(encode=disturbed(stages.encode, "top.0")))
+    wrong = loaded(settings, stages._replace(encode=disturbed(stages.encode, "top.0")))
     for _ in range(2):
         with pytest.raises(EngineError, match=r"encode: cosine of top .*encode\.top\.0"):
-            require_passed(wrong, settings, clip)
-    kept = read_report(wrong.built)
+            slot(settings).require_passed(wrong, clip)
+    kept = read_report(wrong.stored)
     assert kept is not None
     assert not kept.passed
-    require_passed(opened(settings, plan=b"another"), settings, clip)
+    slot(settings).require_passed(loaded(settings, plan=b"another"), clip)
 
 
-def test_an_fp8_encoder_is_explained_by_the_scales_kept_beside_it(
+def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
     weights: Path, clip: Path, tmp_path: Path
 ) -> None:
-    settings = settings_of(weights, tmp_path, precision="fp8")
+    settings = make_settings(weights, tmp_path, precision="fp8")
     half = load_tracker(str(weights), dtype=torch.float16)
-    amax = dict.fromkeys(layers_of(half.encode_stage), 3.0)
-    first = next(iter(Recipe().chosen(half.encode_stage)))
+    amax = dict.fromkeys(find_layers(half.encode_stage), 3.0)
+    first = next(iter(Recipe().select_layers(half.encode_stage)))
     scales = Scales(
         model="tiny",
         digest=weights_digest(half),
@@ -137,36 +140,38 @@ def test_an_fp8_encoder_is_explained_by_the_scales_kept_beside_it(
         amax=amax | {first: 1e-3},  # most of it saturates
     )
     quantisation = Quantisation(scales)
-    encode = quantised(half, scales)
+    encode = quantise_encoder(half, scales)
     stages = half.stages._replace(encode=lambda pixels: encode(pixels))
-    engines = opened(settings, stages, scales=quantisation.digest)
-    assert not judge(engines, settings, clip).layers
-    quantisation.keep(engines.built)
-    report = judge(engines, settings, clip)
+    engines = loaded(settings, stages, scales=quantisation.digest)
+    assert not slot(settings).run_gate(engines, clip).layers
+    quantisation.save(engines.stored)
+    report = slot(settings).run_gate(engines, clip)
     assert not report.passed
     assert f"encode.{first}" in dict(report.layers)
-    assert Quantisation.kept(opened(settings, stages, plan=b"of other scales").built) is None
+    assert Quantisation.load(loaded(settings, stages, plan=b"of other scales").stored) is None
 
 
-def test_a_report_of_other_plans_or_a_damaged_one_counts_for_nothing(
+def test_a_report_of_other_plans_or_a_damaged_one_is_ignored(
     weights: Path, clip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_of(weights, tmp_path)
-    engines = opened(settings)
-    report = judge(engines, settings, clip)
-    other = Built(engines.built.folder, engines.built.manifest.model_copy(update={"plans": {"encode": "0"}}))
-    assert read_report(engines.built) == report
+    settings = make_settings(weights, tmp_path)
+    engines = loaded(settings)
+    report = slot(settings).run_gate(engines, clip)
+    other = StoredEngine(
+        engines.stored.folder, engines.stored.manifest.model_copy(update={"plans": {"encode": "0"}})
+    )
+    assert read_report(engines.stored) == report
     assert read_report(other) is None
-    (engines.built.folder / REPORT).write_bytes(b"\xff{")
+    (engines.stored.folder / REPORT).write_bytes(b"\xff{")
     with caplog.at_level(logging.WARNING):
-        assert read_report(engines.built) is None
-    assert "passed over" in caplog.text
+        assert read_report(engines.stored) is None
+    assert "is ignored" in caplog.text
 
 
-def test_torch_is_what_serves_unless_engines_are_asked_for(weights: Path, tmp_path: Path) -> None:
+def test_torch_serves_unless_the_settings_name_engines(weights: Path, tmp_path: Path) -> None:
     model = load_tracker(str(weights))
     stages, name = model.stages, model.name
-    serve(model, settings_of(weights, tmp_path, fallback=False))
+    serve_tracker(model, make_settings(weights, tmp_path, fallback=False))
     assert model.stages is stages
     assert model.name == name
     assert not model.static_shapes
@@ -176,7 +181,7 @@ def test_torch_is_what_serves_unless_engines_are_asked_for(weights: Path, tmp_pa
 def test_without_a_gpu_torch_serves_and_the_name_says_so(
     weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_of(weights, tmp_path, kind="tensorrt")
+    settings = make_settings(weights, tmp_path, kind="tensorrt")
     with caplog.at_level(logging.WARNING):
         model: TrackerModel = load_model(settings.model, settings.tracker, settings.engine)
     assert model.name.startswith(f"{weights.name} (torch: no GPU for engines: ")
@@ -189,11 +194,11 @@ def test_without_a_gpu_torch_serves_and_the_name_says_so(
 
 @no_gpu
 def test_without_a_gpu_and_a_fallback_nothing_serves(weights: Path, tmp_path: Path) -> None:
-    settings = settings_of(weights, tmp_path, kind="tensorrt", fallback=False)
+    settings = make_settings(weights, tmp_path, kind="tensorrt", fallback=False)
     with pytest.raises(EngineError, match=r"no GPU for engines: .*--engine\.kind torch"):
         load_model(settings.model, TrackerSettings(), settings.engine)
     with pytest.raises(EngineError, match="no GPU for engines"):
-        check(settings)
+        check_tracker(settings)
 
 
 @pytest.fixture

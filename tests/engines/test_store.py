@@ -1,7 +1,8 @@
-"""Engines are kept whole, found again, and refused with what to do where they cannot serve."""
+"""The engine store: engines are stored whole, found again, and refused with a hint where they cannot serve."""
 
 from __future__ import annotations
 
+import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,24 +11,24 @@ from typing import Any
 import pytest
 
 from sam3_node.cli import main as cli
-from sam3_node.engines.detector import PHRASES, detector_identity
-from sam3_node.engines.key import checkpoint_digest, identity_of, most_objects
+from sam3_node.engines.detector import PHRASES, compute_detector_key
+from sam3_node.engines.key import checkpoint_digest, compute_key, round_up_objects
 from sam3_node.engines.quantize import Scales, weights_digest
 from sam3_node.engines.recipes import Recipe
 from sam3_node.engines.specs import STAGES
-from sam3_node.engines.store import MANIFEST, Built, EngineStore, Identity
+from sam3_node.engines.store import MANIFEST, EngineKey, EngineStore, StoredEngine
 from sam3_node.errors import EngineError
 from sam3_node.models import load_tracker
 from sam3_node.settings import load_settings
 from tests.support.tiny import random_source
 
-IDENTITY = Identity(
+KEY = EngineKey(
     model="nano",
     weights="a" * 64,
     precision="float16",
     image_size=256,
     bank_size=7,
-    most_objects=16,
+    max_objects=16,
     library="tensorrt_rtx",
     version="1.7.1",
     gpu="sm89",
@@ -41,23 +42,23 @@ def store(tmp_path: Path) -> EngineStore:
     return EngineStore(tmp_path / "engines")
 
 
-def saved(store: EngineStore, **other: Any) -> Built:
-    return store.save(IDENTITY.model_copy(update=other), PLANS, SECONDS)
+def saved(store: EngineStore, **other: Any) -> StoredEngine:
+    return store.save(KEY.model_copy(update=other), PLANS, SECONDS)
 
 
 def test_what_is_kept_is_found(store: EngineStore) -> None:
     built = saved(store)
-    found = store.find(IDENTITY)
-    assert found == built
-    assert {name: found.plan(name) for name in STAGES} == PLANS
-    assert found.plan_bytes == sum(map(len, PLANS.values()))
+    actual = store.find(KEY)
+    assert actual == built
+    assert {name: actual.read_plan(name) for name in STAGES} == PLANS
+    assert actual.plan_bytes == sum(map(len, PLANS.values()))
     assert [path.name for path in store.folder.iterdir()] == [built.folder.name]
 
 
 def test_nothing_is_kept_at_first(store: EngineStore) -> None:
     assert list(store.all()) == []
     with pytest.raises(EngineError, match=r"no engines in .*engines; build them: sam3-node engine build"):
-        store.find(IDENTITY)
+        store.find(KEY)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +71,13 @@ def test_nothing_is_kept_at_first(store: EngineStore) -> None:
         ("weights", "b" * 64, "weights: expected bbbb.*, found aaaa"),
         ("precision", "fp8", "precision: expected fp8, found float16"),
         ("image_size", 512, "image size: expected 512, found 256"),
-        ("most_objects", 32, "most objects: expected 32, found 16"),
+        ("max_objects", 32, "max objects: expected 32, found 16"),
     ],
 )
 def test_engines_of_something_else_are_refused(store: EngineStore, field: str, value: Any, said: str) -> None:
     saved(store)
     with pytest.raises(EngineError, match=f"can serve; the nearest, .*: {said}.*; build them"):
-        store.find(IDENTITY.model_copy(update={field: value}))
+        store.find(KEY.model_copy(update={field: value}))
 
 
 def test_the_nearest_is_named(store: EngineStore) -> None:
@@ -84,39 +85,51 @@ def test_the_nearest_is_named(store: EngineStore) -> None:
     near = saved(store, gpu="sm120")
     saved(store, gpu="sm120", image_size=512)
     with pytest.raises(EngineError, match=f"nearest, {near.folder.name}: gpu: expected sm89, found sm120;"):
-        store.find(IDENTITY)
+        store.find(KEY)
 
 
 def test_engines_for_more_objects_serve_fewer(store: EngineStore) -> None:
-    built = saved(store, most_objects=64)
-    assert store.find(IDENTITY) == built
+    built = saved(store, max_objects=64)
+    assert store.find(KEY) == built
 
 
 @pytest.mark.parametrize(("field", "value"), [("model", "copy of nano"), ("bank_size", 12)])
 def test_what_engines_do_not_depend_on_does_not_matter(store: EngineStore, field: str, value: Any) -> None:
-    assert saved(store, **{field: value}) == store.find(IDENTITY)
-    assert saved(store) == store.find(IDENTITY)
+    assert saved(store, **{field: value}) == store.find(KEY)
+    assert saved(store) == store.find(KEY)
     assert len(list(store.all())) == 1
 
 
+def test_manifests_and_folder_names_of_version_1_do_not_change(store: EngineStore) -> None:
+    """Engines that earlier versions stored must still serve: the keys of the file and the digest are frozen."""
+    built = saved(store)
+    assert built.folder.name == "914d68d1c50eae13"
+    fields = json.loads((built.folder / MANIFEST).read_text())
+    assert list(fields) == ["format", "identity", "scales", "fp8_layers", "plans", "build_s", "built_s"]
+    assert list(fields["identity"]) == [
+        *("model", "weights", "precision", "image_size", "bank_size", "most_objects"),
+        *("library", "version", "gpu", "gpu_name", "cpu"),
+    ]
+
+
 def test_the_newest_serves(store: EngineStore) -> None:
-    saved(store, most_objects=64)
+    saved(store, max_objects=64)
     newest = saved(store)
-    assert store.find(IDENTITY) == newest
+    assert store.find(KEY) == newest
     assert next(store.all()) == newest
 
 
 def test_a_build_takes_the_place_of_the_same(store: EngineStore) -> None:
     first = saved(store)
     (first.folder / "gate.json").write_text("{}")
-    second = store.save(IDENTITY, {**PLANS, "encode": b"another"}, SECONDS)
+    second = store.save(KEY, {**PLANS, "encode": b"another"}, SECONDS)
     assert second.folder == first.folder
-    assert store.find(IDENTITY).plan("encode") == b"another"
+    assert store.find(KEY).read_plan("encode") == b"another"
     assert not (second.folder / "gate.json").exists()  # a verdict on other plans
 
 
 def test_other_scales_are_another_build(store: EngineStore) -> None:
-    folders = {store.save(IDENTITY, PLANS, SECONDS, scales=scales).folder for scales in ("", "a", "b")}
+    folders = {store.save(KEY, PLANS, SECONDS, scales=scales).folder for scales in ("", "a", "b")}
     assert len(folders) == 3
 
 
@@ -124,11 +137,11 @@ def test_a_damaged_plan_is_refused(store: EngineStore) -> None:
     built = saved(store)
     (built.folder / "read.plan").write_bytes(b"plan of weed")
     with pytest.raises(EngineError, match=r"read.plan is damaged: expected sha256 .*; build them"):
-        built.plan("read")
+        built.read_plan("read")
     (built.folder / "read.plan").unlink()
     with pytest.raises(EngineError, match=r"cannot read .*read.plan: No such file.*; build them"):
-        built.plan("read")
-    assert built.plan("encode") == PLANS["encode"]
+        built.read_plan("read")
+    assert built.read_plan("encode") == PLANS["encode"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 2}', "[1]"])
@@ -152,20 +165,29 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_what_was_there(store: EngineStore) -> None:
     built = saved(store)
     with pytest.raises(EngineError, match="cannot be written"):
-        store.save(IDENTITY, {**PLANS, "no/such/folder": b""}, SECONDS)
-    assert store.find(IDENTITY) == built
+        store.save(KEY, {**PLANS, "no/such/folder": b""}, SECONDS)
+    assert store.find(KEY) == built
     assert len(list(store.folder.iterdir())) == 1
 
 
-def test_earlier_builds_tell_how_long_the_next_takes(store: EngineStore) -> None:
-    assert store.expected_s(IDENTITY, "encode") is None
+def test_earlier_builds_give_the_expected_time(store: EngineStore) -> None:
+    assert store.expected_s(KEY, "encode") is None
     saved(store, gpu="sm120", version="1.6")
-    assert store.expected_s(IDENTITY, "encode") == 2.5
-    assert store.expected_s(IDENTITY.model_copy(update={"precision": "fp8"}), "encode") is None
+    assert store.expected_s(KEY, "encode") == 2.5
+    assert store.expected_s(KEY.model_copy(update={"precision": "fp8"}), "encode") is None
 
 
 def test_batches_are_powers_of_two() -> None:
-    assert [most_objects(count) for count in (1, 2, 3, 16, 17, 64, 65, 256)] == [1, 2, 4, 16, 32, 64, 64, 64]
+    assert [round_up_objects(count) for count in (1, 2, 3, 16, 17, 64, 65, 256)] == [
+        1,
+        2,
+        4,
+        16,
+        32,
+        64,
+        64,
+        64,
+    ]
 
 
 def test_weights_have_one_digest_and_others_another(tmp_path: Path) -> None:
@@ -194,7 +216,7 @@ def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.Captu
     weights, folder = tmp_path / "tiny", tmp_path / "engines"
     random_source("sam3").save_pretrained(weights)
     model = load_tracker(weights, dtype="float16")
-    amax = dict.fromkeys(Recipe().chosen(model.encode_stage), 8.0)
+    amax = dict.fromkeys(Recipe().select_layers(model.encode_stage), 8.0)
     scales = tmp_path / "scales.json"
     Scales(model="tiny", digest=weights_digest(model), frames=1, amax=amax).save(scales)
     asked = {
@@ -213,22 +235,22 @@ def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.Captu
     ]
 
     store, settings = EngineStore(folder), load_settings(overrides=asked)
-    found = store.find(identity_of(model, settings, "sm89"))
-    detector = store.find(detector_identity(settings, 320, "sm89"))
-    assert told.out.split() == [str(found.folder), str(detector.folder)]
-    assert detector.plan("detect")
-    assert (detector.manifest.identity.precision, detector.manifest.identity.most_objects) == (
+    actual = store.find(compute_key(model, settings, "sm89"))
+    detector = store.find(compute_detector_key(settings, 320, "sm89"))
+    assert told.out.split() == [str(actual.folder), str(detector.folder)]
+    assert detector.read_plan("detect")
+    assert (detector.manifest.key.precision, detector.manifest.key.max_objects) == (
         "float16",
         PHRASES,
     )
-    assert all(found.plan(name) for name in STAGES)
-    assert found.manifest.fp8_layers >= len(amax)
+    assert all(actual.read_plan(name) for name in STAGES)
+    assert actual.manifest.fp8_layers >= len(amax)
 
     assert cli.main(["engine", "list", *options]) == 0
     head, newest, row = capsys.readouterr().out.splitlines()
     assert newest.split()[:4] == [detector.folder.name, "nano_detector-yolo-world", "float16", "320"]
     assert head.split()[:3] == ["ENGINE", "MODEL", "PRECISION"]
-    assert row.split()[:6] == [found.folder.name, "tiny", "fp8", "112", "2", "sm89"]
+    assert row.split()[:6] == [actual.folder.name, "tiny", "fp8", "112", "2", "sm89"]
     assert "not yet" in row
 
     assert cli.main(["engine", "check", *options]) == 2

@@ -1,4 +1,4 @@
-"""The gate: what it measures, what it refuses and how it says so."""
+"""The gate: its figures, its refusals and its reports."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sam3_node.engines.auto_prompts import confident_prompts, mask_iou
+from sam3_node.engines.auto_prompts import find_confident_prompts
 from sam3_node.engines.layer_diff import worst_layers
 from sam3_node.engines.report import OutputFigures, Report, TrackFigures
-from sam3_node.engines.specs import stages_of
-from sam3_node.engines.validation import compare
+from sam3_node.engines.specs import tracker_stages
+from sam3_node.engines.validation import compare_stages
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Stages
 from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.tracking.association import mask_iou
 from tests.support.rectangles import rectangle_clip
 from tests.support.tiny import random_source, tiny_model
 from tests.support.tiny import stages_of as model_of
@@ -36,13 +38,13 @@ def reference() -> TrackerModel:
     return tiny_model(presence=ALWAYS)
 
 
-def judge(stages: Stages, **options: Any) -> Report:
+def run_gate(stages: Stages, **options: Any) -> Report:
     settings = {"min_cosine": 0.99, "min_iou": 0.95, "prompts": PROMPTS} | options
-    return compare(reference(), stages, CLIP, **settings)
+    return compare_stages(reference(), stages, CLIP, **settings)
 
 
 def disturbed(stage: nn.Module, layer: str) -> nn.Module:
-    """A copy of the stage, one of whose layers has other weights."""
+    """Return a copy of the stage in which one layer has other weights."""
     other = copy.deepcopy(stage)
     weight = other.get_submodule(layer).weight
     assert isinstance(weight, Tensor)
@@ -52,24 +54,24 @@ def disturbed(stage: nn.Module, layer: str) -> nn.Module:
 
 
 class Changed(nn.Module):
-    """A stage whose outputs are changed from its `since`-th call on."""
+    """A stage whose outputs change with its `since`-th call and later ones."""
 
     def __init__(self, stage: nn.Module, change: Callable[[Any], Any], since: int = 0) -> None:
         super().__init__()
         self.stage, self.change, self.left = stage, change, since
 
     def forward(self, *inputs: Tensor) -> Any:
-        found = self.stage(*inputs)
+        actual = self.stage(*inputs)
         self.left -= 1
-        return found if self.left >= 0 else self.change(found)
+        return actual if self.left >= 0 else self.change(actual)
 
 
 def test_the_same_stages_pass() -> None:
-    report = judge(tiny_model(presence=ALWAYS).stages)
+    report = run_gate(tiny_model(presence=ALWAYS).stages)
     assert report.passed
     assert report.refusal() is None
     assert [(row.stage, row.output) for row in report.outputs] == [
-        (stage.name, port.name) for stage in stages_of(reference()).values() for port in stage.outputs
+        (stage.name, spec.name) for stage in tracker_stages(reference()).values() for spec in stage.outputs
     ]
     assert all(row.cosine > 0.99999 and row.error < 1e-3 for row in report.outputs)
     assert report.tracks is not None
@@ -82,7 +84,7 @@ def test_the_same_stages_pass() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_differs_but_passes(dtype: torch.dtype) -> None:
     half = model_of(random_source("sam3", presence=ALWAYS).to(dtype))
-    report = judge(half.stages, dtype=dtype, min_cosine=0.98, min_iou=0.9)
+    report = run_gate(half.stages, dtype=dtype, min_cosine=0.98, min_iou=0.9)
     assert report.passed, report.refusal()
     assert all(0.98 < row.cosine <= 1.0 for row in report.outputs)
     assert any(row.cosine < 0.999999 for row in report.outputs)
@@ -93,40 +95,40 @@ def test_half_precision_differs_but_passes(dtype: torch.dtype) -> None:
 def test_a_disturbed_layer_is_refused_and_named(name: str, layer: str) -> None:
     stages = reference().stages
     other = disturbed(getattr(stages, name), layer)
-    report = judge(stages._replace(**{name: other}))
+    report = run_gate(stages._replace(**{name: other}))
     refusal = report.refusal()
     assert refusal is not None
     assert not report.passed
     assert refusal.startswith(f"{name}: cosine of ")
     assert "below 0.99" in refusal
     assert f"{name}.{layer}" in refusal
-    assert f"{name}.{layer}" in [found for found, _ in report.layers]
+    assert f"{name}.{layer}" in [actual for actual, _ in report.layers]
     assert report.layers == tuple(sorted(report.layers, key=lambda row: row[1]))
-    # judged on the reference's own inputs, the others are as they were
+    # the other stages ran on the reference's own inputs, so they do not differ
     assert all(row.cosine > 0.99999 for row in report.outputs if row.stage != name)
     assert list(report.lines())[-1] == f"refused: {refusal}"
 
 
-def test_an_engine_without_layers_of_its_own_is_explained_by_its_likeness() -> None:
+def test_an_engine_that_is_no_module_is_explained_by_the_module_of_its_stage() -> None:
     stages = reference().stages
     other = disturbed(stages.encode, "top.0")
     engine = stages._replace(encode=lambda pixels: other(pixels))
-    assert judge(engine).layers == ()
+    assert run_gate(engine).layers == ()
     asked = []
 
-    def likeness(name: str) -> nn.Module:
+    def find_module(name: str) -> nn.Module:
         asked.append(name)
         return other
 
-    assert "encode.top.0" in dict(judge(engine, likeness=likeness).layers)
+    assert "encode.top.0" in dict(run_gate(engine, find_module=find_module).layers)
     assert asked == ["encode"]
 
 
-def test_masks_are_judged_beside_the_stages() -> None:
-    """Every stage is near enough by itself where little is asked, and yet the masks are others."""
+def test_masks_are_compared_besides_the_stages() -> None:
+    """Every stage passes a low threshold by itself, but the masks still differ."""
     stages = reference().stages
     other = disturbed(stages.encode, "top.0")
-    report = judge(stages._replace(encode=other), min_cosine=1e-6)
+    report = run_gate(stages._replace(encode=other), min_cosine=1e-6)
     assert report.tracks is not None
     assert report.tracks.mean_iou < 0.95
     assert report.tracks.worst_iou <= report.tracks.mean_iou
@@ -140,32 +142,34 @@ def test_masks_are_judged_beside_the_stages() -> None:
     [
         ("read", lambda top: top * float("nan"), "read: read holds values that are not finite"),
         ("remember", lambda memory: memory[:, :-1], "remember: expected remembered as bfloat16 [2, 64, 64]"),
-        ("decode", lambda found: found[:3], "decode: expected 4 outputs, found 3"),
+        ("decode", lambda actual: actual[:3], "decode: expected 4 outputs, found 3"),
         ("read", lambda top: top.half(), "read: expected read as float32 [2, 128, 8, 8], found float16"),
     ],
 )
-def test_what_is_no_answer_is_refused(name: str, change: Callable[[Any], Any], said: str) -> None:
+def test_outputs_that_cannot_be_compared_are_refused(
+    name: str, change: Callable[[Any], Any], said: str
+) -> None:
     stages = reference().stages
     wrong = Changed(getattr(stages, name), change, since=1)
-    report = judge(stages._replace(**{name: wrong}))
+    report = run_gate(stages._replace(**{name: wrong}))
     assert not report.passed
     assert said in (report.refusal() or "")
     assert report.tracks is None
     assert [row.stage for row in report.outputs].count("encode") == 3
 
 
-def test_the_reference_is_left_as_it_was() -> None:
+def test_the_reference_is_not_changed() -> None:
     model = reference()
     stages = model.stages
-    judge(stages)
+    run_gate(stages)
     assert model.stages is stages
     assert not model.static_shapes
 
 
-def test_objects_are_found_where_none_are_shown() -> None:
+def test_prompts_are_found_where_none_are_given() -> None:
     model = reference()
     pixels = model.preprocess(CLIP[0])
-    prompts = confident_prompts(model, pixels)
+    prompts = find_confident_prompts(model, pixels)
     assert 1 <= len(prompts) <= 4
     assert [prompt.object_id for prompt in prompts] == list(range(1, len(prompts) + 1))
     for prompt in prompts:
@@ -174,29 +178,29 @@ def test_objects_are_found_where_none_are_shown() -> None:
         assert 0 <= y0 < y1 <= model.image_size
     tracks = Tracker(model).step(pixels, prompts)
     assert all(mask.any() for mask in tracks.logits > 0)
-    assert judge(model.stages, prompts=None).passed
+    assert run_gate(model.stages, prompts=None).passed
 
 
-def test_nothing_to_judge_by() -> None:
+def test_a_clip_without_frames_or_objects_is_an_error() -> None:
     model = reference()
     with pytest.raises(EngineError, match="2 frames or more"):
-        compare(model, model.stages, CLIP[:1], 0.99, 0.95)
+        compare_stages(model, model.stages, CLIP[:1], 0.99, 0.95)
     blind = tiny_model(presence=-ALWAYS)
     with pytest.raises(EngineError, match="segments nothing"):
-        compare(blind, blind.stages, CLIP, 0.99, 0.95)
+        compare_stages(blind, blind.stages, CLIP, 0.99, 0.95)
     still = tiny_model(presence=ALWAYS)
     still.can_track = False
     with pytest.raises(ModelError, match="no memory modules"):
-        compare(still, still.stages, CLIP, 0.99, 0.95)
+        compare_stages(still, still.stages, CLIP, 0.99, 0.95)
 
 
 def test_objects_out_of_view_are_compared_by_their_presence() -> None:
-    """An object near the threshold of being there does not make an engine wrong; seeing none at all does."""
+    """An object whose presence is near the threshold does not fail an engine; an engine without any object fails."""
     model = tiny_model()  # presence near 0
-    blind = Changed(model.stages.decode, lambda found: found._replace(presence=-found.presence.abs() - 1))
-    report = compare(model, model.stages._replace(decode=blind), CLIP, 0.99, 0.95, prompts=PROMPTS)
+    blind = Changed(model.stages.decode, lambda actual: actual._replace(presence=-actual.presence.abs() - 1))
+    report = compare_stages(model, model.stages._replace(decode=blind), CLIP, 0.99, 0.95, prompts=PROMPTS)
     assert {row.output for row in report.outputs if row.cosine < 0.99} == {"presence"}
-    assert compare(model, model.stages, CLIP, 0.99, 0.95, prompts=PROMPTS).passed
+    assert compare_stages(model, model.stages, CLIP, 0.99, 0.95, prompts=PROMPTS).passed
 
 
 def test_worst_layers_come_first() -> None:
@@ -220,13 +224,13 @@ def test_onnx_stages_pass(tmp_path: Path) -> None:
     from tests.support.onnx_run import OnnxRun
 
     stages = reference().stages
-    ports = stages_of(reference())["encode"]
-    report = judge(stages._replace(encode=OnnxRun(export(ports, tmp_path / "encode.onnx"), ports)))
+    spec = tracker_stages(reference())["encode"]
+    report = run_gate(stages._replace(encode=OnnxRun(export(spec, tmp_path / "encode.onnx"), spec)))
     assert report.passed, report.refusal()
     assert min(row.cosine for row in report.outputs if row.stage == "encode") > 0.9999
 
 
-def report_of(cosine: float = 0.995, iou: float = 0.97) -> Report:
+def make_report(cosine: float = 0.995, iou: float = 0.97) -> Report:
     return Report(
         min_cosine=0.99,
         min_iou=0.95,
@@ -241,7 +245,7 @@ def report_of(cosine: float = 0.995, iou: float = 0.97) -> Report:
 
 
 def test_a_report_survives_its_file() -> None:
-    report = report_of()
+    report = make_report()
     assert Report.from_json(report.to_json()) == report
     broken = replace(report, tracks=None, faults=("encode: NaN",), outputs=())
     assert Report.from_json(broken.to_json()) == broken
@@ -249,9 +253,9 @@ def test_a_report_survives_its_file() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "nonsense", "[]", "{}", "null", report_of().to_json().replace('"version": 1', '"version": 2')]
-    + [report_of().to_json().replace(name, "other") for name in ("cosine", "mean_iou", "faults")]
-    + [report_of().to_json().replace("0.995", '"high"'), report_of().to_json().replace("0.97", "[]")],
+    ["", "nonsense", "[]", "{}", "null", make_report().to_json().replace('"version": 1', '"version": 2')]
+    + [make_report().to_json().replace(name, "other") for name in ("cosine", "mean_iou", "faults")]
+    + [make_report().to_json().replace("0.995", '"high"'), make_report().to_json().replace("0.97", "[]")],
 )
 def test_other_text_is_no_report(text: str) -> None:
     with pytest.raises(EngineError, match="sam3-node engine check"):
@@ -259,31 +263,36 @@ def test_other_text_is_no_report(text: str) -> None:
 
 
 def test_thresholds() -> None:
-    assert report_of().passed
-    assert report_of(cosine=0.99, iou=0.95).passed
-    low = report_of(cosine=0.98999)
+    assert make_report().passed
+    assert make_report(cosine=0.99, iou=0.95).passed
+    low = make_report(cosine=0.98999)
     assert not low.passed
     assert "encode: cosine of top 0.9899 on frame 3, below 0.99" in (low.refusal() or "")
     assert "encode.backbone.0 (0.5000)" in (low.refusal() or "")
     assert "read" not in (low.refusal() or "")
-    other = report_of(iou=0.9499)
+    other = make_report(iou=0.9499)
     assert "mean mask IoU 0.9499, below 0.95 (worst 0.8000 on frame 5, object 2)" in (other.refusal() or "")
-    assert not report_of(cosine=float("nan")).passed
-    assert not report_of(iou=float("nan")).passed
-    assert not replace(report_of(), tracks=None).passed
+    assert not make_report(cosine=float("nan")).passed
+    assert not make_report(iou=float("nan")).passed
+    assert not replace(make_report(), tracks=None).passed
     assert replace(low, min_cosine=0.98).passed
 
 
 def test_the_table_has_a_row_for_each_output() -> None:
-    lines = list(report_of().lines())
+    lines = list(make_report().lines())
     assert lines[0].split() == ["stage", "output", "cosine", "error", "frame"]
     assert lines[1].split() == ["encode", "top", "0.995000", "1.00%", "3"]
     assert "mean 0.9700, worst 0.8000 (frame 5, object 2)" in lines[3]
 
 
 def test_iou_of_masks() -> None:
-    first = torch.tensor([[True, True], [False, False]])
-    assert mask_iou(first, first) == 1.0
-    assert mask_iou(first, first.T) == pytest.approx(1 / 3)
-    assert mask_iou(first, ~first) == 0.0
-    assert mask_iou(first & False, first & False) == 1.0
+    """The tracker's IoU is exact: the number of shared pixels over the number of all pixels."""
+    first = torch.tensor([[[True, True], [False, False]]])
+    assert mask_iou(first, first).item() == 1.0
+    assert mask_iou(first, first.mT).item() == pytest.approx(1 / 3)
+    assert mask_iou(first, ~first).item() == 0.0
+    assert mask_iou(first & False, first & False).item() == 0.0  # the gate leaves out such pairs
+    masks = torch.rand(6, 288, 288, generator=torch.Generator().manual_seed(0)) > 0.4
+    for left, right in pairwise(masks):
+        exact = (left & right).sum().item() / (left | right).sum().item()
+        assert mask_iou(left[None], right[None]).item() == pytest.approx(exact, rel=1e-7)

@@ -9,7 +9,7 @@ from sam3_node.engines.specs import OBJECTS, StageSpec, TensorSpec
 
 
 class Scaled(nn.Module):
-    """values [N, side] times fixed factors."""
+    """A module that multiplies values [N, side] by fixed factors."""
 
     factor: Tensor
 
@@ -22,6 +22,6 @@ class Scaled(nn.Module):
 
 
 def scaled(side: int = 4096, dtype: torch.dtype = torch.float32, kind: type[Scaled] = Scaled) -> StageSpec:
-    """A stage "scale" for any number of objects."""
+    """Return a stage "scale" for any number of objects."""
     values, result = (TensorSpec(name, (OBJECTS, side), dtype) for name in ("values", "result"))
     return StageSpec("scale", kind(side, dtype), (values,), (result,))

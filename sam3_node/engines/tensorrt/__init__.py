@@ -1,1 +1,1 @@
-"""TensorRT: library lookup, plan builder and runtime."""
+"""TensorRT: library lookup, plan builder and plan runtime."""

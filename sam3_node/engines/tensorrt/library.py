@@ -1,4 +1,4 @@
-"""TensorRT itself: which of its two packages is here, its one logger, and the GPU that an engine is for.
+"""The TensorRT library: which of its two packages is installed, its logger, and the GPU that an engine is built for.
 
 `tensorrt` (data-centre GPUs, Jetson) and `tensorrt_rtx` (RTX GPUs) have the same interface under two names.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -14,13 +15,13 @@ import torch
 
 from ...errors import EngineError, MissingExtraError, install_advice, require
 
-PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # by preference: module, extra
+PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: extra, the preferred one first
 LOCAL = "this"
 _log = logging.getLogger(__name__)
 
 
 class Library(NamedTuple):
-    """One of the packages: `name` as it is imported, `version`, and `api`, the module."""
+    """One of the two packages: `name` of the module to import, `version`, and `api`, the module."""
 
     name: str
     version: str
@@ -28,26 +29,26 @@ class Library(NamedTuple):
 
     @property
     def cross_builds(self) -> bool:
-        """Whether it builds for GPUs that are not here."""
+        """True if it builds for GPUs that this machine does not have."""
         return self.name == "tensorrt_rtx"
 
     @property
     def compiles_at_run_time(self) -> bool:
-        """Whether plans hold no kernels yet: those for a number of objects are made when it first runs."""
+        """True if plans contain no kernels: those for a number of objects are compiled when it first runs."""
         return self.name == "tensorrt_rtx"
 
 
 class Gpu(NamedTuple):
-    """A generation such as "sm89" and, of a particular GPU, its name."""
+    """A GPU generation such as "sm89", and the name of a particular GPU if one is meant."""
 
     generation: str
     name: str = ""
 
 
 def find_library() -> Library:
-    """TensorRT as installed, `tensorrt` before `tensorrt_rtx`.
+    """Return the installed TensorRT, `tensorrt` before `tensorrt_rtx`.
 
-    Raises MissingExtraError where there is neither, EngineError where one does not load.
+    Raises MissingExtraError if neither is installed, EngineError if one does not load.
     """
     for name, extra in PACKAGES.items():
         try:
@@ -65,79 +66,86 @@ def find_library() -> Library:
     )
 
 
-def local_gpu() -> Gpu | None:
-    """The GPU that torch runs on by default, if there is one."""
+def find_local_gpu() -> Gpu | None:
+    """Return torch's default GPU; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()
     return Gpu(f"sm{major}{minor}", torch.cuda.get_device_name())
 
 
-def target(library: Library, gpu: str = LOCAL) -> Gpu:
-    """What an engine for `gpu` runs on: "this", or a generation such as "sm89". Raises EngineError.
+def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
+    """Return the GPU that an engine for `gpu` runs on: "this", or a generation such as "sm89". Raises EngineError.
 
-    An engine of tensorrt_rtx is for all GPUs of a generation, one of tensorrt for those of the local one's name.
+    An engine of tensorrt_rtx runs on all GPUs of a generation, one of tensorrt on GPUs of the local one's name.
     """
-    here = local_gpu()
-    if gpu == LOCAL and here is None:
-        raise EngineError(f"gpu: expected a GPU on this machine, torch finds none; {_instead(library)}")
-    if not library.cross_builds:
-        return _only_local(library, gpu, here)
-    wanted = here.generation if gpu == LOCAL and here else gpu.lower()
-    if wanted not in generations(library):
+    local = find_local_gpu()
+    if gpu == LOCAL and local is None:
         raise EngineError(
-            f"gpu: {library.name} {library.version} builds for {', '.join(generations(library))}; found {wanted!r}"
-            f"; on data-centre GPUs and Jetson: {install_advice(PACKAGES['tensorrt'])}"
+            f"gpu: expected a GPU on this machine, torch finds none; {_describe_alternative(library)}"
         )
-    return Gpu(wanted)
-
-
-def generations(library: Library) -> list[str]:
-    """The GPU generations that the library can build for by name."""
-    found = library.api.ComputeCapability.__members__ if library.cross_builds else {}
-    return [name.lower() for name in found if name.startswith("SM")]
-
-
-def _only_local(library: Library, gpu: str, here: Gpu | None) -> Gpu:
-    if here is None or gpu.lower() not in (LOCAL, here.generation):
-        found = f"{here.generation} ({here.name})" if here else "none"
+    if not library.cross_builds:
+        return _require_local(library, gpu, local)
+    generation = local.generation if gpu == LOCAL and local else gpu.lower()
+    if generation not in list_generations(library):
         raise EngineError(
-            f"gpu: {library.name} builds for the GPU of this machine alone: expected {gpu} here, found {found}; "
+            f"gpu: {library.name} {library.version} builds for {', '.join(list_generations(library))}; found "
+            f"{generation!r}; on data-centre GPUs and Jetson: {install_advice(PACKAGES['tensorrt'])}"
+        )
+    return Gpu(generation)
+
+
+def list_generations(library: Library) -> list[str]:
+    """Return the GPU generations that the library can build for by name."""
+    members = library.api.ComputeCapability.__members__ if library.cross_builds else {}
+    return [name.lower() for name in members if name.startswith("SM")]
+
+
+def _require_local(library: Library, gpu: str, local: Gpu | None) -> Gpu:
+    if local is None or gpu.lower() not in (LOCAL, local.generation):
+        actual = f"{local.generation} ({local.name})" if local else "none"
+        raise EngineError(
+            f"gpu: {library.name} builds for the GPU of this machine alone: expected {gpu} here, found {actual}; "
             "build on the machine that will run it"
         )
-    return here
+    return local
 
 
-def _instead(library: Library) -> str:
+def _describe_alternative(library: Library) -> str:
     if library.cross_builds:
-        return f"name the generation to build for with --gpu: one of {', '.join(generations(library))}"
+        return f"name the generation to build for with --gpu: one of {', '.join(list_generations(library))}"
     return (
         f"build on the machine that will run it; {PACKAGES['tensorrt_rtx']} can build for RTX GPUs anywhere"
     )
 
 
+class _ErrorLog:
+    """Behaviour of the logger: it keeps the texts of errors, and passes other messages to Python's logging."""
+
+    INTERNAL_ERROR: Any
+    ERROR: Any
+    VERBOSE: Any
+
+    def __init__(self) -> None:
+        super().__init__()  # the library's own base class, which must be initialised
+        self.errors: list[str] = []
+
+    def log(self, severity: Any, message: str) -> None:
+        if severity in (self.INTERNAL_ERROR, self.ERROR):
+            self.errors.append(message)
+        elif severity != self.VERBOSE:
+            _log.debug("%s", message)
+
+
 @cache
-def log_of(api: ModuleType) -> Any:
-    """The library's logger, whose `errors` (text) are for the caller to clear and read.
+def get_logger(api: ModuleType) -> Any:
+    """Return the library's logger. Callers clear and read its `errors`, a list of texts.
 
-    One a process: the library keeps to the first that it is given.
+    There is one for the process, because the library keeps the first that it is given.
     """
-    logger: Any = api.ILogger
-
-    class Log(logger):
-        def __init__(self) -> None:
-            logger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (logger.INTERNAL_ERROR, logger.ERROR):
-                self.errors.append(message)
-            elif severity != logger.VERBOSE:
-                _log.debug("%s", message)
-
-    return Log()
+    return types.new_class("Logger", (_ErrorLog, api.ILogger))()
 
 
-def told(log: Any) -> str:
-    """The errors that the library has logged, in one line."""
-    return "; ".join(dict.fromkeys(" ".join(text.split()) for text in log.errors)) or "it gave no reason"
+def describe_errors(logger: Any) -> str:
+    """Return the errors that the library has logged, in one line."""
+    return "; ".join(dict.fromkeys(" ".join(text.split()) for text in logger.errors)) or "it gave no reason"

@@ -14,11 +14,11 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("tensorrt_rtx")
 
 from sam3_node.engines.export import export
-from sam3_node.engines.graphs import GraphedStage, record_cuda, use_graphs
+from sam3_node.engines.graphs import GraphedStage, capture_cuda_graph, use_graphs
 from sam3_node.engines.quantize import Scales, export_quantised, weights_digest
 from sam3_node.engines.recipes import Recipe
-from sam3_node.engines.specs import STAGES, StageSpec, stages_of
-from sam3_node.engines.tensorrt.build import build, fp8_layers
+from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
+from sam3_node.engines.tensorrt.build import build, count_fp8_layers
 from sam3_node.engines.tensorrt.library import find_library
 from sam3_node.engines.tensorrt.run import TensorRTRun
 from sam3_node.errors import EngineError
@@ -44,7 +44,7 @@ def nano() -> TrackerModel:
 @pytest.fixture(scope="module")
 def small() -> StageSpec:
     """The quickest stage to build."""
-    return stages_of(tiny_model())["remember"]
+    return tracker_stages(tiny_model())["remember"]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,9 @@ def small_onnx(small: StageSpec, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.parametrize("name", STAGES)
 def test_nano_is_built_for_two_generations(nano: TrackerModel, name: str, tmp_path: Path) -> None:
-    stage = stages_of(nano)[name]
+    stage = tracker_stages(nano)[name]
     path = export(stage, tmp_path / "stage.onnx")
-    assert fp8_layers(path) == 0
+    assert count_fp8_layers(path) == 0
     plans = [build(path, stage, gpu) for gpu in GENERATIONS]
     weights = sum(value.nbytes for value in stage.module.parameters())
     assert all(len(plan) > weights / 2 for plan in plans)
@@ -64,21 +64,21 @@ def test_nano_is_built_for_two_generations(nano: TrackerModel, name: str, tmp_pa
 
 
 def test_the_fp8_encoder_holds_fp8_layers(nano: TrackerModel, tmp_path: Path) -> None:
-    layers = Recipe().chosen(nano.encode_stage)
+    layers = Recipe().select_layers(nano.encode_stage)
     amax = dict.fromkeys(layers, 8.0)
     scales = Scales(model="nano", digest=weights_digest(nano), frames=1, amax=amax)
     path = export_quantised(nano, scales, None, tmp_path / "encode.onnx")
     # each turns its input and its weights into FP8; weights may be stored as FP8 numbers already
-    assert len(layers) <= fp8_layers(path) <= 2 * len(layers)
+    assert len(layers) <= count_fp8_layers(path) <= 2 * len(layers)
     for gpu in GENERATIONS:
-        assert build(path, stages_of(nano)["encode"], gpu)
+        assert build(path, tracker_stages(nano)["encode"], gpu)
 
 
-def test_progress_is_told_until_the_plan_is_there(small: StageSpec, small_onnx: Path) -> None:
-    told: list[float] = []
-    assert build(small_onnx, small, "sm89", progress=told.append)
-    assert told == sorted(told)
-    assert all(0 <= fraction <= 1 for fraction in told)
+def test_progress_is_reported_until_the_plan_is_built(small: StageSpec, small_onnx: Path) -> None:
+    fractions: list[float] = []
+    assert build(small_onnx, small, "sm89", progress=fractions.append)
+    assert fractions == sorted(fractions)
+    assert all(0 <= fraction <= 1 for fraction in fractions)
 
 
 def test_an_interrupt_ends_a_build(small: StageSpec, small_onnx: Path) -> None:
@@ -91,11 +91,11 @@ def test_an_interrupt_ends_a_build(small: StageSpec, small_onnx: Path) -> None:
 
 
 def _of_another_stage(onnx: Path, stage: StageSpec) -> None:
-    build(onnx, stages_of(tiny_model())["encode"], "sm89")
+    build(onnx, tracker_stages(tiny_model())["encode"], "sm89")
 
 
 def _of_another_dtype(onnx: Path, stage: StageSpec) -> None:
-    build(onnx, stages_of(tiny_model(), dtype=torch.float16)["remember"], "sm89")
+    build(onnx, tracker_stages(tiny_model(), dtype=torch.float16)["remember"], "sm89")
 
 
 def _not_onnx(onnx: Path, stage: StageSpec) -> None:
@@ -157,40 +157,40 @@ def test_without_a_gpu_a_plan_cannot_run(small: StageSpec, small_onnx: Path) -> 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", STAGES)
 def test_a_plan_gives_what_torch_gives(name: str, tmp_path: Path) -> None:
-    stage = stages_of(tiny_model().cuda())[name]
+    stage = tracker_stages(tiny_model().cuda())[name]
     run = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
     for objects in (1, 2, 4) if stage.varies else (1,):
         inputs = stage.examples(objects)
-        found, expected = _tuple(run(*inputs)), _tuple(stage.module(*inputs))
-        for port, have, want in zip(stage.outputs, found, expected, strict=True):
-            assert have.shape == port.sized(objects)
-            assert torch.cosine_similarity(have.float().flatten(), want.float().flatten(), dim=0) > 0.99
+        actual, expected = _tuple(run(*inputs)), _tuple(stage.module(*inputs))
+        for spec, left, right in zip(stage.outputs, actual, expected, strict=True):
+            assert left.shape == spec.shape_for(objects)
+            assert torch.cosine_similarity(left.float().flatten(), right.float().flatten(), dim=0) > 0.99
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", STAGES)
-def test_recordings_of_several_numbers_of_objects_survive_one_another(name: str, tmp_path: Path) -> None:
-    stage = stages_of(tiny_model().cuda())[name]
+def test_graphs_of_several_numbers_of_objects_do_not_disturb_one_another(name: str, tmp_path: Path) -> None:
+    stage = tracker_stages(tiny_model().cuda())[name]
     plan = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
-    run = GraphedStage(plan, partial(record_cuda, pool=torch.cuda.graph_pool_handle()))
+    run = GraphedStage(plan, partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle()))
     counts = (1, 2, 4) if stage.varies else (1,)
     expected = {}
     for objects in counts:
         expected[objects] = _tuple(plan(*stage.examples(objects, seed=objects)))
         run(*stage.examples(objects))
     for objects in (*counts, *counts):
-        found = _tuple(run(*stage.examples(objects, seed=objects)))
-        assert all(torch.equal(have, want) for have, want in zip(found, expected[objects], strict=True))
+        actual = _tuple(run(*stage.examples(objects, seed=objects)))
+        assert all(torch.equal(left, right) for left, right in zip(actual, expected[objects], strict=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_tracker_of_engines_in_graphs_gives_what_the_engines_give(tmp_path: Path) -> None:
     model = tiny_model().cuda()
-    ports = stages_of(model)
+    specs = tracker_stages(model)
     runs = (
-        TensorRTRun(build(export(ports[name], tmp_path / f"{name}.onnx"), ports[name]), ports[name])
+        TensorRTRun(build(export(specs[name], tmp_path / f"{name}.onnx"), specs[name]), specs[name])
         for name in STAGES
     )
     model.stages, model.static_shapes = Stages(*runs), True
@@ -200,5 +200,5 @@ def test_a_tracker_of_engines_in_graphs_gives_what_the_engines_give(tmp_path: Pa
     assert (tracked(model, 3) - plain).abs().max() < 1e-4
 
 
-def _tuple(found: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _tuple(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -12,8 +12,8 @@ import torch
 
 from sam3_node.engines.export import export
 from sam3_node.engines.inductor import InductorRun, build_package
-from sam3_node.engines.quantize import calibrate, quantised
-from sam3_node.engines.specs import STAGES, stages_of
+from sam3_node.engines.quantize import calibrate, quantise_encoder
+from sam3_node.engines.specs import STAGES, tracker_stages
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
@@ -65,7 +65,7 @@ def _torch(dtype: torch.dtype) -> Callable[[Bench], Candidate]:
 def _onnx(bench: Bench) -> Candidate:
     if bench.reference.device.type != "cpu":
         raise EngineError("onnxruntime runs on the CPU here: expected --device cpu")
-    specs = stages_of(bench.reference)
+    specs = tracker_stages(bench.reference)
     runs = (OnnxRun(export(specs[name], bench.folder / f"{name}.onnx"), specs[name]) for name in STAGES)
     return Candidate("onnx", Stages(*runs), torch.float32)
 
@@ -73,13 +73,13 @@ def _onnx(bench: Bench) -> Candidate:
 def _inductor(bench: Bench) -> Candidate:
     device = bench.reference.device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    specs = stages_of(bench.weights.model(dtype))
+    specs = tracker_stages(bench.weights.model(dtype))
     runs = (InductorRun(build_package(specs[name]), specs[name], device) for name in STAGES)
     return Candidate("inductor", Stages(*runs), dtype)
 
 
 def _fp8(bench: Bench) -> Candidate:
-    encode = quantised(bench.reference, calibrate(bench.reference, bench.images))
+    encode = quantise_encoder(bench.reference, calibrate(bench.reference, bench.images))
     return Candidate("fp8", bench.reference.stages._replace(encode=encode), torch.float32)
 
 

@@ -1,0 +1,64 @@
+"""Inputs of a stage: checked against its specs, and copied only where an engine could not read them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sam3_node.engines.specs import ALIGNMENT, StageSpec, TensorSpec, count_objects, ensure_aligned
+from sam3_node.errors import EngineError
+
+CPU = torch.device("cpu")
+STAGE = StageSpec(
+    "scale",
+    torch.nn.Identity(),
+    (TensorSpec("image", (1, 4), torch.float16), TensorSpec("factor", ("objects", 3), torch.float32)),
+    (TensorSpec("out", ("objects", 4), torch.float16),),
+)
+
+
+def image() -> torch.Tensor:
+    return torch.zeros(1, 4, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("objects", [1, 3, 8])
+def test_objects_are_counted(objects: int) -> None:
+    assert count_objects(STAGE, (image(), torch.zeros(objects, 3)), 8, CPU) == objects
+
+
+def test_a_stage_of_the_image_is_of_one() -> None:
+    fixed = STAGE._replace(inputs=STAGE.inputs[:1])
+    assert count_objects(fixed, (image(),), 1, CPU) == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ((image(),), "scale: expected 2 inputs, found 1"),
+        ((image(), None), "factor: expected a tensor, found NoneType"),
+        ((None, torch.zeros(2, 3)), "image: expected a tensor, found NoneType"),
+        ((image(), torch.zeros(2, 4)), r"factor: expected \[2, 3\] .* found \[2, 4\]"),
+        ((image(), torch.zeros(6)), r"factor: expected \[1, 3\] .* found \[6\]"),
+        ((image().float(), torch.zeros(2, 3)), "image: expected .*float16.* found .*float32"),
+        ((image().to("meta"), torch.zeros(2, 3)), "image: expected .* on cpu, found .* on meta"),
+        ((image(), torch.zeros(9, 3)), "1 to 8 objects, found 9; build for more: .*--tracker.max_objects"),
+        ((image(), torch.zeros(0, 3)), "1 to 8 objects, found 0"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(inputs: tuple[torch.Tensor, ...], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        count_objects(STAGE, inputs, 8, CPU)
+
+
+def test_tensors_are_copied_only_where_they_must_be() -> None:
+    block = torch.arange(1024.0)
+    start = -block.data_ptr() % ALIGNMENT // block.element_size()
+    aligned, odd = block[start : start + 512].view(16, 32), block[start + 1 : start + 513].view(16, 32)
+    assert ensure_aligned(aligned) is aligned
+    for tensor in (odd, aligned.T):
+        copy = ensure_aligned(tensor)
+        assert (
+            copy.data_ptr() != tensor.data_ptr()
+        )  # torch aligns what is new on a GPU, not what it is a part of
+        assert copy.is_contiguous()
+        assert torch.equal(copy, tensor)
