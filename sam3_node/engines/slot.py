@@ -23,7 +23,6 @@ from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models.sam.stages import Run
 from ..settings import EngineSettings, Settings
-from ..bags.image_sampling import sample_images
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .report import Report
 from .specs import StageSpec

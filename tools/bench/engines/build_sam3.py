@@ -32,14 +32,14 @@ from torch import nn
 
 from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.build_progress import ProgressLine
+from sam3_node.cli.progress import ProgressBar
 from sam3_node.engines.export import export
 from sam3_node.engines.layer_diff import cosine
-from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantised
+from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantise_encoder
 from sam3_node.engines.recipes import Recipe
-from sam3_node.engines.specs import StageSpec, stages_of
-from sam3_node.engines.tensorrt.build import build, fp8_layers
-from sam3_node.engines.tensorrt.library import find_library, target
+from sam3_node.engines.specs import StageSpec, tracker_stages
+from sam3_node.engines.tensorrt.build import build, count_fp8_layers
+from sam3_node.engines.tensorrt.library import find_library, find_target
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from tools.bench.common import Figures, make_parser, processor
@@ -100,15 +100,15 @@ def cosines(work: BuildPlan) -> dict[str, float]:
     model = work.model(torch.float32)
     pixels = model.preprocess(image)
     expected = model.encode_stage(pixels)
-    rounded = quantised(model, Scales.load(work.scales))(pixels)
-    names = [output.name for output in stages_of(model)["encode"].outputs]
+    rounded = quantise_encoder(model, Scales.load(work.scales))(pixels)
+    names = [output.name for output in tracker_stages(model)["encode"].outputs]
     return {name: cosine(*pair) for name, *pair in zip(names, expected, rounded, strict=True)}
 
 
 def export_encoder(work: BuildPlan, precision: str) -> StageSpec:
     """Write the encoder as ONNX; return its stage without the weights."""
     model = work.model(torch.float16)
-    stage = stages_of(model)["encode"]
+    stage = tracker_stages(model)["encode"]
     if precision == FP8:
         export_quantised(model, Scales.load(work.scales), None, work.onnx(precision))
     else:
@@ -118,8 +118,9 @@ def export_encoder(work: BuildPlan, precision: str) -> StageSpec:
 
 def build_plan(work: BuildPlan, precision: str, stage: StageSpec, gpu: str) -> None:
     """Write the plan of an exported encoder for a generation of GPU."""
-    with ProgressLine(f"{precision}: plan for {gpu}") as line:
-        plan = build(work.onnx(precision), stage, gpu, progress=line)
+    title, bar = f"{precision}: plan for {gpu}", ProgressBar("%")
+    plan = build(work.onnx(precision), stage, gpu, progress=lambda done: bar(title, round(100 * done), 100))
+    bar.close()
     (work.folder / plan_name(precision, gpu)).write_bytes(plan)
 
 
@@ -129,7 +130,9 @@ def plan_name(precision: str, gpu: str) -> str:
 
 def count_fp8(work: BuildPlan) -> tuple[int, int]:
     """Count the layers of TensorRT's network that quantise to FP8, and the layers that the recipe quantises."""
-    return fp8_layers(work.onnx(FP8)), len(Recipe().chosen(work.model(torch.float16).encode_stage))
+    return count_fp8_layers(work.onnx(FP8)), len(
+        Recipe().select_layers(work.model(torch.float16).encode_stage)
+    )
 
 
 def measure_step(job: Callable[..., Any], work: BuildPlan, *arguments: Any) -> StepCost:
@@ -226,7 +229,7 @@ def main() -> None:
     fresh = multiprocessing.get_context("spawn")
     try:
         for gpu in args.gpu:  # reject an unknown generation before the long steps
-            target(find_library(), gpu)
+            find_target(find_library(), gpu)
         print(heading())
         with (
             tempfile.TemporaryDirectory(prefix="build_sam3_") as folder,

@@ -34,8 +34,8 @@ from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.graphs import use_graphs
 from sam3_node.engines.report import Report
-from sam3_node.engines.specs import STAGES, StageSpec, stages_of
-from sam3_node.engines.validation import compare
+from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
+from sam3_node.engines.validation import compare_stages
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Run
@@ -158,7 +158,7 @@ def time_stages(
     reference: TrackerModel, candidate: Candidate, objects: int, calls: int, runs: int
 ) -> Iterator[tuple[str, StageTimes]]:
     """Yield the times of each stage by name; stages that are the reference's own are left out."""
-    plain, specs = stages_of(reference), stages_of(reference, dtype=candidate.dtype)
+    plain, specs = tracker_stages(reference), tracker_stages(reference, dtype=candidate.dtype)
     for name in STAGES:
         theirs, own = getattr(candidate.stages, name), getattr(reference.stages, name)
         if theirs is own and candidate.name != PLAIN:
@@ -178,7 +178,7 @@ def compare_masks(reference: TrackerModel, candidate: Candidate, clip: Images, r
     if random:  # automatic prompts need weights that find objects; random ones do not
         places = step.points(4, reference.image_size)
         prompts = [ObjectPrompt(number, points=[place]) for number, place in enumerate(places)]
-    return compare(
+    return compare_stages(
         reference, candidate.stages, clip, ANY_COSINE, ANY_IOU, dtype=candidate.dtype, prompts=prompts
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from sam3_node.bags.image_sampling import Image, sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.quantize import calibrate, quantised
+from sam3_node.engines.quantize import calibrate, quantise_encoder
 from sam3_node.engines.recipes import Recipe, load_recipe
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
@@ -52,9 +52,9 @@ def with_fp8(name: str, images: Iterable[Image], recipe: Recipe) -> tuple[Tracke
     """Load the weights twice: unchanged, and with an encoder that rounds to FP8."""
     model, rounded = load_tracker(name), load_tracker(name)
     scales = calibrate(model, images, recipe, partial(show_progress, f"calibrating {model.name}: frame"))
-    encode = quantised(rounded, scales, recipe)
+    encode = quantise_encoder(rounded, scales, recipe)
     rounded.stages = rounded.stages._replace(encode=encode)
-    layers = len(recipe.chosen(model.encode_stage))
+    layers = len(recipe.select_layers(model.encode_stage))
     print(f"{model.name}: {layers} layers in FP8, calibrated on {scales.frames} frames", file=sys.stderr)
     return model, rounded
 
