@@ -379,16 +379,3 @@ def _format_value(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def table() -> str:
-    """Return all settings as a markdown table, for the documentation."""
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
-    for option in options():
-        default = f"`{option.default}`" if option.default else ""
-        rows.append(f"| `{option.name}` | {default} | {option.help} |")
-    return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    print(table())

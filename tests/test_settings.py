@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sam3_node.cli.main import main
 from sam3_node.errors import SettingsError
-from sam3_node.settings import Settings, load_settings, options, table
-from tests.support.paths import ROOT
+from sam3_node.settings import Settings, load_settings, options
 
 
 @pytest.fixture(autouse=True)
@@ -157,16 +154,6 @@ def test_settings_created_directly_ignore_the_environment(monkeypatch: pytest.Mo
 def test_every_field_has_a_help_text() -> None:
     for option in options():
         assert option.help.endswith("."), option.name
-
-
-def test_the_table_is_printed_and_documented_once() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "sam3_node.settings"], capture_output=True, text=True, check=True
-    )
-    assert printed.stdout.strip() == table()
-    pages = [page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
-    tables = [page.partition("<!-- settings -->")[2] for page in pages if "<!-- settings -->" in page]
-    assert [text.partition("<!-- /settings -->")[0].strip() for text in tables] == [table()]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Where frames come from: scenes, recordings, video files and webcams, and the process that publishes them."""
+"""Camera sources (scenes, recordings, video files, webcams), and the process that publishes their frames."""

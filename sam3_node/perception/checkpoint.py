@@ -40,8 +40,8 @@ def pack_state(state: State) -> bytes:
         tensors[key] = dense.permute(_outermost_first(dense.stride()))
         return msgpack.ExtType(TENSOR, msgpack.packb([key, dense.stride()]))
 
-    plain = msgpack.packb(state, default=replace_tensor)
-    tensors[PLAIN] = torch.frombuffer(bytearray(plain), dtype=torch.uint8)
+    packed = msgpack.packb(state, default=replace_tensor)
+    tensors[PLAIN] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     body = save(tensors)
     content = _SIZE.pack(len(body)) + compress(body)
     return MAGIC + hashlib.sha256(content).digest() + content

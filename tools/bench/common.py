@@ -1,4 +1,4 @@
-"""What all benchmarks share: command-line options, statistics, and the figures that they print and write as JSON.
+"""Common parts of all benchmarks: command-line options, statistics, figures printed and written as JSON.
 
 A figure is a number with its unit, its target where one was set, and its spread where it was measured in several
 runs. The JSON also says how to measure it again, when, on which machine and with which versions it was measured.

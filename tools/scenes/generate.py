@@ -68,7 +68,7 @@ def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
     seen = areas > VISIBLE
     if plan.scenario == "lookalike":
         return bool(seen[0] and seen[-1]) and _pair_visible(plan, labels[0])
-    return bool(seen[0] and seen[-2:].all()) and longest_run(areas == 0) >= min(
+    return bool(seen[0] and seen[-2:].all()) and max_run_length(areas == 0) >= min(
         HIDDEN_FRAMES, len(labels) // 3
     )
 
@@ -124,7 +124,7 @@ def describe(model: ObjectModel, label: int) -> dict[str, Any]:
     }
 
 
-def longest_run(flags: npt.NDArray[np.bool_]) -> int:
+def max_run_length(flags: npt.NDArray[np.bool_]) -> int:
     """Return the length of the longest run of true values."""
     longest = run = 0
     for flag in flags:

@@ -39,7 +39,7 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Pack:
-    """What to pack: folders, of which all but `train` may be None, and the limits of size.
+    """Folders to pack (all but `train` may be None) and the limits of size.
 
     max_bytes: of the zip file. size: largest width and height of a frame. quality: of JPEG, 1..100.
     """

@@ -21,7 +21,7 @@ from tools.scenes.script import ClipScript
 from tools.scenes.stage import Actor, Hand
 
 SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
-FEWEST = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1}
+MIN_ACTORS = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1}
 TRIES = 50
 WRIST_CAMERAS = 0.35  # of the clips without an arm
 SIDES = {
@@ -108,7 +108,7 @@ def _set_up(rng: Rng, settings: ClipSettings, scenario: str, effects: Effects) -
         models, width = draw_models(rng, settings.split, more)
         view = draw_view(rng, width)
         actors = arrange(rng, view, models, len(times))
-        if len(actors) >= FEWEST[scenario]:
+        if len(actors) >= MIN_ACTORS[scenario]:
             break
     calm = 0.6 if scenario == "occlusion" else 1.0
     camera = film(rng, view, times, (settings.width, settings.height), calm=calm)

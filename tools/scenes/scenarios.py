@@ -81,12 +81,12 @@ def lookalike(script: ClipScript) -> int:
         if place is not None:
             tint = rng.uniform(0.75, 1.25, 3) if rng.random() < 0.5 else np.ones(3)
             script.enter(tinted(target.model, tint), place, rng.uniform(0, 6), True)
-    twins = [actor for actor in script.actors if actor.model.identity == target.model.identity]
-    swaps = max(1, round(script.duration / SHORT_S)) if len(twins) > 1 else 0
+    lookalikes = [actor for actor in script.actors if actor.model.identity == target.model.identity]
+    swaps = max(1, round(script.duration / SHORT_S)) if len(lookalikes) > 1 else 0
     for count in range(swaps):
-        first, second = rng.permutation(len(twins))[:2]
+        first, second = rng.permutation(len(lookalikes))[:2]
         start, end = count + rng.uniform(0, 0.15), count + rng.uniform(0.85, 1)
-        _swap(script, twins[first], twins[second], script.at(start / swaps), script.at(end / swaps))
+        _swap(script, lookalikes[first], lookalikes[second], script.at(start / swaps), script.at(end / swaps))
     if rng.random() < 0.5:
         sweep(script)
     return target.label

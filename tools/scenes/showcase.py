@@ -11,7 +11,7 @@ from tools.scenes.arm import LIVERIES, Look, reach
 from tools.scenes.camera import Viewpoint, film
 from tools.scenes.clips import Labels
 from tools.scenes.effects import Effects
-from tools.scenes.generate import HIDDEN_FRAMES, Rendered, longest_run, shoot
+from tools.scenes.generate import HIDDEN_FRAMES, Rendered, max_run_length, shoot
 from tools.scenes.identity import surface_rng
 from tools.scenes.layout import on_table
 from tools.scenes.objects import make_object
@@ -56,7 +56,7 @@ def record(renderer: Renderer) -> Rendered:
 def check(labels: list[Labels]) -> None:
     """Raise OutputError unless one object is hidden and one away for long enough, and all are in view at the end."""
     for place in (HIDDEN, TAKEN):
-        gone = longest_run(np.array([not (each == place + 1).any() for each in labels]))
+        gone = max_run_length(np.array([not (each == place + 1).any() for each in labels]))
         if gone < HIDDEN_FRAMES:
             name = CAST[place][1]
             raise OutputError(

@@ -135,9 +135,9 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
     if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
         return _make_depth(_pixels(message, topic, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
     if encoding in _PLAIN:
-        plain = _PLAIN[encoding]
-        data = _pixels(message, topic, "u1", 1 if plain == "mono8" else 3)
-        return Colour(width, height, plain, _flat(data))  # type: ignore[arg-type]
+        colour_encoding = _PLAIN[encoding]
+        data = _pixels(message, topic, "u1", 1 if colour_encoding == "mono8" else 3)
+        return Colour(width, height, colour_encoding, _flat(data))  # type: ignore[arg-type]
     if encoding == "mono16":
         return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, topic, "u2"))))
     convert = _converter(encoding)

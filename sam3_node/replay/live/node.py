@@ -297,11 +297,13 @@ class LiveNode(Closeable):
         self._wait_until(is_idle, IDLE_S, "to become idle", "frames of other senders; stop its cameras")
         return recent[-1]
 
-    def _wait_until(self, condition: Callable[[], bool], timeout_s: float, expected: str, found: str) -> None:
+    def _wait_until(
+        self, condition: Callable[[], bool], timeout_s: float, expected: str, actual: str
+    ) -> None:
         begin_s = time.monotonic()
         while not condition():
             if time.monotonic() - begin_s > timeout_s:
-                raise self._make_error(expected, found)
+                raise self._make_error(expected, actual)
             time.sleep(0.01)
 
     def _check_camera_limit(self, cameras: Sequence[str]) -> None:
@@ -322,8 +324,8 @@ class LiveNode(Closeable):
             "connected and takes messages",
         )
 
-    def _make_error(self, expected: str, found: str) -> TransportError:
-        return TransportError(f"expected the node at {self._endpoint} {expected}; found {found}")
+    def _make_error(self, expected: str, actual: str) -> TransportError:
+        return TransportError(f"expected the node at {self._endpoint} {expected}; found {actual}")
 
 
 def _check_delivery(delivery: str, control: str) -> None:

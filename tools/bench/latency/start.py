@@ -23,9 +23,9 @@ from pathlib import Path
 from tools.bench.common import Figures, make_parser, objects_text
 
 MODULE = "tools.bench.latency.start"
-EAGER, COMPILED, BUILD, PACKAGES = "eager", "compiled", "build", "packages"
+EAGER, COMPILED, BUILD_PACKAGES, PACKAGES = "eager", "compiled", "build", "packages"
 STARTS = (("not compiled", EAGER), ("compiled, cold", COMPILED), ("compiled, warm", COMPILED))
-INDUCTOR = (("packages, build", BUILD), ("packages, with gate", PACKAGES), ("packages", PACKAGES))
+INDUCTOR = (("packages, build", BUILD_PACKAGES), ("packages, with gate", PACKAGES), ("packages", PACKAGES))
 
 
 def arguments() -> argparse.Namespace:
@@ -50,7 +50,7 @@ def start(args: argparse.Namespace) -> str:
     from sam3_node.perception.loading import load_model, warm_up
     from sam3_node.settings import Settings
 
-    kind = "inductor" if args.how in (BUILD, PACKAGES) else "torch"
+    kind = "inductor" if args.how in (BUILD_PACKAGES, PACKAGES) else "torch"
     precision = "bfloat16" if torch.cuda.is_available() and args.device != "cpu" else "float32"
     chosen = {"name": args.model, "device": args.device, "threads": args.threads}
     settings = Settings.model_validate(
@@ -61,7 +61,7 @@ def start(args: argparse.Namespace) -> str:
         }
     )
     begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
-    if args.how == BUILD:
+    if args.how == BUILD_PACKAGES:
         build_engines(settings)
     else:
         model = load_model(settings.model, settings.tracker, settings.engine)

@@ -132,7 +132,7 @@ class Times(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Speed of ours as a multiple of theirs."""
+        """Speed of this package as a multiple of that of transformers."""
         return self.theirs_ms / self.ours_ms
 
 

@@ -159,7 +159,7 @@ def compare_workers(folder: Path, frames: int, objects: int, runs: int, figures:
     for run in range(runs):
         for count in rates:
             rates[count].append(workers_rate(folder / f"workers{run}{count}", count, frames, objects))
-    ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+    ratios = [two_rate / one_rate for one_rate, two_rate in zip(rates[1], rates[2], strict=True)]
     print(
         f"two workers          {statistics.median(rates[2]):8.1f} frames/s   {spread_text(ratios)} times one "
         f"({statistics.median(rates[1]):.1f})"
