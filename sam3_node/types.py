@@ -21,6 +21,10 @@ TrackState = Literal["tentative", "tracked", "occluded"]
 Delivery = Literal["newest", "every"]
 Clock = Literal["system", "monotonic", "device"]
 Box = tuple[int, int, int, int]
+Image = npt.NDArray[np.uint8]
+"""Pixels uint8 [h, w, 3] in BGR order, or [h, w]."""
+DepthImage = npt.NDArray[np.uint16]
+"""Depth values uint16 [h, w]."""
 Buffer = bytes | bytearray | memoryview
 State = dict[str, Any]
 """Saved state of an object: maps with str keys, and lists, of int, float, str, bool, None and tensors on the host.

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
 from .errors import OutputError
-from .types import NANOSECONDS, Box, Closeable, Instance, Mask, MaskFrame
+from .types import NANOSECONDS, Box, Closeable, Image, Instance, Mask, MaskFrame
 
-Image = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
 
 # RGB: the palette of Okabe and Ito without black, then tints and shades of it

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import BagError, WireError
+from ..types import Image
 from ..wire import decode_image
 from .bag import open_bag
-
-Image = npt.NDArray[np.uint8]
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 _log = logging.getLogger(__name__)

@@ -6,14 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from ..types import Depth, Frame, Intrinsics
+from ..types import Depth, DepthImage, Frame, Image, Intrinsics
 from ..wire import decode_depth, decode_image
-
-Image = npt.NDArray[np.uint8]
-DepthImage = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)

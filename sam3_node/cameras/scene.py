@@ -17,7 +17,8 @@ import cv2
 import numpy as np
 
 from ..errors import CameraError
-from .base import CapturedImage, Image
+from ..types import Image
+from .base import CapturedImage
 from .pacing import Pacer
 from .sprites import COLOURS, KINDS, draw_sprite, draw_table
 

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from .base import Image
+from ..types import Image
 
 Plane = npt.NDArray[np.float32]
 

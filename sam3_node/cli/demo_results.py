@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ..bags import LabelledClip, RecordingWriter
 from ..errors import OutputError
-from ..types import NANOSECONDS, MaskFrame
-from ..visualization import Image, VideoWriter, contact_sheet, overlay, write_image
+from ..types import NANOSECONDS, Image, MaskFrame
+from ..visualization import VideoWriter, contact_sheet, overlay, write_image
 from ..wire import pack_masks
 
 SHEET_IMAGES, SHEET_COLUMNS = 9, 3

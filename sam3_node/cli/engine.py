@@ -5,42 +5,37 @@ Heavy packages are imported inside the command that needs them.
 
 from __future__ import annotations
 
-import sys
-import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import require
 from ..settings import Settings
-from .commands import AddCommand as AddVerb
+from .commands import AddCommand
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from ..engines.store import StoredEngine
 
 COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
 DETECTOR_WITH_ENGINE = "yolo-world"  # TensorRT only
 INDUCTOR = "inductor"
 CALIBRATION_FRAMES = 32
-REFRESH_S = 1.0
 SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
-def add_engine_verbs(parsers: Any, add: AddVerb) -> None:
+def add_engine_commands(parsers: Any, add: AddCommand) -> None:
     """Add `engine build|list|check` to the command line's subparsers."""
     text = (
         "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)"
     )
     engine = parsers.add_parser("engine", help=text, description=text).add_subparsers(
-        metavar="VERB", required=True
+        metavar="COMMAND", required=True
     )
     build = add(engine, "build", engine_build, "export the model's stages, build their engines, store them")
     build.add_argument(
@@ -63,9 +58,10 @@ def engine_build(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
+    from .progress import StepProgress
 
     quantisation = read_quantisation(args.scales, args.recipe)
-    with closing(_StepBars()) as bars:
+    with closing(StepProgress()) as bars:
         print(build_engines(settings, args.gpu, quantisation, bars.report).folder)
         if _has_detector_engine(settings):
             print(build_detector(settings, args.gpu, bars.report).folder)
@@ -137,11 +133,11 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
     return "passed" if apply_thresholds(report, settings.engine).passed else "refused"
 
 
-def add_calibrate_verbs(parsers: Any, add: AddVerb) -> None:
+def add_calibrate_commands(parsers: Any, add: AddCommand) -> None:
     """Add `calibrate fp8` to the command line's subparsers."""
     text = "measure scales for engines"
     calibrate = parsers.add_parser("calibrate", help=text, description=text).add_subparsers(
-        metavar="VERB", required=True
+        metavar="COMMAND", required=True
     )
     fp8 = add(calibrate, "fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
     fp8.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCE_HELP)
@@ -166,15 +162,15 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     from ..engines.quantize import calibrate
     from ..engines.recipes import load_recipe
     from ..models import load_tracker
+    from .progress import ProgressBar
 
     source = settings.model
     recipe = load_recipe(args.recipe) if args.recipe else None
     dtype = "float32" if source.dtype == "auto" else source.dtype
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
     images = _read_images(args.sources, args.frames)
-    scales = calibrate(model, images, recipe, lambda done: _show_frames(done, args.frames))
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    with closing(ProgressBar()) as bar:
+        scales = calibrate(model, images, recipe, lambda done: bar("calibrating", done, args.frames))
     scales.save(args.out)
     print(f"{args.out}: FP8 scales of {len(scales.amax)} layers of {model.name}, from {scales.frames} frames")
 
@@ -188,64 +184,8 @@ def _read_images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint
         yield from sample_images(source, share)
 
 
-def _show_frames(done: int, count: int) -> None:
-    """Show progress on stderr: one line that is overwritten on a terminal, else a line for every eighth part."""
-    if sys.stderr.isatty():
-        print(f"\rcalibrating: {done}/{count} frames ", end="", file=sys.stderr)
-    elif done % max(1, count // 8) == 0:
-        print(f"calibrating: {done}/{count} frames", file=sys.stderr)
-
-
 def _parse_count(text: str) -> int:
     count = int(text)
     if count < 1:
         raise ValueError
     return count
-
-
-class _StepBars:
-    """Progress of one step after another: a bar of tqdm on a terminal, and one line at the end of each step.
-
-    A step ends when its fraction reaches 1. `close` ends the last one where an error interrupts it.
-    """
-
-    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._clock = out or sys.stderr, clock
-        self._title: str | None = None
-        self._bar: tqdm[Any] | None = None
-        self._start_s = 0.0
-
-    def report(self, title: str, fraction: float) -> None:
-        """Show that this fraction of the step is done, 0 to 1."""
-        if title != self._title:
-            self.close()
-            self._start(title)
-        if self._bar is not None:
-            self._bar.update(fraction - self._bar.n)
-        if fraction >= 1:
-            self._end("done in")
-
-    def close(self) -> None:
-        """End the current step, if any, as interrupted."""
-        if self._title is not None:
-            self._end("ended after")
-
-    def _start(self, title: str) -> None:
-        self._title, self._start_s = title, self._clock()
-        if self._out.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                desc=title,
-                total=1.0,
-                file=self._out,
-                leave=False,
-                mininterval=REFRESH_S,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-            )
-
-    def _end(self, verb: str) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        print(f"{self._title}: {verb} {self._clock() - self._start_s:.1f} s", file=self._out, flush=True)
-        self._title = self._bar = None

@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_node_commands(parsers, add)
     _add_vocabulary_commands(parsers, add)
     _add_weights_commands(parsers, add)
-    engine.add_engine_verbs(parsers, add)
-    engine.add_calibrate_verbs(parsers, add)
-    replay.add_replay_verb(parsers, add)
+    engine.add_engine_commands(parsers, add)
+    engine.add_calibrate_commands(parsers, add)
+    replay.add_replay_command(parsers, add)
     return parser
 
 

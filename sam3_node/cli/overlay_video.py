@@ -11,8 +11,8 @@ from pathlib import Path
 from ..errors import SettingsError, WireError
 from ..settings import Settings
 from ..transport.channels import FrameSubscriber
-from ..types import Frame, MaskFrame
-from ..visualization import Image, TimedVideoWriter, overlay
+from ..types import Frame, Image, MaskFrame
+from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image
 
 MAX_FRAMES = 48

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 TERMINAL_S, LOG_S = 0.2, 10.0
+STEP_REFRESH_S = 1.0
 
 
 class ProgressBar:
@@ -85,6 +87,52 @@ class ProgressBar:
         if total is not None and rate and done < total:
             text += f", {format_duration((total - done) / rate)} left"
         return text
+
+
+class StepProgress:
+    """Progress of one step after another: a bar of tqdm on a terminal, and one line at the end of each step.
+
+    A step ends when its fraction reaches 1. `close` ends the last one where an error interrupts it.
+    """
+
+    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out or sys.stderr, clock
+        self._title: str | None = None
+        self._bar: tqdm[Any] | None = None
+        self._start_s = 0.0
+
+    def report(self, title: str, fraction: float) -> None:
+        """Show that this fraction of the step is done, 0 to 1."""
+        if title != self._title:
+            self.close()
+            self._start(title)
+        if self._bar is not None:
+            self._bar.update(fraction - self._bar.n)
+        if fraction >= 1:
+            self._end("done in")
+
+    def close(self) -> None:
+        """End the current step, if any, as interrupted."""
+        if self._title is not None:
+            self._end("ended after")
+
+    def _start(self, title: str) -> None:
+        self._title, self._start_s = title, self._clock()
+        if self._out.isatty():
+            self._bar = tqdm(
+                desc=title,
+                total=1.0,
+                file=self._out,
+                leave=False,
+                mininterval=STEP_REFRESH_S,
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+            )
+
+    def _end(self, verb: str) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        print(f"{self._title}: {verb} {self._clock() - self._start_s:.1f} s", file=self._out, flush=True)
+        self._title = self._bar = None
 
 
 def format_duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
-from .commands import AddCommand as AddVerb
+from .commands import AddCommand
 
 if TYPE_CHECKING:
     from ..replay.cluster.usage_report import RunProgress, UsageReport
@@ -29,7 +29,7 @@ INTERRUPTED = 130
 REPORT = "bill.json"
 
 
-def add_replay_verb(parsers: Any, add: AddVerb) -> None:
+def add_replay_command(parsers: Any, add: AddCommand) -> None:
     """Add the command `replay` to the subparsers of the command line."""
     parser = add(parsers, "replay", replay, "run recordings through the node's pipeline, without sockets")
     parser.add_argument(

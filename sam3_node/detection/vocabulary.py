@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError
+from ..files import write_atomically
 from .phrase_encoder import PhraseEncoder, Vectors, check_phrase_encoder, normalise_rows
 from .phrases import clean_phrase, nearest_phrases, phrase_key, quote_phrase
 
@@ -72,15 +72,11 @@ class Vocabulary:
         """Write one safetensors file. An existing file is replaced once the new one is complete. Raises OutputError."""
         metadata = {"version": VERSION, "model": self.model, "phrases": json.dumps(self.phrases)}
         target = Path(path)
-        temporary = target.parent / f".{target.name}.{os.getpid()}"
         try:
-            temporary.write_bytes(save({"vectors": self.vectors}, metadata=metadata))
-            os.replace(temporary, target)
+            target.parent.stat()  # an absent folder is an error: it is probably misspelt
+            write_atomically(target, save({"vectors": self.vectors}, metadata=metadata))
         except OSError as error:
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
 
     @property
     def dimension(self) -> int:

@@ -19,6 +19,7 @@ from ..models.sam.stages import Run
 from ..models.yolo.network import YoloWorld, anchors
 from ..models.yolo.weights import load_yolo_world
 from ..settings import DetectorSettings, Settings
+from ..types import Image
 from .detector import (
     DETECT,
     PHRASES,
@@ -31,7 +32,7 @@ from .detector import (
 )
 from .oom import reraise_out_of_memory
 from .report import Report
-from .slot import EngineSlot, Image, LoadedEngines, require_gpu, shorten_reason
+from .slot import EngineSlot, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec
 from .store import EngineKey, StoredEngine
 from .tensorrt.run import TensorRTRun

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from pydantic import Field, ValidationError
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, OutputError, require
 from ..models import TrackerModel
 from ..settings import Section
+from ..types import Image
 from .export import export
 from .recipes import Recipe, describe_wrong_fields, find_layers
 from .specs import tracker_stages
@@ -40,7 +40,6 @@ MIN_SCALE = (
 )  # the smallest normal float16; smaller scales gain nothing, because FP8 has its own exponents
 CALIBRATE_HINT = "make them: sam3-node calibrate fp8 SOURCE -o FILE"
 SCALES_FILE, RECIPE_FILE = "scales.json", "recipe.json"
-Image = npt.NDArray[np.uint8]
 
 
 class QuantisedLayer(nn.Module):

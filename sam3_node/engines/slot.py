@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..bags.image_sampling import sample_images
@@ -23,6 +21,7 @@ from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models.sam.stages import Run
 from ..settings import EngineSettings, Settings
+from ..types import Image
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .report import Report
 from .specs import StageSpec
@@ -32,7 +31,6 @@ REPORT = "gate.json"
 CLIP_FRAMES, CLIP_STEP = 16, 2
 MAX_REASON_CHARS = 100
 CHECK_HINT = "see `sam3-node engine check`"
-Image = npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 
 

@@ -14,12 +14,13 @@ from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import Settings
+from ..types import Image
 from .inductor import INDUCTOR, InductorRun
 from .key import FP8, compute_key, resolve_dtype
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, quantise_encoder
 from .report import Report
-from .slot import EngineSlot, Image, LoadedEngines, require_gpu, shorten_reason
+from .slot import EngineSlot, LoadedEngines, require_gpu, shorten_reason
 from .specs import STAGES, tracker_stages
 from .store import EngineKey, StoredEngine
 from .tensorrt.run import TensorRTRun

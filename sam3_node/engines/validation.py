@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +21,7 @@ from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
+from ..types import Image
 from .auto_prompts import find_confident_prompts
 from .layer_diff import cosine, worst_layers
 from .report import OutputFigures, Report, TrackFigures
@@ -37,7 +36,6 @@ from .specs import (
     tracker_stages,
 )
 
-Image = npt.NDArray[np.uint8]
 ModuleLookup = Callable[[str], nn.Module | None]
 """Returns the torch module that stands for the engine of a stage of this name; None if there is none."""
 

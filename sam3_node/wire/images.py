@@ -8,15 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import WireError
-from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, Frame
+from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
 from . import zstd
 from .codec import MAX_SIDE
 
 CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 """Bytes per pixel of each raw colour encoding."""
 
-Image = npt.NDArray[np.uint8]
-DepthImage = npt.NDArray[np.uint16]
 
 # best compression ratio of deflate: with a byte or more per pixel, even a blank image has at most this many pixels per
 # byte of the file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from contextlib import closing
 
-from sam3_node.cli.engine import _StepBars
+from sam3_node.cli.progress import StepProgress
 
 
 class Terminal(io.StringIO):
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_a_bar_and_then_the_time_of_each_step() -> None:
     now, out = [0.0], Terminal()
-    with closing(_StepBars(out, clock=lambda: now[0])) as bars:
+    with closing(StepProgress(out, clock=lambda: now[0])) as bars:
         for now[0], fraction in ((0.0, 0.0), (10.0, 0.25), (30.0, 1.0)):
             bars.report("encode", fraction)
         bars.report("read", 0.0)
@@ -26,7 +26,7 @@ def test_a_terminal_shows_a_bar_and_then_the_time_of_each_step() -> None:
 
 def test_a_log_gets_one_line_for_each_step() -> None:
     out = io.StringIO()
-    with closing(_StepBars(out, clock=lambda: 0.0)) as bars:
+    with closing(StepProgress(out, clock=lambda: 0.0)) as bars:
         for title in ("encode", "read"):
             for fraction in (0.0, 0.5, 1.0):
                 bars.report(title, fraction)

@@ -191,7 +191,7 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
         assert received is not None
         peer, request = received
         server.reply(peer, Reply(request.id, result))
-        printed, _ = process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     return request, printed
 

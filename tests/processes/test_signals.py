@@ -25,5 +25,5 @@ def test_a_signal_sets_the_event_and_ends_nothing(number: signal.Signals) -> Non
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             process.send_signal(number)
-            assert process.communicate(timeout=20)[0] == "stopped\n"
+            assert process.communicate(timeout=120)[0] == "stopped\n"
             assert process.returncode == 0

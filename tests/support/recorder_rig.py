@@ -79,7 +79,7 @@ class RecorderProcess:
     def terminate(self) -> int:
         """Send SIGTERM; return the exit code once every line has come."""
         self.process.terminate()
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=120)
         self._reader.join(20)
         return code
 

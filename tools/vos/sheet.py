@@ -8,8 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.types import Instance, MaskFrame
-from sam3_node.visualization import Image, contact_sheet, overlay, write_image
+from sam3_node.types import Image, Instance, MaskFrame
+from sam3_node.visualization import contact_sheet, overlay, write_image
 
 from .followers import Masks
 from .metrics import region_similarity

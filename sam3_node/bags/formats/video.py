@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import BagError
-from ...types import NANOSECONDS, Closeable
+from ...types import NANOSECONDS, Closeable, Image
 from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
 
@@ -29,8 +28,6 @@ _BEGINS = (
     rb"YUV4MPEG2 ",
 )
 _BEGIN = re.compile(b"|".join(_BEGINS), re.DOTALL)
-
-Image = npt.NDArray[np.uint8]
 
 
 class VideoBag(Closeable):

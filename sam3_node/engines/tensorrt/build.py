@@ -160,6 +160,7 @@ def _run_builder(
     with ThreadPoolExecutor(1, "tensorrt") as pool:
         building = pool.submit(builder.build_serialized_network, network, config)
         try:
+            progress(phases.fraction)  # once at least: a small stage is built before the first timeout
             while wait([building], timeout=POLL_S).not_done:
                 progress(phases.fraction)
         finally:

@@ -188,7 +188,7 @@ def measure(
 
 
 def report_times(pictures: list[Passes], figures: Figures) -> tuple[list[float], list[float], list[float]]:
-    """Keep the figures of time; return the ratios and the median milliseconds of each run, of this package and of the public one."""
+    """Keep the figures of time; return the ratios, and each run's median milliseconds of both."""
     runs = list(zip(*pictures, strict=True))
     ours_ms, theirs_ms = ([statistics.median(pair[i] for pair in run) for run in runs] for i in (0, 1))
     ratios = [theirs / ours for ours, theirs in zip(ours_ms, theirs_ms, strict=True)]

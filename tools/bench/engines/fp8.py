@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam3_node.bags.image_sampling import Image, sample_images
+from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.quantize import calibrate, quantise_encoder
 from sam3_node.engines.recipes import Recipe, load_recipe
@@ -27,7 +27,7 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
-from sam3_node.types import Mask
+from sam3_node.types import Image, Mask
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import EncodedFrame, encode_frame, make_prompt

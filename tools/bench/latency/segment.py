@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from sam3_node.client import PerceptionClient, Segmentation
 from sam3_node.transport import FramePublisher
-from sam3_node.types import Frame, Instance, Mask, MaskFrame
-from sam3_node.visualization import Image, contact_sheet, overlay, write_image
+from sam3_node.types import Frame, Image, Instance, Mask, MaskFrame
+from sam3_node.visualization import contact_sheet, overlay, write_image
 from tools.bench.common import SHARED, Figures, make_parser
 from tools.bench.processes import Processes
 from tools.vos.metrics import region_similarity
