@@ -33,7 +33,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     An exception in the block leaves `path` as it was. Missing parent folders are created. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished = path.parent / f"{path.name}{UNFINISHED}"
     try:
         with unfinished.open("wb") as file:
             yield file
