@@ -302,5 +302,5 @@ def test_the_verb_reports_a_source_without_frames(tmp_path: Path, capsys: pytest
     (tmp_path / "broken.png").write_bytes(b"no image")
     out = tmp_path / "scales.json"
     assert cli.main(["calibrate", "fp8", str(tmp_path), "-o", str(out)]) == 2
-    assert "none of its images can be read" in capsys.readouterr().err
+    assert "expected images, found none that can be read" in capsys.readouterr().err
     assert not out.exists()

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,50 +12,11 @@ import zmq
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
-from sam3_node.node.node import Node
-from sam3_node.perception.pipeline import Pipeline
-from sam3_node.settings import ModelSettings, Settings, TrackerSettings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import Request, pack_frame, pack_request, unpack_masks
+from sam3_node.wire import unpack_masks
+from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
-from tests.support.repeats import repetitions
-
-HOSTILE = repetitions(2_000, 10_000)
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    yield rig
-    rig.close()
-
-
-@pytest.fixture(scope="module")
-def node(rig: Rig) -> Process:
-    """A node that serves a camera which draws a scene."""
-    node = rig.node()
-    rig.camera()
-    return node
-
-
-@pytest.fixture
-def client(rig: Rig, node: Process) -> Iterator[PerceptionClient]:
-    """A client of the node, which tracks nothing yet."""
-    with rig.client() as client:
-        client.resume()
-        masks_where(client, lambda masks: masks.camera == "cam0", "masks of the camera")
-        client.reset()
-        yield client
-
-
-def picture(seq: int, camera: str = "cam1", width: int = 64, height: int = 48) -> Frame:
-    colour = np.full((height, width, 3), seq % 256, np.uint8)
-    return Frame(camera, seq, time.time_ns(), width, height, "bgr8", colour.data)
-
-
-def has_ids(camera: str, *wanted: int):
-    return lambda masks: masks.camera == camera and ids(masks) == list(wanted)
 
 
 def test_masks_flow_with_times_and_identity(client: PerceptionClient) -> None:
@@ -235,89 +191,6 @@ def test_a_bad_image_is_counted_and_the_size_may_change(rig: Rig, client: Percep
         until(failures, "the broken frame is counted")
 
 
-def jpeg_with_broken_data(width: int, height: int) -> bytes:
-    """Return a header that declares the size, followed by nothing that can be decoded."""
-    size = bytes([height >> 8, height & 255, width >> 8, width & 255])
-    return b"\xff\xd8\xff\xc0\x00\x11\x08" + size + b"\x03\x01\x22\x00\x02\x11\x01\x03\x11\x01" + b"\xff\xd9"
-
-
-def mutations(whole: list[bytes], count: int, seed: int) -> Iterator[list[bytes]]:
-    """Random bytes, and messages with bytes changed, cut, doubled or left out."""
-    chance = random.Random(seed)
-    for _ in range(count):
-        parts = list(whole)
-        index = chance.randrange(len(parts))
-        part = bytearray(parts[index])
-        kind = chance.randrange(5)
-        if kind == 0:
-            parts = [chance.randbytes(chance.randrange(200)) for _ in range(chance.randrange(1, 5))]
-        elif kind == 1:
-            parts[index] = bytes(part[: chance.randrange(len(part) + 1)])
-        elif kind == 2:
-            del parts[index]
-            parts = parts or [b""]
-        elif kind == 3:
-            parts.insert(index, bytes(part))
-        else:
-            for _ in range(chance.randrange(1, 6)):
-                part[chance.randrange(len(part))] = chance.randrange(256)
-            parts[index] = bytes(part)
-        yield parts
-
-
-def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionClient) -> None:
-    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
-    before = client.status()["frames_rejected"]
-    whole = [bytes(part) for part in pack_frame(picture(1, "odd", 16, 12))]
-    with zmq.Context() as context, context.socket(zmq.PUB) as camera:
-        camera.set_hwm(0)
-        camera.linger = 0
-        camera.bind(rig.frames[1])
-        until(lambda: camera.send(b"") or client.status()["frames_rejected"] > before, "the node listens")
-        for parts in mutations(whole, HOSTILE, seed=1):
-            camera.send_multipart(parts)
-        end = [bytes(part) for part in pack_frame(picture(2, "odd", 16, 14))]
-        last = masks_where(
-            client,
-            lambda masks: (masks.camera == "odd" and masks.height == 14) or camera.send_multipart(end),
-            "a good frame after the bad ones",
-        )
-    assert last.width == 16
-    assert client.status()["frames_rejected"] > before + HOSTILE / 2
-    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
-    masks_where(
-        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
-    )
-
-
-def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) -> None:
-    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
-    box = {"box": [5, 5, 50, 50], "camera": "cam0"}
-    wholes = [
-        pack_request(Request(7, op, args))
-        for op, args in (("status", {}), ("segment", box), ("list_objects", {}))
-    ]
-    answered = sent = 0
-    with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
-        asker.linger = 0
-        asker.connect(rig.control)
-        requests = [iter(mutations([whole], HOSTILE // 2, seed)) for seed, whole in enumerate(wholes)]
-        while sent < HOSTILE:
-            batch = [next(requests[number % 3])[-1] or b"?" for number in range(30)]
-            for request in batch:
-                asker.send(request)
-            sent += len(batch)
-            for _ in batch:
-                assert asker.poll(20000), "a request was not answered"
-                asker.recv()
-                answered += 1
-    assert answered == sent
-    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
-    masks_where(
-        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
-    )
-
-
 def test_each_process_may_be_killed_and_started_again(
     rig: Rig, node: Process, client: PerceptionClient
 ) -> None:
@@ -365,119 +238,3 @@ def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
             last = unpack_masks(masks.recv_multipart()).seq
     stepped = re.findall(r"camera cam0: .*'last_seq': (\d+)", node.log.read_text())
     assert last == int(stepped[-1])
-
-
-def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: Path) -> None:
-    frames, masks_at, count = f"ipc://{tmp_path}/f", f"ipc://{tmp_path}/m", 40
-    with FramePublisher(frames, "every") as camera:
-        node = rig.node(
-            TRANSPORT__FRAMES=frames,
-            TRANSPORT__MASKS=masks_at,
-            TRANSPORT__CONTROL=f"ipc://{tmp_path}/c",
-            TRANSPORT__DELIVERY="every",
-        )
-        with MaskSubscriber(masks_at, "every") as masks:
-            found: list[MaskFrame | None] = []
-            for seq in range(count):
-                while not camera.send(picture(seq), timeout_ms=100):
-                    found.append(masks.take(timeout_ms=100))
-            while (receives_masks := masks.take(timeout_ms=1500)) is not None:
-                found.append(receives_masks)
-        got = [receives_masks for receives_masks in found if receives_masks is not None]
-        assert [receives_masks.seq for receives_masks in got] == list(range(count))
-        assert not any(receives_masks.skipped for receives_masks in got)
-        camera.send(picture(count), timeout_ms=1000)
-        node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(timeout=120) == 0
-
-
-def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_path: Path) -> None:
-    frames, masks_at, control = (f"ipc://{tmp_path}/{name}" for name in "fmc")
-    with (
-        zmq.Context() as context,
-        context.socket(zmq.PULL) as reader,
-        FramePublisher(frames, "every") as camera,
-    ):
-        reader.linger, reader.rcvhwm = 0, 1
-        reader.connect(masks_at)
-        node = rig.node(
-            TRANSPORT__FRAMES=frames,
-            TRANSPORT__MASKS=masks_at,
-            TRANSPORT__CONTROL=control,
-            TRANSPORT__DELIVERY="every",
-        )
-        assert camera.send(picture(0), timeout_ms=10_000)
-        with ControlClient(control, timeout_ms=10_000) as asker:
-            until(lambda: asker.call("status")["cameras"], "the camera is served")
-            for _ in range(16):  # large messages fill what the operating system holds back
-                asker.call("add_object", points=[[32, 24]], label="\u20ac" * 256)
-        seqs = itertools.count(1)
-        while camera.send(picture(next(seqs)), timeout_ms=1000):
-            pass
-        begin_s = time.monotonic()
-        assert node.terminate() == 0
-        assert time.monotonic() - begin_s < 2.5  # not the 5 s of a publisher that waits for its reader
-        camera.close(0)
-
-
-@pytest.fixture
-def near(rig: Rig, tmp_path: Path) -> Iterator[Node]:
-    """Start a node for one camera in this process, so that tests can inject faults."""
-    transport = TransportSettings(
-        frames=(f"ipc://{tmp_path}/f",), masks=f"ipc://{tmp_path}/m", control=f"ipc://{tmp_path}/c"
-    )
-    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
-    settings = Settings(transport=transport, model=model, tracker=TrackerSettings(max_cameras=1))
-    stop = threading.Event()
-    with Node(settings) as node:
-        loop = threading.Thread(target=node.main_loop, args=(stop,))
-        loop.start()
-        yield node
-        stop.set()
-        loop.join(timeout=120)
-        assert not loop.is_alive()
-
-
-def test_an_unforeseen_failure_is_counted_and_logged(
-    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
-    endpoints = f"ipc://{tmp_path}/m", f"ipc://{tmp_path}/c"
-    with FramePublisher(f"ipc://{tmp_path}/f") as camera, PerceptionClient(*endpoints) as client:
-        numbers = itertools.count()
-
-        def next_masks() -> MaskFrame | None:
-            camera.send(picture(next(numbers)))
-            return client.latest(timeout_ms=50)
-
-        until(next_masks, "masks")
-        with monkeypatch.context() as fault:
-            fault.setattr(Pipeline, "step", fail)
-            until(lambda: next_masks() or client.status()["cameras"]["cam1"]["failed"], "a failure")
-        until(next_masks, "masks after it")
-        assert "RuntimeError: out of memory" in client.status()["cameras"]["cam1"]["last_error"]
-    assert "Traceback" in caplog.text
-
-
-def test_a_silent_camera_gives_its_place_to_another(
-    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FramePublisher(f"ipc://{tmp_path}/f") as camera, MaskSubscriber(f"ipc://{tmp_path}/m") as masks:
-
-        def receives_masks(name: str, also: str = "") -> bool:
-            for seq, sender in enumerate(filter(None, (name, also))):
-                camera.send(picture(seq, sender))
-            found = masks.take(timeout_ms=50)
-            return found is not None and found.camera == name
-
-        until(lambda: receives_masks("first"), "the first camera")
-        until(
-            lambda: receives_masks("first", also="second") and near.status()["frames_rejected"],
-            "a refused camera",
-        )
-        assert list(near.perception.pipelines) == ["first"]
-        monkeypatch.setattr("sam3_node.node.node.CAMERA_IDLE_S", 0.05)
-        until(lambda: receives_masks("second"), "the second camera")
-        assert list(near.perception.pipelines) == ["second"]

@@ -19,7 +19,7 @@ from sam3_node.errors import (
     WireError,
 )
 from sam3_node.geometry import Scaling
-from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models import TrackerModel
 from sam3_node.perception.loading import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
@@ -27,11 +27,9 @@ from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import encode_image
-from tests.support.paths import SHARED
 from tests.support.tiny import random_source
 
 WIDTH, HEIGHT = 200, 150
-SEGMENT_ONLY = SHARED / "weights" / "sam2-hiera-tiny"
 CENTRE = FramePrompt(points=[(100.0, 75.0)])
 BOX = FramePrompt(box=[20, 20, 120, 100])
 
@@ -359,20 +357,6 @@ def test_weights_without_memory_segment_but_do_not_track() -> None:
         pipeline.add(BOX)
     assert pipeline.segment(BOX).mask.size == (HEIGHT, WIDTH)
     assert pipeline.step(frame(1)).instances == ()
-
-
-@pytest.mark.skipif(not SEGMENT_ONLY.exists(), reason="needs ../shared/weights")
-def test_real_weights_without_memory_segment() -> None:
-    pipeline = Pipeline(load_tracker(SEGMENT_ONLY), TrackerSettings(), "cam0")
-    image = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)
-    image[40:100, 60:140] = (30, 60, 220)
-    pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
-    found = pipeline.segment(FramePrompt(box=[55, 35, 145, 105])).mask.full()
-    truth = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
-    truth[40:100, 60:140] = True
-    assert (found & truth).sum() / (found | truth).sum() > 0.9
-    with pytest.raises(RequestError, match="segment works"):
-        pipeline.add(BOX)
 
 
 def test_a_model_that_cannot_be_loaded() -> None:

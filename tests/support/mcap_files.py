@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +202,8 @@ def _foxglove_fields(moment: Moment) -> tuple[str, dict[str, Any]]:
         fields = {"data": moment.data, "encoding": moment.encoding, "step": moment.step}
         return "RawImage", {**size, **fields}
     return "CameraCalibration", {**size, "K": K, "D": list(moment.coeffs), "distortion_model": moment.model}
+
+
+def raw(image: np.ndarray, encoding: str, **changes: object) -> Moment:
+    step = image[0].nbytes
+    return replace(Moment("/cam/image_raw", "raw", T0, image.tobytes(), encoding, step=step), **changes)  # type: ignore[arg-type]

@@ -1,0 +1,138 @@
+"""Lossless delivery, failures that nobody foresaw, and cameras that fall silent."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from sam3_node.client import PerceptionClient
+from sam3_node.node.node import Node
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.settings import ModelSettings, Settings, TrackerSettings, TransportSettings
+from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
+from sam3_node.types import MaskFrame
+from tests.support.node_frames import picture
+from tests.support.node_rig import Rig, until
+
+
+def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: Path) -> None:
+    frames, masks_at, count = f"ipc://{tmp_path}/f", f"ipc://{tmp_path}/m", 40
+    with FramePublisher(frames, "every") as camera:
+        node = rig.node(
+            TRANSPORT__FRAMES=frames,
+            TRANSPORT__MASKS=masks_at,
+            TRANSPORT__CONTROL=f"ipc://{tmp_path}/c",
+            TRANSPORT__DELIVERY="every",
+        )
+        with MaskSubscriber(masks_at, "every") as masks:
+            found: list[MaskFrame | None] = []
+            for seq in range(count):
+                while not camera.send(picture(seq), timeout_ms=100):
+                    found.append(masks.take(timeout_ms=100))
+            while (receives_masks := masks.take(timeout_ms=1500)) is not None:
+                found.append(receives_masks)
+        got = [receives_masks for receives_masks in found if receives_masks is not None]
+        assert [receives_masks.seq for receives_masks in got] == list(range(count))
+        assert not any(receives_masks.skipped for receives_masks in got)
+        camera.send(picture(count), timeout_ms=1000)
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(timeout=120) == 0
+
+
+def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_path: Path) -> None:
+    frames, masks_at, control = (f"ipc://{tmp_path}/{name}" for name in "fmc")
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as reader,
+        FramePublisher(frames, "every") as camera,
+    ):
+        reader.linger, reader.rcvhwm = 0, 1
+        reader.connect(masks_at)
+        node = rig.node(
+            TRANSPORT__FRAMES=frames,
+            TRANSPORT__MASKS=masks_at,
+            TRANSPORT__CONTROL=control,
+            TRANSPORT__DELIVERY="every",
+        )
+        assert camera.send(picture(0), timeout_ms=10_000)
+        with ControlClient(control, timeout_ms=10_000) as asker:
+            until(lambda: asker.call("status")["cameras"], "the camera is served")
+            for _ in range(16):  # large messages fill what the operating system holds back
+                asker.call("add_object", points=[[32, 24]], label="\u20ac" * 256)
+        seqs = itertools.count(1)
+        while camera.send(picture(next(seqs)), timeout_ms=1000):
+            pass
+        begin_s = time.monotonic()
+        assert node.terminate() == 0
+        assert time.monotonic() - begin_s < 2.5  # not the 5 s of a publisher that waits for its reader
+        camera.close(0)
+
+
+@pytest.fixture
+def near(rig: Rig, tmp_path: Path) -> Iterator[Node]:
+    """Start a node for one camera in this process, so that tests can inject faults."""
+    transport = TransportSettings(
+        frames=(f"ipc://{tmp_path}/f",), masks=f"ipc://{tmp_path}/m", control=f"ipc://{tmp_path}/c"
+    )
+    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
+    settings = Settings(transport=transport, model=model, tracker=TrackerSettings(max_cameras=1))
+    stop = threading.Event()
+    with Node(settings) as node:
+        loop = threading.Thread(target=node.main_loop, args=(stop,))
+        loop.start()
+        yield node
+        stop.set()
+        loop.join(timeout=120)
+        assert not loop.is_alive()
+
+
+def test_an_unforeseen_failure_is_counted_and_logged(
+    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    endpoints = f"ipc://{tmp_path}/m", f"ipc://{tmp_path}/c"
+    with FramePublisher(f"ipc://{tmp_path}/f") as camera, PerceptionClient(*endpoints) as client:
+        numbers = itertools.count()
+
+        def next_masks() -> MaskFrame | None:
+            camera.send(picture(next(numbers)))
+            return client.latest(timeout_ms=50)
+
+        until(next_masks, "masks")
+        with monkeypatch.context() as fault:
+            fault.setattr(Pipeline, "step", fail)
+            until(lambda: next_masks() or client.status()["cameras"]["cam1"]["failed"], "a failure")
+        until(next_masks, "masks after it")
+        assert "RuntimeError: out of memory" in client.status()["cameras"]["cam1"]["last_error"]
+    assert "Traceback" in caplog.text
+
+
+def test_a_silent_camera_gives_its_place_to_another(
+    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FramePublisher(f"ipc://{tmp_path}/f") as camera, MaskSubscriber(f"ipc://{tmp_path}/m") as masks:
+
+        def receives_masks(name: str, also: str = "") -> bool:
+            for seq, sender in enumerate(filter(None, (name, also))):
+                camera.send(picture(seq, sender))
+            found = masks.take(timeout_ms=50)
+            return found is not None and found.camera == name
+
+        until(lambda: receives_masks("first"), "the first camera")
+        until(
+            lambda: receives_masks("first", also="second") and near.status()["frames_rejected"],
+            "a refused camera",
+        )
+        assert list(near.perception.pipelines) == ["first"]
+        monkeypatch.setattr("sam3_node.node.node.CAMERA_IDLE_S", 0.05)
+        until(lambda: receives_masks("second"), "the second camera")
+        assert list(near.perception.pipelines) == ["second"]

@@ -1,0 +1,93 @@
+"""Hostile frames and requests: the node counts and answers them, and goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import zmq
+
+from sam3_node.client import PerceptionClient
+from sam3_node.wire import Request, pack_frame, pack_request
+from tests.support.node_frames import has_ids, picture
+from tests.support.node_rig import Rig, masks_where, until
+from tests.support.repeats import repetitions
+
+HOSTILE = repetitions(2_000, 10_000)
+
+
+def mutations(whole: list[bytes], count: int, seed: int) -> Iterator[list[bytes]]:
+    """Random bytes, and messages with bytes changed, cut, doubled or left out."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        parts = list(whole)
+        index = chance.randrange(len(parts))
+        part = bytearray(parts[index])
+        kind = chance.randrange(5)
+        if kind == 0:
+            parts = [chance.randbytes(chance.randrange(200)) for _ in range(chance.randrange(1, 5))]
+        elif kind == 1:
+            parts[index] = bytes(part[: chance.randrange(len(part) + 1)])
+        elif kind == 2:
+            del parts[index]
+            parts = parts or [b""]
+        elif kind == 3:
+            parts.insert(index, bytes(part))
+        else:
+            for _ in range(chance.randrange(1, 6)):
+                part[chance.randrange(len(part))] = chance.randrange(256)
+            parts[index] = bytes(part)
+        yield parts
+
+
+def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionClient) -> None:
+    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
+    before = client.status()["frames_rejected"]
+    whole = [bytes(part) for part in pack_frame(picture(1, "odd", 16, 12))]
+    with zmq.Context() as context, context.socket(zmq.PUB) as camera:
+        camera.set_hwm(0)
+        camera.linger = 0
+        camera.bind(rig.frames[1])
+        until(lambda: camera.send(b"") or client.status()["frames_rejected"] > before, "the node listens")
+        for parts in mutations(whole, HOSTILE, seed=1):
+            camera.send_multipart(parts)
+        end = [bytes(part) for part in pack_frame(picture(2, "odd", 16, 14))]
+        last = masks_where(
+            client,
+            lambda masks: (masks.camera == "odd" and masks.height == 14) or camera.send_multipart(end),
+            "a good frame after the bad ones",
+        )
+    assert last.width == 16
+    assert client.status()["frames_rejected"] > before + HOSTILE / 2
+    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
+    masks_where(
+        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
+    )
+
+
+def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) -> None:
+    tracked = client.add_object(points=[(160, 120)], camera="cam0").id
+    box = {"box": [5, 5, 50, 50], "camera": "cam0"}
+    wholes = [
+        pack_request(Request(7, op, args))
+        for op, args in (("status", {}), ("segment", box), ("list_objects", {}))
+    ]
+    answered = sent = 0
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
+        asker.linger = 0
+        asker.connect(rig.control)
+        requests = [iter(mutations([whole], HOSTILE // 2, seed)) for seed, whole in enumerate(wholes)]
+        while sent < HOSTILE:
+            batch = [next(requests[number % 3])[-1] or b"?" for number in range(30)]
+            for request in batch:
+                asker.send(request)
+            sent += len(batch)
+            for _ in batch:
+                assert asker.poll(20000), "a request was not answered"
+                asker.recv()
+                answered += 1
+    assert answered == sent
+    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
+    masks_where(
+        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
+    )
