@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .config import SIZE
@@ -35,10 +34,9 @@ def points(masks: Tensor) -> tuple[Tensor, Tensor]:
     Half of them anywhere in the mask, half well inside it.
     """
     depth = _depth(masks)
-    anywhere = masks.float()
     deep = masks & (depth >= 0.6 * depth.amax(dim=(1, 2), keepdim=True))
     pick = torch.rand(len(masks), 1, 1, device=masks.device) < 0.5
-    chosen = torch.multinomial(torch.where(pick, anywhere, deep.float()).flatten(1), 1)[:, 0]
+    chosen = _any_of(torch.where(pick, masks, deep).flatten(1))
     return _place(chosen, SIZE, 1), _labels(masks, INSIDE)
 
 
@@ -54,14 +52,31 @@ def corrections(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return _place(chosen, logits.shape[-1], CELL), inside
 
 
+def _any_of(allowed: Tensor) -> Tensor:
+    """The index [N] of one place of each row of bool [N, n], any as likely as another; a row may not be empty."""
+    count = allowed.cumsum(dim=1, dtype=torch.int32)
+    wanted = torch.rand(len(allowed), 1, device=allowed.device) * count[:, -1:]
+    return torch.searchsorted(count, wanted.int() + 1)[:, 0].clamp(max=allowed.shape[1] - 1)
+
+
 def _depth(masks: Tensor, rounds: int = 6) -> Tensor:
-    """How far inside its mask each pixel lies, in erosions by 3x3, at most `rounds`."""
-    left = masks.float()[:, None]
-    depth = left.clone()
+    """How far inside its mask each pixel lies, in erosions by 3x3, at most `rounds`; masks bool [N, h, w]."""
+    depth = masks.float()
     for _ in range(rounds):
-        left = -F.max_pool2d(-left, 3, stride=1, padding=1)
-        depth += left
-    return depth[:, 0]
+        masks = _eroded(masks)
+        depth += masks
+    return depth
+
+
+def _eroded(masks: Tensor) -> Tensor:
+    """Without the pixels that have a neighbour outside; beyond the image all counts as inside."""
+    for axis in (1, 2):
+        last = masks.shape[axis] - 1
+        kept = masks.clone()
+        kept.narrow(axis, 1, last).logical_and_(masks.narrow(axis, 0, last))
+        kept.narrow(axis, 0, last).logical_and_(masks.narrow(axis, 1, last))
+        masks = kept
+    return masks
 
 
 def _place(flat: Tensor, side: int, cell: int) -> Tensor:
