@@ -7,11 +7,14 @@ weights. Held to transformers' streaming inference by `python -m tools.train_nan
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sam3_node.models.sam.hiera import POOL, Hiera, z_order
 from sam3_node.models.sam.stages import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
@@ -55,16 +58,19 @@ class _NoPosition(nn.Module):
 
 
 class TrainingTracker(nn.Module):
-    """Wraps a transformers `Sam2VideoModel`; `source` holds the weights."""
+    """Wraps a transformers `Sam2VideoModel`; `source` holds the weights.
+
+    mixed: encode and decode in bfloat16 where that is safe; weights, memories and losses stay float32.
+    """
 
     position: Tensor
     memory_place: Tensor
     image_place: Tensor
     rotation: Tensor
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, mixed: bool = False) -> None:
         super().__init__()
-        self.source = source
+        self.source, self.mixed = source, mixed
         self.hiera = Hiera(source.vision_encoder.backbone)
         size = source.backbone_feature_sizes[-1]
         sine = source.memory_encoder.position_encoding
@@ -87,14 +93,21 @@ class TrainingTracker(nn.Module):
     def encode(self, pixels: Tensor) -> Features:
         """Normalised pixels [M, 3, 256, 256] -> Features."""
         vision, decoder = self.source.vision_encoder, self.source.mask_decoder
-        fine, middle, top, coarse = self.hiera(pixels, self.hiera.position_map(vision.backbone))
-        lateral = vision.neck.convs
-        top = _pointwise(top, lateral[1]) + _pointwise(coarse, lateral[0]).repeat_interleave(POOL, dim=1)
-        return Features(
-            _map(_pointwise(fine, lateral[3], decoder.conv_s0)),
-            _map(_pointwise(middle, lateral[2], decoder.conv_s1)),
-            _map(top),
-        )
+        with self._precision(pixels):
+            fine, middle, top, coarse = self.hiera(pixels, self.hiera.position_map(vision.backbone))
+            lateral = vision.neck.convs
+            top = _pointwise(top, lateral[1]) + _pointwise(coarse, lateral[0]).repeat_interleave(POOL, dim=1)
+            fine = _pointwise(fine, lateral[3], decoder.conv_s0)
+            middle = _pointwise(middle, lateral[2], decoder.conv_s1)
+        return Features(*(_map(level.float()) for level in (fine, middle, top)))
+
+    @contextmanager
+    def _precision(self, pixels: Tensor) -> Iterator[None]:
+        """Mixed precision where wanted; on a CPU attention in plain steps, whose fused gradient is slow there."""
+        kind = pixels.device.type
+        backends = [SDPBackend.MATH] if kind == "cpu" else list(SDPBackend.__members__.values())
+        with sdpa_kernel(backends), torch.autocast(kind, torch.bfloat16, enabled=self.mixed):
+            yield
 
     def prompt(self, points: Tensor, labels: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Embed points [N, n, 2] in pixels, labels int [N, n] and earlier logits [N, 64, 64], if any.
@@ -120,6 +133,11 @@ class TrainingTracker(nn.Module):
 
     def decode(self, image: Features, sparse: Tensor, dense: Tensor) -> Decoded:
         """Masks of N objects; image of N rows, whose top may already have read the memory."""
+        with self._precision(image.top):
+            decoded = self._decode(image, sparse, dense)
+        return Decoded(*(value.float() for value in decoded))
+
+    def _decode(self, image: Features, sparse: Tensor, dense: Tensor) -> Decoded:
         decoder = self.source.mask_decoder
         tokens = torch.cat(
             [decoder.obj_score_token.weight, decoder.iou_token.weight, decoder.mask_tokens.weight]

@@ -26,11 +26,16 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def frame_costs(
-    net: TrainingTracker, features: Features, batch: Batch, kinds: Sequence[str] = KINDS, ease: float = EASE
+    net: TrainingTracker,
+    features: Features,
+    batch: Batch,
+    kinds: Sequence[str] = KINDS,
+    ease: float = EASE,
+    corrected: bool = True,
 ) -> dict[str, list[Cost]]:
     """Objects on the first frames, whose `features` have a row an object, prompted by each kind.
 
-    A box and a point are then corrected by a click on the mask so far.
+    A box and a point are then corrected by a click on the mask so far, unless `corrected` is False.
     """
     target = batch.masks[:, 0].float() / 255
     costs = {}
@@ -39,14 +44,21 @@ def frame_costs(
             costs[kind] = [cost(net.mask_prompt(features, batch.first.float()), target, ease)]
         else:
             where = boxes(batch.first) if kind == "box" else points(batch.first)
-            costs[kind] = _corrected(net, net.without_memory(features), where, target, ease)
+            costs[kind] = _corrected(net, net.without_memory(features), where, target, ease, corrected)
     return costs
 
 
 def _corrected(
-    net: TrainingTracker, image: Features, where: tuple[Tensor, Tensor], target: Tensor, ease: float
+    net: TrainingTracker,
+    image: Features,
+    where: tuple[Tensor, Tensor],
+    target: Tensor,
+    ease: float,
+    corrected: bool,
 ) -> list[Cost]:
     first = net.decode(image, *net.prompt(*where))
+    if not corrected:
+        return [cost(first, target, ease)]
     logits = first.logits[:, 0].detach()
     clicked, inside = corrections(logits, target)
     both, labels = torch.cat([where[0], clicked], dim=1), torch.cat([where[1], inside], dim=1)
