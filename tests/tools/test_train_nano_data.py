@@ -12,18 +12,16 @@ import pytest
 from sam3_node.errors import CameraError
 from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.augment import Augmentation
+from tools.train_nano.augment import LOW, Augmentation, coverage
 from tools.train_nano.compose import compose
 from tools.train_nano.config import SIZE
 from tools.train_nano.cutouts import Sprite, cut_out, load_cutouts
 from tools.train_nano.data import (
-    LOW,
     RELIST,
     Clips,
     Recipe,
     Sources,
     choose_frames,
-    coverage,
     load_videos,
     prepare,
 )

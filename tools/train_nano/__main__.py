@@ -4,6 +4,9 @@
     python -m tools.train_nano gate NAME        one gate: overfit, parity, bank, figures
     python -m tools.train_nano export           weights of the last checkpoint
     python -m tools.train_nano curves           the log as a picture
+    python -m tools.train_nano pictures         train on these masks, beginning from --init
+    python -m tools.train_nano teach PICTURES   a teacher's masks of real pictures, see tools/train_nano/teach.py
+    python -m tools.train_nano agree WEIGHTS    how well single frames are segmented, see tools/train_nano/agree.py
 
 It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
 lies in --output; the weights in its folder `export`, or in the package with --install. With --pack, all it trains on
@@ -25,13 +28,14 @@ import torch
 from sam3_node.errors import ModelError, Sam3NodeError
 from sam3_node.models.checkpoints import NANO
 
+from . import agree, teach
 from .curves import draw_curves
 from .cutouts import OPENCLIPART
 from .data import Sources
 from .export import export
 from .gates import GATES, has_passed, pass_gate
 from .pack import unpack
-from .train import Trainer, stages
+from .train import Trainer, picture_stages, stages
 
 RENDERED = {
     "train": (2400, 16, "320x240", 12),
@@ -42,6 +46,8 @@ HELD_OUT = {"bank": "val", "figures": "test"}  # gates that need clips of a spli
 
 
 def main() -> None:
+    if sys.argv[1:2] in (["teach"], ["agree"]):
+        return {"teach": teach.main, "agree": agree.main}[sys.argv[1]](sys.argv[2:])
     args = _arguments()
     torch.set_flush_denormal(True)  # on a CPU the first steps are several times slower without
     if args.threads:
@@ -67,7 +73,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _everything(args: argparse.Namespace) -> int:
-    trainer = Trainer(args.output, _device(args), args.init)
+    trainer = Trainer(args.output, _device(args), args.init, args.mixed)
+    if args.command == "pictures":
+        return _pictures(trainer, args)
     for split in () if args.pack else RENDERED:
         _render(split, args)
     for name in ("overfit", "parity"):
@@ -84,6 +92,17 @@ def _everything(args: argparse.Namespace) -> int:
     _export(args)
     draw_curves(args.output / "log.jsonl", args.output / "curves.png")
     return 0 if may_go_on("figures", args) else 1
+
+
+def _pictures(trainer: Trainer, args: argparse.Namespace) -> int:
+    """Train on what a teacher has labelled, with clips beside it."""
+    _render("train", args)
+    sources = Sources(
+        args.scenes / "train", args.output / "cache", cutouts=args.cutouts, taught=args.taught / "train"
+    )
+    trainer.run(picture_stages(args.picture_minutes), sources, args.workers)
+    _export(args)
+    return 0
 
 
 def _take_pack(args: argparse.Namespace) -> None:
@@ -145,7 +164,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", nargs="?", choices=("gate", "export", "curves"))
+    parser.add_argument("command", nargs="?", choices=("gate", "export", "curves", "pictures"))
     parser.add_argument("name", nargs="?", choices=tuple(GATES), default="overfit", help="of a gate")
     parser.add_argument(
         "--scenes", type=Path, default=Path("out/scenes"), help="folder of train, val and test"
@@ -153,9 +172,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
     parser.add_argument("--videos", type=Path, help="folder of mp4 files for backgrounds")
     parser.add_argument("--pack", type=Path, help="zip file instead of --scenes, --cutouts and --videos")
+    parser.add_argument("--taught", type=Path, default=Path("out/taught"), help="folder that teach has made")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/train_nano"))
     parser.add_argument("--frame-minutes", type=float, default=60, help="on single frames")
     parser.add_argument("--clip-minutes", type=float, default=240, help="on clips")
+    parser.add_argument("--picture-minutes", type=float, default=240, help="on taught pictures")
+    parser.add_argument("--mixed", action="store_true", help="bfloat16 in the encoder and decoder")
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")

@@ -12,6 +12,12 @@ from .config import SIZE
 
 Image = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+Sample = tuple[npt.NDArray[np.uint8], Bools, npt.NDArray[np.uint8]]
+"""What is trained on: images [T, 256, 256, 3] RGB, first masks [K, 256, 256], covered shares [K, T, 64, 64]."""
+
+LOW = SIZE // 4  # side of mask logits
+SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,8 @@ def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     value = (value - 0.5) * rng.uniform(0.7, 1.3) + 0.5 + rng.uniform(-0.1, 0.1)
     value = value * rng.uniform(0.85, 1.15, 3)
     return np.clip(value * 255, 0, 255).astype(np.uint8)[None]
+
+
+def coverage(mask: Bools) -> npt.NDArray[np.uint8]:
+    """The share of each 4x4 cell that a mask covers, 0..255."""
+    return cv2.resize(mask.astype(np.uint8) * 255, (LOW, LOW), interpolation=cv2.INTER_AREA)

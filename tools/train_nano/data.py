@@ -17,15 +17,14 @@ from torch.utils.data import IterableDataset
 from sam3_node.errors import CameraError
 from tools.scenes.clips import list_clips, read_clip
 
-from .augment import Augmentation
-from .compose import Image, Labels, compose
-from .config import SIZE
+from .augment import SMALLEST, Augmentation, Sample, coverage
+from .compose import MOST_SPRITES, Image, Labels, compose
 from .cutouts import Sprite, cut_out, load_cutouts
+from .taught import TaughtPictures
 
-LOW = SIZE // 4  # side of mask logits
-SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
 COMPOSITES = 0.4  # share of clips that carry cut-outs
 ANYWHERE = 0.4  # share of clips whose frames are anywhere in a rendering
+LAID = 0.5  # share of clips of taught pictures that carry cut-outs of others
 RELIST = 200  # clips after which new renderings are looked for
 
 
@@ -44,22 +43,32 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a stage trains on: clips a batch, frames a clip, the most objects of a clip."""
+    """What a stage trains on: clips a batch, frames a clip, the most objects of a clip.
+
+    pictures: the share of clips that are made of pictures that a teacher has labelled.
+    """
 
     clips: int
     frames: int
     objects: int
+    pictures: float = 0.0
 
 
 class Sources:
     """Pictures to train on. Renderings that are added to `scenes` later are found.
 
-    cache: a folder for what was made of `cutouts` and `videos`, either of which may be None. Raises CameraError where
-    there are no clips.
+    cache: a folder for what was made of `cutouts` and `videos`, either of which may be None. taught: a folder of shards
+    of taught pictures, or None. Raises CameraError where there are no clips.
     """
 
     def __init__(
-        self, scenes: Path, cache: Path, *, cutouts: Path | None = None, videos: Path | None = None
+        self,
+        scenes: Path,
+        cache: Path,
+        *,
+        cutouts: Path | None = None,
+        videos: Path | None = None,
+        taught: Path | None = None,
     ) -> None:
         self._scenes, self._drawn = scenes, 0
         self._names = list_clips(scenes)
@@ -67,12 +76,24 @@ class Sources:
             raise CameraError(f"expected clips in {scenes}, found none: render some, python -m tools.scenes")
         self._sprites = load_cutouts(cutouts, 3000, cache / "cutouts.npz") if cutouts else []
         self._videos = load_videos(videos, cache / "videos.npz") if videos else []
+        self._taught = TaughtPictures(taught) if taught else None
+
+    def sample(self, rng: np.random.Generator, recipe: Recipe) -> Sample | None:
+        """One clip as it is trained on; None where no object is large enough."""
+        if self._taught is None or rng.random() >= recipe.pictures:
+            return prepare(rng, *self.draw(rng, recipe.frames), recipe.objects)
+        self._look_again()
+        if recipe.frames == 1:
+            return self._taught.frame(rng, recipe.objects)
+        images, labels = self._taught.clip(rng, recipe.frames)
+        sprites = self._taught.sprites(rng, MOST_SPRITES) if rng.random() < LAID else []
+        if sprites:
+            images, labels = compose(rng, images, labels, sprites)
+        return prepare(rng, images, labels, recipe.objects)
 
     def draw(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
         """A clip of `frames` frames as rendered, or a composite."""
-        self._drawn += 1
-        if self._drawn % RELIST == 0:
-            self._names = list_clips(self._scenes)
+        self._look_again()
         composite = rng.random() < COMPOSITES
         if composite and self._videos and rng.random() < 0.4:
             images, labels = self._video(rng, frames)
@@ -81,6 +102,14 @@ class Sources:
         if not composite:
             return images, labels
         return compose(rng, images, labels, self._some_sprites(rng, images[0], labels[0]))
+
+    def _look_again(self) -> None:
+        """Find what was added to the folders, now and then."""
+        self._drawn += 1
+        if self._drawn % RELIST == 0:
+            self._names = list_clips(self._scenes)
+            if self._taught is not None:
+                self._taught.look_again()
 
     def _rendered(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
         clip = read_clip(self._scenes, self._names[rng.integers(len(self._names))])
@@ -168,8 +197,7 @@ class Clips(IterableDataset[Batch]):
         """One batch; clips without an object that is large enough are drawn again."""
         clips: list[Any] = []
         while len(clips) < self._recipe.clips:
-            drawn = self._sources.draw(rng, self._recipe.frames)
-            objects = prepare(rng, *drawn, self._recipe.objects)
+            objects = self._sources.sample(rng, self._recipe)
             if objects is not None:
                 clips.append(objects)
         index = np.concatenate([np.full(len(first), i) for i, (_, first, _) in enumerate(clips)])
@@ -182,9 +210,7 @@ class Clips(IterableDataset[Batch]):
         )
 
 
-def prepare(
-    rng: np.random.Generator, images: list[Image], labels: list[Labels], most: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_], npt.NDArray[np.uint8]] | None:
+def prepare(rng: np.random.Generator, images: list[Image], labels: list[Labels], most: int) -> Sample | None:
     """Augment and bring to the model's size: images [T, S, S, 3], first [K, S, S], masks [K, T, S/4, S/4]."""
     augment = Augmentation.draw(rng, labels[0].shape)
     images = [augment.image(image) for image in images]
@@ -197,8 +223,3 @@ def prepare(
     first = np.stack([labels[0] == number for number in chosen])
     masks = np.stack([[coverage(label == number) for label in labels] for number in chosen])
     return np.stack(images), first, masks
-
-
-def coverage(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """The share of each 4x4 cell that a mask covers, 0..255."""
-    return cv2.resize(mask.astype(np.uint8) * 255, (LOW, LOW), interpolation=cv2.INTER_AREA)

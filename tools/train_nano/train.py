@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ EASY, NORMAL = (
 )  # shares of a stage until the outside begins to weigh more, and until it does in full
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
+CLIP_EVERY = 4  # steps of a stage that trains on clips beside frames
+SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
 FLOOR = 0.02  # of the peak learning rate, at the end
 AVERAGE = 0.998
 SAVE_EVERY, SAY_EVERY = 60.0, 10.0
@@ -45,7 +48,8 @@ class Stage:
     """One part of the training: seconds, learning rate at its peak, and what a batch holds.
 
     With `encoder` False the image encoder stays as it is, which makes a step on a CPU half as long. `new`: it teaches
-    something that the stage before did not.
+    something that the stage before did not. beside: what every CLIP_EVERY-th step trains on instead. light: frames are
+    prompted by a box and a point, and only sometimes by a mask or corrected, so that more pictures are seen.
     """
 
     name: str
@@ -54,6 +58,16 @@ class Stage:
     recipe: Recipe
     encoder: bool = True
     new: bool = False
+    beside: Recipe | None = None
+    light: bool = False
+
+    def recipes(self) -> list[Recipe]:
+        """All that it trains on."""
+        return [self.recipe, *([self.beside] if self.beside else [])]
+
+    def recipe_of(self, step: int) -> Recipe:
+        """What a step trains on."""
+        return self.beside if self.beside and step % CLIP_EVERY == CLIP_EVERY - 1 else self.recipe
 
 
 def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
@@ -66,6 +80,13 @@ def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
         Stage("clips6", clip_minutes * 24, 4e-4, Recipe(clips=4, frames=6, objects=4)),
         Stage("clips8", clip_minutes * 12, 2e-4, Recipe(clips=3, frames=8, objects=4)),
     ]
+
+
+def picture_stages(minutes: float) -> list[Stage]:
+    """Pictures that a teacher has labelled, and clips beside them, so that following is not forgotten."""
+    frames = Recipe(clips=16, frames=1, objects=3, pictures=0.75)
+    clips = Recipe(clips=4, frames=4, objects=4, pictures=0.35)
+    return [Stage("pictures", minutes * 60, 6e-4, frames, beside=clips, light=True)]
 
 
 @dataclass
@@ -81,11 +102,13 @@ class Progress:
 class Trainer:
     """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`."""
 
-    def __init__(self, folder: Path, device: torch.device, init: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, init: Path | None = None, mixed: bool = False
+    ) -> None:
         self.folder, self.device = folder, device
         folder.mkdir(parents=True, exist_ok=True)
         source = new_tracker(nano_config())
-        self.net = TrainingTracker(source).to(device).train()
+        self.net = TrainingTracker(source, mixed).to(device).train()
         self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
         self.optimisers = _optimisers(source)
         self.progress = Progress()
@@ -108,17 +131,13 @@ class Trainer:
 
     def _run_stage(self, stage: Stage, sources: Sources, workers: int) -> None:
         seed = 1000 * self.progress.stage + self.progress.step
-        clips = Clips(sources, stage.recipe, seed)
-        loader = DataLoader(
-            clips, batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None
-        )
+        batches = {recipe: _batches(Clips(sources, recipe, seed), workers) for recipe in stage.recipes()}
         rng = np.random.default_rng(seed)
         saved = said = time.monotonic()
         begun = time.monotonic()
-        for batch in loader:
-            if self.progress.seconds >= stage.seconds:
-                break
-            record = self._step(stage, _to(batch, self.device), rng)
+        while self.progress.seconds < stage.seconds:
+            recipe = stage.recipe_of(self.progress.step)
+            record = self._step(stage, recipe, _to(next(batches[recipe]), self.device), rng)
             now = time.monotonic()
             self.progress.seconds += now - begun
             self.progress.total += now - begun
@@ -131,12 +150,12 @@ class Trainer:
                 saved = now
                 self.save()
 
-    def _step(self, stage: Stage, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
+    def _step(self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
         rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate
-        prompted, followed = self._costs(stage, batch, rng)
+        prompted, followed = self._costs(stage, recipe, batch, rng)
         loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
         self.net.zero_grad(set_to_none=True)
         loss.backward()
@@ -159,16 +178,18 @@ class Trainer:
         return record
 
     def _costs(
-        self, stage: Stage, batch: Batch, rng: np.random.Generator
+        self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator
     ) -> tuple[dict[str, list[Cost]], list[Cost]]:
         """Of the prompted first frames by kind of prompt, and of the frames of clips."""
-        frames = stage.recipe.frames
+        frames = recipe.frames
         with torch.set_grad_enabled(stage.encoder):
             features = self.net.encode(normalise(batch.images))
         first = features.of(batch.clip * frames)
         ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE
         if frames == 1:
-            return frame_costs(self.net, first, batch, ease=ease), []
+            kinds = KINDS if not stage.light or rng.random() < SHOWN else KINDS[:2]
+            corrected = not stage.light or rng.random() < CORRECTED
+            return frame_costs(self.net, first, batch, kinds, ease, corrected), []
         guide = (ease - EASE) / (1 - EASE)
         kind = KINDS[int(rng.choice(3, p=CLIP_KINDS))]
         other = str(rng.choice([name for name in ("box", "point") if name != kind]))
@@ -236,6 +257,12 @@ class Trainer:
             f"loss {record['loss']:.3f} IoU {' '.join(known)} gradient {record['gradient']:.2f}",
             flush=True,
         )
+
+
+def _batches(clips: Clips, workers: int) -> Iterator[Batch]:
+    return iter(
+        DataLoader(clips, batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None)
+    )
 
 
 def easiness(share: float) -> float:

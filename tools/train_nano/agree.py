@@ -1,0 +1,130 @@
+"""How well weights segment single frames, without memory: by the tight box of each mask, and by its innermost point.
+
+    python -m tools.train_nano agree WEIGHTS... --taught out/taught/held     against the teacher's own masks
+    python -m tools.train_nano agree WEIGHTS... --clips FOLDER --every 12    against the labels of a folder of clips
+
+WEIGHTS are names as `load_tracker` takes them: nano, or a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sam3_node.errors import Sam3NodeError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.rasterize import rasterize
+from sam3_node.tracking import Tracker
+from sam3_node.types import Mask
+from tools.scenes.clips import list_clips, read_clip
+from tools.vos.followers import View, make_prompt, see
+
+from .shards import list_shards, read_all
+from .taught import fit
+
+Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
+Bools = npt.NDArray[np.bool_]
+Labelled = tuple[str, Image, list[Bools]]
+"""What the figures are kept by, a picture, and the masks of its objects at its size."""
+
+KINDS = ("box", "point")
+ALL = "all"
+
+
+@dataclass
+class Agreement:
+    """IoU of each object by kind of prompt, for one group of pictures."""
+
+    ious: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+
+    def line(self) -> str:
+        """Counts and means in words."""
+        means = " · ".join(f"{kind} {np.mean(ious):.3f}" for kind, ious in self.ious.items())
+        return f"{means} · {len(self.ious[KINDS[0]])} objects"
+
+
+def main(words: list[str]) -> None:
+    """Run the command line `agree`."""
+    args = _arguments(words)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        for weights in args.weights:
+            pictures = (
+                from_shards(args.taught, args.most) if args.taught else from_clips(args.clips, args.every)
+            )
+            groups = agreement(load_tracker(weights, image_size=args.size), pictures)
+            for name in groups if args.groups else (ALL,):
+                print(f"{weights} {name}: {groups[name].line()}", flush=True)
+    except Sam3NodeError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def agreement(model: TrackerModel, pictures: Iterable[Labelled]) -> dict[str, Agreement]:
+    """The IoU of what each object's box and point give with its mask, by group and for all."""
+    tracker = Tracker(model, max_objects=1, bank_size=2)
+    groups = {ALL: Agreement()}
+    for group, image, masks in pictures:
+        view = see(model, image)
+        for mask in masks:
+            for kind in KINDS:
+                iou = overlap(segment(tracker, view, kind, mask), mask)
+                for name in (ALL, group):
+                    groups.setdefault(name, Agreement()).ious[kind].append(iou)
+    return groups
+
+
+@torch.inference_mode()
+def segment(tracker: Tracker, view: View, kind: str, truth: Bools) -> Bools:
+    """The mask bool [h, w] that a prompt of a kind gives, which shows the true mask."""
+    prompt = make_prompt(kind, Mask.from_full(truth)).to_model(0, view.scaling)
+    logits, _ = tracker.segment(view.features, prompt)
+    return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size).full()
+
+
+def overlap(one: Bools, other: Bools) -> float:
+    """IoU of two masks, of which one is not empty."""
+    return float(np.count_nonzero(one & other) / np.count_nonzero(one | other))
+
+
+def from_shards(folder: Path, most: int = 0) -> Iterator[Labelled]:
+    """The first `most` pictures of a folder of shards, 0 for all; their group is the folder they came from."""
+    for number, picture in enumerate(read_all(list_shards(folder))):
+        if most and number == most:
+            return
+        image = picture.image()
+        masks = [fit(mask, image) > 0 for mask in picture.masks()]
+        yield picture.name.split("/")[0], image, masks
+
+
+def from_clips(folder: Path, every: int) -> Iterator[Labelled]:
+    """Every so many frames of the clips of a folder in DAVIS' layout; their group is the clip."""
+    for name in list_clips(folder):
+        clip = read_clip(folder, name)
+        for index in range(0, len(clip), every):
+            labels = clip.labels(index)
+            yield name, clip.image(index), [labels == number for number in np.unique(labels) if number]
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.train_nano agree",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("weights", nargs="+", help="nano, or folders")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--taught", type=Path, help="folder of shards")
+    source.add_argument("--clips", type=Path, help="folder in DAVIS' layout")
+    parser.add_argument("--most", type=int, default=0, help="pictures of the shards; 0 for all")
+    parser.add_argument("--every", type=int, default=12, help="frames of the clips")
+    parser.add_argument("--size", type=int, default=0, help="px of the model's image; 0 for its own")
+    parser.add_argument("--groups", action="store_true", help="figures of each group, too")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
+    return parser.parse_args(words)

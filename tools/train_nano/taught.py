@@ -1,0 +1,153 @@
+"""Training on pictures that a teacher has labelled: single frames, and clips of a camera that moves over one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from sam3_node.errors import CameraError
+
+from .augment import SMALLEST, Augmentation, Sample, coverage
+from .cutouts import Sprite, cut_out
+from .shards import Taught, list_shards, read_all
+
+Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
+Labels = npt.NDArray[np.uint8]  # [h, w]
+Bools = npt.NDArray[np.bool_]
+
+COARSE = 4  # px by which masks are thinned out to compare them
+WITHIN, LARGER, SCENE = (
+    0.9,
+    1.3,
+    0.4,
+)  # a part: so much of it in another, that is so much larger, and no scene
+PART = 0.35  # how often a part is drawn, against a whole
+MOST_IDS = 6  # objects of a clip
+OVERLAP = 0.1  # of an object's area that another of the clip may cover
+WINDOW = (0.65, 0.95)  # of a picture's sides: what the moving camera sees of it
+TURN = 0.12  # radians
+
+
+class TaughtPictures:
+    """The pictures of a folder of shards, kept compressed; raises CameraError where there are none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, 0
+        self._pictures: list[Taught] = []
+        self.look_again()
+        if not self._pictures:
+            raise CameraError(
+                f"expected taught pictures in {folder}, found none: python -m tools.train_nano teach"
+            )
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def look_again(self) -> None:
+        """Read the shards that were written since."""
+        paths = list_shards(self._folder)
+        self._pictures += read_all(paths[self._known :])
+        self._known = len(paths)
+
+    def frame(self, rng: np.random.Generator, most: int) -> Sample | None:
+        """Up to `most` objects of one picture, which may cover one another; None where too little is left of them."""
+        picture = self._draw(rng)
+        image, masks = picture.image(), picture.masks()
+        augment = Augmentation.draw(rng, image.shape)
+        chosen = choose(rng, masks, 2 * most)
+        seen = [augment.labels(fit(masks[i], image)) > 0 for i in chosen]
+        seen = [mask for mask in seen if np.count_nonzero(mask) >= SMALLEST][:most]
+        if not seen:
+            return None
+        first = np.stack(seen)
+        return augment.image(image)[None], first, np.stack([coverage(mask)[None] for mask in first])
+
+    def clip(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
+        """A camera that moves over one picture."""
+        picture = self._draw(rng)
+        image, masks = picture.image(), picture.masks()
+        labels = np.zeros(image.shape[:2], np.uint8)
+        for number, index in enumerate(apart(masks, choose(rng, masks, 3 * MOST_IDS))[:MOST_IDS]):
+            labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
+        views = [_view(affine, image, labels) for affine in camera_path(rng, image.shape[:2], frames)]
+        return [view[0] for view in views], [view[1] for view in views]
+
+    def sprites(self, rng: np.random.Generator, count: int) -> list[Sprite]:
+        """Cut-outs of wholes of other pictures; sometimes fewer."""
+        found = []
+        for _ in range(count):
+            picture = self._draw(rng)
+            image, masks = picture.image(), picture.masks()
+            index = choose(rng, masks, 1)[0]
+            if 0.005 < masks[index].mean() < 0.2:
+                found.append(cut_out(image, fit(masks[index], image) > 0))
+        return [sprite for sprite in found if sprite is not None]
+
+    def _draw(self, rng: np.random.Generator) -> Taught:
+        return self._pictures[int(rng.integers(len(self._pictures)))]
+
+
+def choose(rng: np.random.Generator, masks: Bools, most: int) -> npt.NDArray[np.int64]:
+    """Up to `most` of masks [N, h, w] by their index, in random order, wholes more often than parts."""
+    weight = np.where(parts(masks), PART, 1.0)
+    count = min(most, len(masks))
+    return rng.choice(len(masks), size=count, replace=False, p=weight / weight.sum())
+
+
+def parts(masks: Bools) -> Bools:
+    """Which of masks [N, h, w] lie within another that is no scene, [N]."""
+    shared, area = _shared(masks)
+    within = shared >= WITHIN * area[:, None]
+    larger = area[None] >= LARGER * area[:, None]
+    no_scene = area[None] <= SCENE * (masks.shape[1] // COARSE) * (masks.shape[2] // COARSE)
+    return np.asarray((within & larger & no_scene).any(axis=1))
+
+
+def apart(masks: Bools, order: npt.NDArray[np.int64]) -> list[int]:
+    """Those of masks [N, h, w], in an order of indices, that hardly overlap with one before."""
+    shared, area = _shared(masks)
+    kept: list[int] = []
+    for index in order.tolist():
+        least = np.minimum(area[index], area[kept])
+        if (shared[index, kept] <= OVERLAP * least).all():
+            kept.append(index)
+    return kept
+
+
+def _shared(masks: Bools) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cells that masks [N, h, w] share with one another [N, N], and their areas [N], both thinned out."""
+    flat = masks[:, ::COARSE, ::COARSE].reshape(len(masks), -1).astype(np.float32)
+    return flat @ flat.T, flat.sum(axis=1)
+
+
+def camera_path(
+    rng: np.random.Generator, shape: tuple[int, ...], frames: int
+) -> list[npt.NDArray[np.float64]]:
+    """A 2x3 map of picture to view for each frame: a window that wanders, grows and turns over (height, width)."""
+    size = np.array(shape[1::-1], np.float64)
+    begin, end = rng.uniform(*WINDOW, 2), rng.uniform(0, 1, (2, 2))
+    angles = rng.normal(0, TURN, 2)
+    path = []
+    for time in np.linspace(0, 1, frames):
+        share = begin[0] + (begin[1] - begin[0]) * time
+        centre = size * (share / 2 + (1 - share) * (end[0] + (end[1] - end[0]) * time))
+        angle = angles[0] + (angles[1] - angles[0]) * time
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / share
+        path.append(np.hstack([turn, (size / 2 - turn @ centre)[:, None]]))
+    return path
+
+
+def _view(affine: npt.NDArray[np.float64], image: Image, labels: Labels) -> tuple[Image, Labels]:
+    size = (labels.shape[1], labels.shape[0])
+    seen = cv2.warpAffine(image, affine, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+    return seen, cv2.warpAffine(labels, affine, size, flags=cv2.INTER_NEAREST)
+
+
+def fit(mask: Bools, image: Image) -> Labels:
+    """A mask that was stretched to a square, at the size of its picture, 0 or 255."""
+    size = (image.shape[1], image.shape[0])
+    smooth = cv2.resize(mask.astype(np.uint8) * 255, size, interpolation=cv2.INTER_LINEAR)
+    return np.where(smooth > 127, 255, 0).astype(np.uint8)
