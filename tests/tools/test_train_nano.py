@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,12 @@ def test_the_plan_is_frames_and_then_longer_and_longer_clips_at_falling_rates() 
     assert list(frames) == sorted(frames)
     assert list(rates) == sorted(rates, reverse=True)
     assert sum(stage.seconds for stage in plan) == pytest.approx(300 * 60)
+
+
+def test_on_a_cpu_only_the_time_counts_that_training_had(trained: Trainer) -> None:
+    begun, waited = trained._clock(), time.monotonic()
+    time.sleep(0.2)
+    assert trained._clock() - begun < 0.1 < time.monotonic() - waited
 
 
 def test_the_rate_rises_and_falls_and_the_outside_weighs_more_later() -> None:
