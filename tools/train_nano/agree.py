@@ -1,4 +1,4 @@
-"""How well weights segment single frames, without memory: by the tight box of each mask, and by its innermost point.
+"""Measure the IoU of single frames without memory: each object prompted by its tight box, and by its innermost point.
 
     python -m tools.train_nano agree WEIGHTS... --taught out/taught/held     against the teacher's own masks
     python -m tools.train_nano agree WEIGHTS... --clips FOLDER --every 12    against the labels of a folder of clips
@@ -19,11 +19,11 @@ import torch
 
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.rasterize import rasterize
+from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.types import Mask
 from tools.scenes.clips import list_clips, read_clip
-from tools.vos.followers import View, make_prompt, see
+from tools.vos.followers import EncodedFrame, encode_frame, make_prompt
 
 from .shards import list_shards, read_all
 from .taught import fit
@@ -31,7 +31,7 @@ from .taught import fit
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Bools = npt.NDArray[np.bool_]
 Labelled = tuple[str, Image, list[Bools]]
-"""What the figures are kept by, a picture, and the masks of its objects at its size."""
+"""A group of figures, a picture, and the masks of its objects at its size."""
 
 KINDS = ("box", "point")
 ALL = "all"
@@ -44,7 +44,7 @@ class Agreement:
     ious: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
     def line(self) -> str:
-        """Counts and means in words."""
+        """Return counts and means as text."""
         means = " · ".join(f"{kind} {np.mean(ious):.3f}" for kind, ious in self.ious.items())
         return f"{means} · {len(self.ious[KINDS[0]])} objects"
 
@@ -67,11 +67,11 @@ def main(words: list[str]) -> None:
 
 
 def agreement(model: TrackerModel, pictures: Iterable[Labelled]) -> dict[str, Agreement]:
-    """The IoU of what each object's box and point give with its mask, by group and for all."""
+    """Return the IoU of each object's mask with the masks that its box and its point give, by group and for all."""
     tracker = Tracker(model, max_objects=1, bank_size=2)
     groups = {ALL: Agreement()}
     for group, image, masks in pictures:
-        view = see(model, image)
+        view = encode_frame(model, image)
         for mask in masks:
             for kind in KINDS:
                 iou = overlap(segment(tracker, view, kind, mask), mask)
@@ -81,20 +81,20 @@ def agreement(model: TrackerModel, pictures: Iterable[Labelled]) -> dict[str, Ag
 
 
 @torch.inference_mode()
-def segment(tracker: Tracker, view: View, kind: str, truth: Bools) -> Bools:
-    """The mask bool [h, w] that a prompt of a kind gives, which shows the true mask."""
+def segment(tracker: Tracker, view: EncodedFrame, kind: str, truth: Bools) -> Bools:
+    """Return the mask bool [h, w] for a prompt of this kind, made from the true mask."""
     prompt = make_prompt(kind, Mask.from_full(truth)).to_model(0, view.scaling)
     logits, _ = tracker.segment(view.features, prompt)
     return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size).full()
 
 
-def overlap(one: Bools, other: Bools) -> float:
-    """IoU of two masks, of which one is not empty."""
-    return float(np.count_nonzero(one & other) / np.count_nonzero(one | other))
+def overlap(a: Bools, b: Bools) -> float:
+    """Return the IoU of two masks, of which at least one is not empty."""
+    return float(np.count_nonzero(a & b) / np.count_nonzero(a | b))
 
 
 def from_shards(folder: Path, most: int = 0) -> Iterator[Labelled]:
-    """The first `most` pictures of a folder of shards, 0 for all; their group is the folder they came from."""
+    """Yield the first `most` pictures of a folder of shards, 0 for all; the group is the source folder."""
     for number, picture in enumerate(read_all(list_shards(folder))):
         if most and number == most:
             return
@@ -104,7 +104,7 @@ def from_shards(folder: Path, most: int = 0) -> Iterator[Labelled]:
 
 
 def from_clips(folder: Path, every: int) -> Iterator[Labelled]:
-    """Every so many frames of the clips of a folder in DAVIS' layout; their group is the clip."""
+    """Yield each `every`-th frame of the clips of a folder in DAVIS' layout; the group is the clip."""
     for name in list_clips(folder):
         clip = read_clip(folder, name)
         for index in range(0, len(clip), every):

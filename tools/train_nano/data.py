@@ -18,7 +18,7 @@ from sam3_node.errors import CameraError
 from tools.scenes.clips import list_clips, read_clip
 
 from .augment import SMALLEST, Augmentation, Sample, coverage
-from .compose import MOST_SPRITES, Image, Labels, compose
+from .compose import MAX_SPRITES, Image, Labels, compose
 from .cutouts import Sprite, cut_out, load_cutouts
 from .taught import TaughtPictures
 
@@ -86,7 +86,7 @@ class Sources:
         if recipe.frames == 1:
             return self._taught.frame(rng, recipe.objects)
         images, labels = self._taught.clip(rng, recipe.frames)
-        sprites = self._taught.sprites(rng, MOST_SPRITES) if rng.random() < LAID else []
+        sprites = self._taught.sprites(rng, MAX_SPRITES) if rng.random() < LAID else []
         if sprites:
             images, labels = compose(rng, images, labels, sprites)
         return prepare(rng, images, labels, recipe.objects)

@@ -62,9 +62,9 @@ def list_pictures(folder: Path, rounds: int = 3) -> list[Picture]:
 
 
 def is_held(name: str) -> bool:
-    """Whether a video is held aside: by the hash of its name up to the date, so that whole days are.
+    """Return True if a video is held aside, by the hash of its name up to the date, so that whole days are held.
 
-    A name without a date counts as a whole.
+    A name without a date is hashed completely.
     """
     day = DAY.match(name)
     return _hash(day[0] if day else name) % HELD_OF == 0
@@ -114,7 +114,7 @@ def _walk(folder: Path, rounds: int) -> Iterator[tuple[int, Picture]]:
 
 
 def _stills(folder: Path, parent: Path, rounds: int) -> Iterator[tuple[int, Picture]]:
-    """Of one folder of JPEG files, a sequence where all are named by a number."""
+    """Yield pictures of one folder of JPEG files: a sequence if all names are numbers, otherwise single photos."""
     paths = sorted(parent.glob("*.jpg"))
     if all(path.stem.isdecimal() for path in paths):
         places = dict.fromkeys(int(spread(number) * len(paths)) for number in range(rounds))

@@ -80,12 +80,12 @@ def read_shard(path: Path) -> list[Taught]:
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """The shards of a folder, in the order they were written."""
+    """Return the shards of a folder in the order of writing."""
     return sorted(folder.glob("shard-*.npz"))
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Where the number-th shard of a folder is."""
+    """Return the path of a shard by its number."""
     return folder / f"shard-{number:05d}.npz"
 
 

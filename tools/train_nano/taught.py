@@ -98,7 +98,7 @@ def choose(rng: np.random.Generator, masks: Bools, most: int) -> npt.NDArray[np.
 
 
 def parts(masks: Bools) -> Bools:
-    """Which of masks [N, h, w] lie within another that is no scene, [N]."""
+    """Return which masks of [N, h, w] lie within another mask that is not the whole scene, bool [N]."""
     shared, area = _shared(masks)
     within = shared >= WITHIN * area[:, None]
     larger = area[None] >= LARGER * area[:, None]

@@ -1,8 +1,8 @@
-"""The teacher: a trained SAM tracker that finds what there is in a picture, without a prompt of ours.
+"""The teacher: a trained SAM model that finds objects in a picture without prompts by hand.
 
-A grid of points asks for three masks each: a part, a larger part, the whole. Those that the teacher is sure of and that
-do not hang on a threshold are kept, once each. Then each mask's box is the prompt, which draws outlines better than a
-point does; a mask that the box does not give again was doubtful, and is dropped. Parts and wholes both stay.
+Each point of a grid gives three masks: a part, a larger part, the whole. Confident masks that do not depend on the
+threshold are kept, duplicates removed. Then the box of each mask is the prompt, because a box gives better outlines
+than a point. A mask that its box does not give again is dropped. Parts and wholes both stay.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ INSIDE, CORNERS = 1, (2, 3)
 
 @dataclass(frozen=True)
 class Choice:
-    """Which masks are kept.
+    """Thresholds for the masks to keep.
 
-    iou, stable: the least IoU that the teacher predicts, and the least share of a mask that stays when the threshold
-    moves by a logit to both sides. again: the least IoU with what the box gives. alike: the IoU from which on two masks
-    are one. smallest, largest: shares of the picture. most: masks of a picture.
+    iou, stable: lowest IoU that the teacher predicts, and lowest share of a mask that stays when the threshold moves by
+    a logit to both sides. again: lowest IoU with the mask that the box gives. alike: lowest IoU of
+    duplicates. smallest, largest: shares of the picture. most: masks of a picture.
     """
 
     iou: float = 0.70
