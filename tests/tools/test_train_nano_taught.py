@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import CameraError
+from tests.support.rectangles import write_rectangles
 from tools.train_nano import agree
 from tools.train_nano.augment import LOW
 from tools.train_nano.config import SIZE
@@ -16,8 +17,6 @@ from tools.train_nano.data import Clips, Recipe, Sources
 from tools.train_nano.shards import SIDE, pack_taught, shard_path, write_shard
 from tools.train_nano.taught import TaughtPictures, apart, camera_path, choose, fit, parts
 from tools.train_nano.train import CLIP_EVERY, picture_stages
-
-from .rectangles import write_rectangles
 
 HEIGHT, WIDTH = 96, 128
 COLOURS = ((30, 30, 220), (220, 30, 30), (30, 220, 30))  # BGR of the masks below
