@@ -12,20 +12,6 @@ from tests.support.paths import ROOT
 SOURCES = sorted([*(ROOT / "sam3_node").rglob("*.py"), *(ROOT / "tools").rglob("*.py")])
 MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
 
-EXEMPT = {
-    "tools/train_nano/compose.py",
-    "tools/train_nano/data.py",
-    "tools/train_nano/export.py",
-    "tools/train_nano/gates.py",
-    "tools/train_nano/losses.py",
-    "tools/train_nano/network.py",
-    "tools/train_nano/prompts.py",
-    "tools/train_nano/steps.py",
-    "tools/train_nano/train.py",
-    "tools/train_nano/__main__.py",
-}
-"""Files that nobody has rewritten yet. Take a file out once it is clean; add none."""
-
 OPENINGS = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Of)\b")
 """A docstring opens with a verb (functions) or a noun (types, modules), never with a relative clause."""
 
@@ -83,18 +69,8 @@ def list_hits(path: Path) -> list[str]:
 
 
 def test_plain_english() -> None:
-    hits = [
-        hit
-        for path in [*SOURCES, *MANUAL]
-        if path.relative_to(ROOT).as_posix() not in EXEMPT
-        for hit in list_hits(path)
-    ]
+    hits = [hit for path in [*SOURCES, *MANUAL] for hit in list_hits(path)]
     assert not hits, f"{len(hits)} places:\n" + "\n".join(hits)
-
-
-def test_the_exempt_files_still_need_it() -> None:
-    clean = [name for name in sorted(EXEMPT) if not (ROOT / name).exists() or not list_hits(ROOT / name)]
-    assert not clean, f"take them out of EXEMPT: {clean}"
 
 
 def test_the_list_finds_what_it_should() -> None:

@@ -150,7 +150,7 @@ def test_batches_mix_pictures_and_scenes(folder: Path, scenes: Path, tmp_path: P
 
 def test_clips_are_mixed_into_the_picture_stage() -> None:
     (stage,) = picture_stages(minutes=2)
-    frames = [stage.recipe_of(step).frames for step in range(2 * CLIP_EVERY)]
+    frames = [stage.get_recipe(step).frames for step in range(2 * CLIP_EVERY)]
     assert frames.count(1) == 2 * (CLIP_EVERY - 1)
     assert stage.seconds == 120
 

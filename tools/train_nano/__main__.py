@@ -113,7 +113,7 @@ def _take_pack(args: argparse.Namespace) -> None:
 
 
 def may_go_on(name: str, args: argparse.Namespace) -> bool:
-    """Whether a gate opens, or a pack has no clips to try it on."""
+    """Return True if a gate opens, or if a pack has no clips to try it on."""
     clips = args.scenes / HELD_OUT[name]
     if args.pack and not clips.is_dir():
         print(f"gate {name} not tried: no clips in {clips}", flush=True)

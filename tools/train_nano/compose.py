@@ -18,7 +18,7 @@ SOLID = 128
 
 @dataclass(frozen=True)
 class Path2D:
-    """Where a sprite is over time 0..1: centre, size (longer side) in shares of the picture, angle in radians."""
+    """Path of a sprite over time 0..1: centre, size (longer side) in shares of the picture, angle in radians."""
 
     start: npt.NDArray[np.float64]
     velocity: npt.NDArray[np.float64]

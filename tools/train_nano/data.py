@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a stage trains on: clips a batch, frames a clip, the most objects of a clip.
+    """Training data of a stage: clips per batch, frames per clip, maximum number of objects per clip.
 
     pictures: the share of clips that are made of pictures that a teacher has labelled.
     """

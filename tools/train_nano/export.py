@@ -19,7 +19,7 @@ MAX_BYTES = 12_000_000
 def read_checkpoint(
     path: Path, device: torch.device | str = "cpu", by: str = "tools.train_nano"
 ) -> dict[str, Any]:
-    """What training by the module `by` has written; raises ModelError where there is nothing, or something damaged."""
+    """Read a checkpoint of the module `by`. Raises ModelError if there is none or it is damaged."""
     if not path.is_file():
         raise ModelError(f"no checkpoint {path}: train first, python -m {by}")
     try:

@@ -1,6 +1,6 @@
 """Four gates, in this order; the training asks each before it spends the hours behind it.
 
-overfit   eight images with box prompts can be learned by heart: IoU well above that of a filled box
+overfit   eight images with box prompts can be overfitted: IoU well above that of a filled box
 parity    the training forward gives what transformers' streaming inference gives, on the same weights
 bank      on held-out clips the bank beats no bank, and both beat copying the first mask
 figures   on unseen scenes the exported weights reach what is asked of them
@@ -38,7 +38,7 @@ CORNER_LABELS = torch.tensor([[2, 3]], dtype=torch.int32)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a gate found: whether it opens, and one line that says why."""
+    """Outcome of a gate: whether it opens, and one line with the reason."""
 
     passed: bool
     text: str
@@ -60,7 +60,7 @@ def pass_gate(name: str, folder: Path, scenes: Path) -> Finding:
 
 
 def has_passed(name: str, folder: Path) -> bool:
-    """Whether a gate has opened before."""
+    """Return True if a gate has opened before."""
     return bool(_held(folder).get(name, {}).get("passed"))
 
 
@@ -74,7 +74,7 @@ def _held(folder: Path) -> dict[str, Any]:
 
 
 def overfit(folder: Path, scenes: Path) -> Finding:
-    """Learn eight images by heart."""
+    """Overfit eight images."""
     batch = Clips(Sources(scenes / "train", folder / "cache"), Recipe(8, 1, 6), 0).batch(
         np.random.default_rng(1)
     )
@@ -82,7 +82,7 @@ def overfit(folder: Path, scenes: Path) -> Finding:
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3)
     figures: dict[str, float] = {}
     for step in range(OVERFIT_STEPS):
-        features = net.encode(normalise(batch.images)).of(batch.clip)
+        features = net.encode(normalise(batch.images)).select(batch.clip)
         costs = frame_costs(net, features, batch, ("mask", "box"), ease=float(step < OVERFIT_STEPS // 2))
         loss, _ = total(costs["mask"] + costs["box"])
         figures = total(costs["box"][:1])[1]
@@ -170,7 +170,7 @@ def follow(net: TrainingTracker, images: list[Features], corners: Tensor) -> lis
 
 @torch.no_grad()
 def _stream(source: Any, frames: Tensor, corners: Tensor) -> list[Tensor]:
-    """The same by transformers' streaming inference."""
+    """Run transformers' streaming inference on the same frames."""
     session = Sam2VideoInferenceSession(video=None, video_height=SIZE, video_width=SIZE, dtype=torch.float32)
     prompt = {"point_coords": corners[None], "point_labels": CORNER_LABELS[None]}
     session.add_point_inputs(session.obj_id_to_idx(1), 0, prompt)

@@ -1,4 +1,4 @@
-"""What a decoded mask costs: cross entropy and dice against the covered share of each cell, IoU and presence heads."""
+"""Losses of decoded masks: cross entropy and dice against the covered share of each cell, IoU and presence heads."""
 
 from __future__ import annotations
 

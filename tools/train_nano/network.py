@@ -21,19 +21,22 @@ from sam3_node.models.sam.stages import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
 
 
 class Features(NamedTuple):
-    """Of M images: fine [M, C/8, 64, 64], middle [M, C/4, 32, 32], top [M, C, 16, 16]."""
+    """Features of M images: fine [M, C/8, 64, 64], middle [M, C/4, 32, 32], top [M, C, 16, 16]."""
 
     fine: Tensor
     middle: Tensor
     top: Tensor
 
-    def of(self, images: Tensor) -> Features:
-        """The features of N objects, whose image index int64 [N] is `images`."""
+    def select(self, images: Tensor) -> Features:
+        """Return the features of N objects; `images` int64 [N] holds the index of each object's image."""
         return Features(*(level[images] for level in self))
 
 
 class Decoded(NamedTuple):
-    """Of N objects: logits [N, K, 64, 64] and iou [N, K] of K candidate masks, pointers [N, K, C], presence [N]."""
+    """Output of the decoder for N objects and K candidate masks each.
+
+    logits [N, K, 64, 64], iou [N, K], pointers [N, K, C], presence [N].
+    """
 
     logits: Tensor
     iou: Tensor
@@ -174,7 +177,7 @@ class TrainingTracker(nn.Module):
         return image._replace(top=image.top + self.source.no_memory_embedding.reshape(1, -1, 1, 1))
 
     def mask_prompt(self, image: Features, mask: Tensor) -> Decoded:
-        """What is decoded for a mask given as prompt, float [N, 256, 256] in 0..1."""
+        """Decode a mask prompt, float [N, 256, 256] in 0..1."""
         small = self.source.mask_downsample(mask[:, None])[:, 0]
         sparse, _ = self.nothing(len(mask))
         return self.decode(image, sparse, self._dense(small, len(mask)))

@@ -60,7 +60,7 @@ def _any_of(allowed: Tensor) -> Tensor:
 
 
 def _depth(masks: Tensor, rounds: int = 6) -> Tensor:
-    """How far inside its mask each pixel lies, in erosions by 3x3, at most `rounds`; masks bool [N, h, w]."""
+    """Return the depth of each pixel in its mask, in erosions by 3x3, at most `rounds`; masks bool [N, h, w]."""
     depth = masks.float()
     for _ in range(rounds):
         masks = _eroded(masks)

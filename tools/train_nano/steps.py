@@ -89,7 +89,7 @@ def clip_cost(
     memories: list[Memory] = []
     costs = []
     for frame in range(frames):
-        image = features.of(batch.clip * frames + frame)
+        image = features.select(batch.clip * frames + frame)
         target = batch.masks[:, frame].float() / 255
         prompted, guidance = frame in (0, again), batch.images.new_zeros((), dtype=torch.float32)
         if prompted:
@@ -122,7 +122,7 @@ def _difference(net: TrainingTracker, read: Tensor, top: Tensor, target: Tensor)
 def _prompted(
     net: TrainingTracker, image: Features, batch: Batch, frame: int, kind: str
 ) -> tuple[Decoded, Tensor, int]:
-    """What is decoded for a prompt, the mask logits to remember, and which candidate they are."""
+    """Decode a prompt. Return the output, the mask logits to remember, and the index of their candidate."""
     if kind == "mask":
         return net.mask_prompt(image, batch.first.float()), mask_logits(batch.first), GIVEN
     mask = batch.first if frame == 0 else _enlarged(batch.masks[:, frame])

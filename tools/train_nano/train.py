@@ -65,8 +65,8 @@ class Stage:
         """All that it trains on."""
         return [self.recipe, *([self.beside] if self.beside else [])]
 
-    def recipe_of(self, step: int) -> Recipe:
-        """What a step trains on."""
+    def get_recipe(self, step: int) -> Recipe:
+        """Return the recipe of a step."""
         return self.beside if self.beside and step % CLIP_EVERY == CLIP_EVERY - 1 else self.recipe
 
 
@@ -91,7 +91,7 @@ def picture_stages(minutes: float) -> list[Stage]:
 
 @dataclass
 class Progress:
-    """Where the training is: stage index, seconds of training in it, steps and seconds in all."""
+    """Position in the training: stage index, seconds of training in it, steps and seconds in all."""
 
     stage: int = 0
     seconds: float = 0.0
@@ -136,7 +136,7 @@ class Trainer:
         saved = said = time.monotonic()
         begun = self._clock()
         while self.progress.seconds < stage.seconds:
-            recipe = stage.recipe_of(self.progress.step)
+            recipe = stage.get_recipe(self.progress.step)
             record = self._step(stage, recipe, _to(next(batches[recipe]), self.device), rng)
             spent, begun = self._clock() - begun, self._clock()
             self.progress.seconds += spent
@@ -184,11 +184,11 @@ class Trainer:
     def _costs(
         self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator
     ) -> tuple[dict[str, list[Cost]], list[Cost]]:
-        """Of the prompted first frames by kind of prompt, and of the frames of clips."""
+        """Return the losses of the prompted first frames by kind of prompt, and those of the frames of clips."""
         frames = recipe.frames
         with torch.set_grad_enabled(stage.encoder):
             features = self.net.encode(normalise(batch.images))
-        first = features.of(batch.clip * frames)
+        first = features.select(batch.clip * frames)
         ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE
         if frames == 1:
             kinds = KINDS if not stage.light or rng.random() < SHOWN else KINDS[:2]
@@ -270,7 +270,7 @@ def _batches(clips: Clips, workers: int) -> Iterator[Batch]:
 
 
 def easiness(share: float) -> float:
-    """How little the outside weighs when `share` of a stage that teaches something new is over: see `losses.cost`."""
+    """Return the weight of the outside after `share` of a stage that teaches something new, see `losses.cost`."""
     left = min(1.0, max(0.0, (NORMAL - share) / (NORMAL - EASY)))
     return EASE + (1 - EASE) * left
 
