@@ -27,8 +27,10 @@ NAMES = ("red mug", "green bottle")
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all that the node stepped. On a machine that is starved a recorder may miss a frame, which it counts, and what
-    it lacks cannot be replayed: then it is made again."""
+    """Record all frames that the node stepped; record again if the recorder missed one, as on a busy machine.
+
+    The recorder counts the frames that it missed. A recording that lacks a stepped frame cannot be replayed.
+    """
     for _ in range(3):
         path = record(tmp_path_factory.mktemp("live"))
         found = RecordingReader([path])

@@ -24,7 +24,7 @@ def square(y: int, x: int, side: int, of: int = SIDE) -> Tensor:
 
 
 def decoded(logits: Tensor, iou: float = 1.0, presence: float = 20.0) -> Decoded:
-    """Of logits [N, K, 64, 64]."""
+    """Make the decoder's output from logits [N, K, 64, 64]."""
     count, candidates = logits.shape[:2]
     return Decoded(
         logits,

@@ -39,4 +39,4 @@ def test_another_topic_or_number_of_parts_is_refused() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_event_or_refused(data: bytes) -> None:
     with contextlib.suppress(WireError):
-        unpack_event([EVENTS_TOPIC, data])
+        assert isinstance(unpack_event([EVENTS_TOPIC, data]), Event)

@@ -130,7 +130,7 @@ def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) ->
             writer.add(outcome)
             completion.progress("pushing", writer.frames, total)
     except StoppedWaitingError:
-        pass
+        pass  # raised only after a stop: the check below reports it
     finally:
         writer.flush()
     if completion.stop.is_set():
