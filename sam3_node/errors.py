@@ -99,6 +99,12 @@ class CapacityError(RequestError):
     code = "full"
 
 
+class BusyError(RequestError):
+    """Raised when a request was not carried out because too many others wait for the node."""
+
+    code = "busy"
+
+
 class MissingExtraError(Sam3NodeError):
     """Raised when an optional dependency is missing; the message names the extra that installs it."""
 

@@ -17,13 +17,16 @@ from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
-from .operations import handle_request, has_changed_state
-from .stats import CameraStats, rss_bytes
+from .operations import NODE_QUERIES, handle_request, has_changed_state
+from .stats import CameraSnapshot, CameraStats, NodeSnapshot, rss_bytes
 
 log = logging.getLogger(__name__)
 
 POLL_MS = 100
-REQUESTS_PER_TURN = 32
+STEP_SHARE_OF_REQUESTS = 0.5
+"""Between two steps, requests take at most this share of a step, or one request."""
+FIRST_BUDGET_S = 0.05  # before the first step
+SNAPSHOT_WAIT_S = 0.02  # publishing takes less, unless delivery is lossless and a reader does not read
 STATS_LOG_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
@@ -43,6 +46,10 @@ class Node:
         self._stats: dict[str, CameraStats] = {}
         self._refused = 0
         self._pack_us = 0
+        self._request_budget_s = FIRST_BUDGET_S
+        self._publishing = threading.RLock()
+        """Held from publishing masks or an event until the snapshot contains their effect."""
+        self._snapshot: NodeSnapshot | None = None
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
         self._open_sockets = ExitStack()
 
@@ -64,12 +71,13 @@ class Node:
         transport, tracker = self._settings.transport, self._settings.tracker
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
-        self._control = self._open_sockets.enter_context(ControlServer(transport.control))
+        self._control = self._open_sockets.enter_context(ControlServer(transport.control, self._answer_now))
         self.perception = Perception.load(self._settings)
-        self.perception.describe()  # computes the weights' digests now; later it would delay frames
+        self._description = self.perception.describe()  # computes digests; later it would delay frames
         self._frames = self._open_sockets.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
+        self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
         gc.collect()
@@ -94,28 +102,50 @@ class Node:
         log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the node and of each camera: the reply to `status`."""
+        """Return the state of the node and of each camera: the reply to `status`. Any thread may call it."""
+        return self._format_status(self._current_snapshot())
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a recorder stores about the node: the reply to `describe`. Any thread may call it.
+
+        `events` counts the events so far. Prompts and objects are the outcome of exactly these events.
+        """
+        snapshot = self._current_snapshot()
+        cameras = self._format_status(snapshot)["cameras"]
+        return {**self._description, **snapshot.perception, "events": snapshot.events, "cameras": cameras}
+
+    def _format_status(self, snapshot: NodeSnapshot) -> dict[str, Any]:
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
-            **self.perception.status(),
+            **snapshot.perception,
             "rss_bytes": rss_bytes(),
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,
-            "cameras": {camera: self._camera_status(camera) for camera in self.perception.pipelines},
+            "cameras": {camera: found.describe() for camera, found in snapshot.cameras.items()},
         }
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a recorder stores about the node: the reply to `describe`. `events` counts the events so far."""
-        return {**self.perception.describe(), "events": self._events, "cameras": self.status()["cameras"]}
+    def _current_snapshot(self) -> NodeSnapshot:
+        """Return the newest snapshot. It contains what has been published, but does not wait for a step."""
+        published = self._publishing.acquire(timeout=SNAPSHOT_WAIT_S)
+        try:
+            assert self._snapshot is not None
+            return self._snapshot
+        finally:
+            if published:
+                self._publishing.release()
 
-    def _camera_status(self, camera: str) -> dict[str, Any]:
-        pipeline = self.perception.pipelines[camera]
-        return {
-            **self._stats[camera].describe(),
-            "objects": len(pipeline.objects),
-            "turned_away": pipeline.turned_away,
+    def _take_snapshot(self) -> None:
+        cameras = {
+            camera: CameraSnapshot(self._stats[camera], len(pipeline.objects), pipeline.turned_away)
+            for camera, pipeline in self.perception.pipelines.items()
         }
+        self._snapshot = NodeSnapshot(self.perception.status(), cameras, self._events)
+
+    def _answer_now(self, request: Request) -> Reply | None:
+        """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
+        ready = self._snapshot is not None and request.op in NODE_QUERIES
+        return handle_request(self, request) if ready else None
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
@@ -133,15 +163,16 @@ class Node:
             self._answer_requests(POLL_MS)
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
-        for _ in range(REQUESTS_PER_TURN):
-            received = self._control.receive(timeout_ms)
-            if received is None:
-                return
+        """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
+        left_s = self._request_budget_s
+        while left_s > 0 and (received := self._control.receive(timeout_ms)) is not None:
+            begin_s = time.monotonic()
             peer, request = received
-            try:
-                self._control.reply(peer, self._answer(request))
-            except Sam3NodeError as error:
-                log.warning("control: the reply to %s could not be sent: %s", request.op, error)
+            self._control.reply(peer, self._answer(request))
+            took_s = time.monotonic() - begin_s
+            left_s -= took_s
+            if took_s > left_s:
+                return
             timeout_ms = 0
 
     def _answer(self, request: Request) -> Reply:
@@ -152,8 +183,13 @@ class Node:
         return reply
 
     def _publish_event(self, op: str, args: dict[str, Any]) -> None:
-        self._masks.send_event(Event(self._events, op, args))
-        self._events += 1
+        with self._publishing:
+            try:
+                self._masks.send_event(Event(self._events, op, args))
+            except Sam3NodeError as error:  # recorders count the missing number as lost
+                log.error("event %d, %s, could not be published: %s", self._events, op, error)
+            self._events += 1
+            self._take_snapshot()
 
     def _step_next(self, stop: threading.Event) -> None:
         received = self._frames.take(timeout_ms=0)
@@ -162,7 +198,11 @@ class Node:
         stats = self._stats[received.frame.camera]
         stats.begin(received.frame, received.received_ns, received.skipped)
         try:
-            self._publish(self._step(received), stop)
+            masks = self._step(received)
+            with self._publishing:
+                self._publish(masks, stop)
+                stats.end(received.frame, received.received_ns)
+                self._take_snapshot()
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
             self._log_failure(received, error)
@@ -171,7 +211,7 @@ class Node:
                 {"camera": received.frame.camera, "seq": received.frame.seq, "error": str(error)[:200]},
             )
         else:
-            stats.end(received.frame, received.received_ns)
+            self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
@@ -206,8 +246,8 @@ class Node:
             return False
         log.info("camera %s: new, served", camera)
         self.perception.serve(camera)
-        self._publish_event(SERVED, {"camera": camera})
         self._stats[camera] = CameraStats()
+        self._publish_event(SERVED, {"camera": camera})
         return True
 
     def _drop_idle_camera(self) -> bool:
@@ -234,6 +274,6 @@ class Node:
         if now_s < self._next_stats_log_s:
             return
         self._next_stats_log_s = now_s + STATS_LOG_EVERY_S
-        for camera in self.perception.pipelines:
-            log.info("camera %s: %s", camera, self._camera_status(camera))
+        for camera, found in self._current_snapshot().cameras.items():
+            log.info("camera %s: %s", camera, found.describe())
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

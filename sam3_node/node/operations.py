@@ -11,13 +11,12 @@ from ..errors import RequestError, Sam3NodeError, WireError
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline, PromptResult
 from ..perception.prompts import FramePrompt
-from ..wire import Failure, Fields, Reply, Request, decode_mask, encode_mask
+from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
 
 MAX_LABEL_CHARACTERS = 256
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
-INTERNAL_ERROR = "internal"
 PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import resource
+import statistics
 import time
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..types import Frame
+from ..wire import MAX_INT
 
 WINDOW_FRAMES = 1000
 RATE_FRAMES = 100
+STEP_FRAMES = 15
 
 
 class CameraStats:
@@ -20,6 +25,7 @@ class CameraStats:
 
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival.
+    One thread counts; any thread may read. Counts stop at the largest integer of a message.
     """
 
     def __init__(self) -> None:
@@ -29,15 +35,23 @@ class CameraStats:
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._ends_s: deque[float] = deque(maxlen=RATE_FRAMES)
+        self._begin_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=STEP_FRAMES)
 
     @property
     def idle_s(self) -> float:
         """Seconds since the last frame was stepped; infinite before the first."""
         return time.monotonic() - self._ends_s[-1] if self._ends_s else float("inf")
 
+    @property
+    def median_step_s(self) -> float:
+        """Median duration in seconds of the last steps, publication included; 0 before the first."""
+        return statistics.median(self._steps_s) if self._steps_s else 0.0
+
     def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
         """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
-        self.skipped += skipped
+        self._begin_s = time.monotonic()
+        self.skipped = min(self.skipped + skipped, MAX_INT)
         self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
 
     def end(self, frame: Frame, received_ns: int) -> None:
@@ -46,6 +60,7 @@ class CameraStats:
         self.last_seq = frame.seq
         self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
         self._ends_s.append(time.monotonic())
+        self._steps_s.append(self._ends_s[-1] - self._begin_s)
 
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
@@ -55,7 +70,7 @@ class CameraStats:
     def describe(self) -> dict[str, Any]:
         """Return the counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
         return {
-            "received": self.stepped + self.failed + self.skipped,
+            "received": min(self.stepped + self.failed + self.skipped, MAX_INT),
             "stepped": self.stepped,
             "skipped": self.skipped,
             "failed": self.failed,
@@ -69,10 +84,11 @@ class CameraStats:
         }
 
     def _rate(self) -> float:
-        if len(self._ends_s) < 2:
+        ends_s = list(self._ends_s)
+        if len(ends_s) < 2:
             return 0.0
         # measured up to now, so the rate of a stopped camera falls
-        return round(len(self._ends_s) / max(time.monotonic() - self._ends_s[0], 1e-9), 2)
+        return round(len(ends_s) / max(time.monotonic() - ends_s[0], 1e-9), 2)
 
 
 def _origin_ns(frame: Frame, received_ns: int) -> int:
@@ -80,9 +96,32 @@ def _origin_ns(frame: Frame, received_ns: int) -> int:
 
 
 def _percentile_ms(values_ns: deque[int], fraction: float) -> float | None:
-    if not values_ns:
-        return None
-    return round(sorted(values_ns)[int(fraction * (len(values_ns) - 1))] / 1e6, 3)
+    ordered = sorted(values_ns)  # copies at once: another thread may append
+    return round(ordered[int(fraction * (len(ordered) - 1))] / 1e6, 3) if ordered else None
+
+
+@dataclass(frozen=True, slots=True)
+class CameraSnapshot:
+    """A camera between two frames: its counts, which go on, and its objects at that moment."""
+
+    stats: CameraStats
+    objects: int
+    turned_away: int
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts, and the number of objects and of detections that found no free slot."""
+        return {**self.stats.describe(), "objects": self.objects, "turned_away": self.turned_away}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """The node between two actions. `status` and `describe` are answered from it, also while a step runs."""
+
+    perception: Mapping[str, Any]
+    """`Perception.status()`"""
+    cameras: Mapping[str, CameraSnapshot]
+    events: int
+    """number of events that were published before this moment; the rest of the snapshot is their outcome"""
 
 
 def rss_bytes() -> int:

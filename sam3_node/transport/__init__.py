@@ -1,7 +1,8 @@
 """ZeroMQ transport of frames, masks and control messages. No other package imports zmq."""
 
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
-from .control import ControlClient, ControlServer, Peer, poll
+from .control import ControlClient, ControlServer, poll
+from .request_queue import Peer
 from .tap import ReceivedMessage, StreamTap
 
 __all__ = [

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
+import math
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
 
-from ..errors import RequestError, Sam3NodeError, TransportError, WireError
+from ..errors import BusyError, RequestError, Sam3NodeError, TransportError, WireError
 from ..types import Buffer, Closeable
-from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
+from ..wire import (
+    INTERNAL_ERROR,
+    Failure,
+    Reply,
+    Request,
+    pack_reply,
+    pack_request,
+    unpack_reply,
+    unpack_request,
+)
 from .channels import FrameSubscriber
+from .request_queue import Peer, RequestQueue, WaitingRequest
 from .sockets import (
     MAX_MESSAGE_BYTES,
     BoundSocket,
@@ -24,68 +39,161 @@ from .sockets import (
     send_parts,
 )
 
-QUEUE = 64
-LINGER_MS = 100
-MAX_MALFORMED_PER_CALL = 64
+log = logging.getLogger(__name__)
 
-Peer = tuple[bytes, ...]
-"""The envelope of a request, which routes the reply."""
+QUEUE = 64
+REQUESTS_READ_AHEAD = 2
+"""Requests of each peer that libzmq reads before the server takes them. They may be large, so there are few."""
+MAX_REPLY_BYTES = 16 << 20
+LINGER_MS = 100
+MAX_WAIT_S = 10.0
+"""Seconds after which a waiting request is refused: its client has given up."""
+WORK_S = 0.002
+REST_PER_WORK = 3.0
+"""While requests keep coming, the server's thread rests after WORK_S, and so takes at most a quarter of one core."""
+
+AnswerNow = Callable[[Request], Reply | None]
 
 
 class ControlServer(Closeable):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
+    A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
+    in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A peer with
+    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, answer_now: AnswerNow = lambda request: None) -> None:
         self.rejected = 0
+        """Number of requests that were malformed, found no place, or waited too long."""
         self.last_error: str | None = None
-        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_MESSAGE_BYTES)
+        self._answer_now = answer_now
+        self._bound = BoundSocket(
+            zmq.ROUTER,
+            endpoint,
+            QUEUE,
+            MAX_MESSAGE_BYTES,
+            heartbeats=False,
+            receive_queue=REQUESTS_READ_AHEAD,
+        )
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
+        self._requests = RequestQueue()
+        self._replies: deque[tuple[Peer, bytes]] = deque()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"control {endpoint}", daemon=True)
+        self._thread.start()
 
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
         """Return the next request and the peer to reply to, or None when no request arrives in time.
 
-        A malformed request is answered with the error `bad_message` and counted in `rejected`. After
-        MAX_MALFORMED_PER_CALL of them the call returns None, so that a flood cannot block the caller.
+        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead.
         """
-        for _ in range(MAX_MALFORMED_PER_CALL):
-            if not self._socket.poll(timeout_ms):
-                return None
-            parts = receive_parts(self._socket)
-            if parts is None:
-                return None
-            request = self._unpack(parts)
-            if request is not None:
-                return _envelope(parts), request
+        while (waiting := self._requests.take(timeout_ms)) is not None:
+            waited_s = time.monotonic() - waiting.arrived_s
+            if waited_s <= MAX_WAIT_S:
+                return waiting.peer, unpack_request(waiting.body)
+            self._refuse(
+                waiting, f"the request waited for {waited_s:.0f} s and was not carried out; send it again"
+            )
+            timeout_ms = 0
         return None
 
     def reply(self, peer: Peer, reply: Reply) -> None:
-        """Answer a request without waiting. A peer that has gone, or does not read, loses its reply."""
-        send_parts(self._socket, [*peer, pack_reply(reply)], MAX_MESSAGE_BYTES)
+        """Answer a request without waiting. A peer that has gone, or does not read, loses its reply.
+
+        A reply that cannot be packed, or that is too large for a message, becomes an error reply.
+        """
+        self._replies.append((peer, _pack_any_reply(reply)))
+        self._wake()
 
     @property
-    def wakeup(self) -> Socket:
-        """Socket to poll for requests."""
-        return self._socket
+    def wakeup(self) -> int:
+        """File descriptor that is readable exactly while a request waits."""
+        return self._requests.fileno()
 
     def close(self) -> None:
         """Stop answering. Queued replies are still sent. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake()
+        self._thread.join()
         self._bound.close(LINGER_MS)
+        self._requests.close()
+        os.close(self._wake_writer)
+        os.close(self._wake_reader)
 
-    def _unpack(self, parts: list[memoryview]) -> Request | None:
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread, too
+            os.write(self._wake_writer, b"\0")
+
+    def _run(self) -> None:
+        awake = zmq.Poller()
+        awake.register(self._wake_reader, zmq.POLLIN)
+        awake.register(self._socket, zmq.POLLIN)
+        resting = zmq.Poller()
+        resting.register(self._wake_reader, zmq.POLLIN)
+        rest_until_s = 0.0
+        while not self._closing:
+            rest_ms = (rest_until_s - time.monotonic()) * 1000
+            if rest_ms > 0:
+                resting.poll(math.ceil(rest_ms))
+            else:
+                awake.poll()
+                rest_until_s = self._receive_requests()
+            self._send_replies()
+        self._send_replies()
+
+    def _receive_requests(self) -> float:
+        """Receive for at most WORK_S. Return the monotonic time until which to rest; 0 if no more requests wait."""
+        begin_s = time.monotonic()
+        while (parts := receive_parts(self._socket)) is not None:
+            try:
+                self._accept(parts)
+            except Exception:  # no request may end this thread
+                self.rejected += 1
+                log.exception("control: a request failed in the server")
+            worked_s = time.monotonic() - begin_s
+            if worked_s > WORK_S:
+                return begin_s + worked_s * (1 + REST_PER_WORK)
+        return 0.0
+
+    def _accept(self, parts: list[memoryview]) -> None:
+        peer = _envelope(parts)
         try:
-            if len(_envelope(parts)) + 1 != len(parts):
+            if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
-            return unpack_request(parts[-1])
+            request = unpack_request(parts[-1])
         except WireError as error:
             self.rejected += 1
             self.last_error = str(error)
-            self.reply(_envelope(parts), Reply.failed(0, error))
-            return None
+            self._send(peer, _pack_any_reply(Reply.failed(0, error)))
+            return
+        reply = self._answer_now(request)
+        if reply is not None:
+            self._send(peer, _pack_any_reply(reply))
+            return
+        for refused in self._requests.put(WaitingRequest(peer, request.id, parts[-1], time.monotonic())):
+            self._refuse(refused, "too many requests wait for the node; wait for replies before sending more")
+
+    def _refuse(self, refused: WaitingRequest, message: str) -> None:
+        self.rejected += 1
+        self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
+
+    def _send_replies(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_reader, 4096)
+        while self._replies:
+            self._send(*self._replies.popleft())
+
+    def _send(self, peer: Peer, body: bytes) -> None:
+        send_parts(self._socket, [*peer, body], MAX_MESSAGE_BYTES)
 
 
 class ControlClient(Closeable):
@@ -180,6 +288,19 @@ def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None
 
 def _envelope(parts: list[memoryview]) -> Peer:
     return tuple(bytes(part) for part in parts[: 2 if len(parts) > 2 and not parts[1].nbytes else 1])
+
+
+def _pack_any_reply(reply: Reply) -> bytes:
+    """Pack a reply; if it cannot be packed or is too large, pack an error reply that says so."""
+    try:
+        body = pack_reply(reply)
+        if len(body) <= MAX_REPLY_BYTES:
+            return body
+        reason = f"expected a reply of at most {MAX_REPLY_BYTES} bytes, found {len(body)}"
+    except Exception as error:  # any value may be in a result
+        reason = f"{error}".encode("ascii", "backslashreplace").decode()[:200]
+    log.error("control: the reply to request %d could not be packed: %s", reply.id, reason)
+    return pack_reply(Reply(reply.id, error=Failure(INTERNAL_ERROR, f"the reply cannot be sent: {reason}")))
 
 
 def _read_result(reply: Reply) -> Any:

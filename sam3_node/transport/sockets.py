@@ -61,11 +61,21 @@ class BoundSocket:
     Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed.
     """
 
-    def __init__(self, kind: int, endpoint: str, queue: int, max_bytes: int, heartbeats: bool = True) -> None:
+    def __init__(
+        self,
+        kind: int,
+        endpoint: str,
+        queue: int,
+        max_bytes: int,
+        heartbeats: bool = True,
+        receive_queue: int | None = None,
+    ) -> None:
         _check_endpoint(endpoint)
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
         self.socket = open_socket(kind, queue, max_bytes, heartbeats, self._context)
+        if receive_queue is not None:
+            self.socket.setsockopt(zmq.RCVHWM, receive_queue)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:

@@ -1,7 +1,16 @@
 """Messages of wire version 1 as bytes. Unpacking returns a message or raises WireError, for any input."""
 
-from .codec import VERSION, Fields, Limits, pack, unpack
-from .control import Failure, Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
+from .codec import MAX_INT, VERSION, Fields, Limits, pack, unpack
+from .control import (
+    INTERNAL_ERROR,
+    Failure,
+    Reply,
+    Request,
+    pack_reply,
+    pack_request,
+    unpack_reply,
+    unpack_request,
+)
 from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, unpack_event
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
@@ -13,6 +22,8 @@ __all__ = [
     "DROPPED",
     "EVENTS_TOPIC",
     "FAILED",
+    "INTERNAL_ERROR",
+    "MAX_INT",
     "SERVED",
     "VERSION",
     "Event",

@@ -12,6 +12,8 @@ from ..errors import Sam3NodeError
 from ..types import Buffer
 from .codec import VERSION, Fields, Limits, pack, unpack
 
+INTERNAL_ERROR = "internal"
+"""Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
 
 

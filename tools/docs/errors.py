@@ -27,6 +27,7 @@ ADVICE = {
     "UnknownFrameError": "Raise `tracker.feature_cache`, or prompt on a newer frame.",
     "UnknownPhraseError": "Use one of the nearest phrases that the message names, or add the phrase to the vocabulary.",
     "CapacityError": "`tracker.max_objects` are tracked: remove one.",
+    "BusyError": "Wait for each reply before the next request. If another client floods the node, stop that client.",
     "MissingExtraError": "Install the extra that the message names.",
     "OutputError": "Check the path, the rights and the free space.",
     "ProcessError": "Read the last lines of the process, which the message carries.",

@@ -1,0 +1,109 @@
+"""The requests that wait for the node: bounded for each peer and in all, and taken from the peers in turn."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+from ..types import Buffer
+
+MAX_REQUESTS_PER_PEER = 32
+MAX_WAITING_BYTES = 24 << 20
+OVERHEAD_BYTES = 1024  # approximate memory of a waiting request beside its body
+
+Peer = tuple[bytes, ...]
+"""The envelope of a request, which routes the reply. Its first part is the identity of the connection."""
+
+
+class WaitingRequest(NamedTuple):
+    """A request that is known to be well-formed. It waits packed: unpacked it may take many times the memory."""
+
+    peer: Peer
+    id: int
+    body: Buffer
+    arrived_s: float
+    """of the monotonic clock"""
+
+    @property
+    def cost(self) -> int:
+        """Approximate memory in bytes."""
+        return memoryview(self.body).nbytes + OVERHEAD_BYTES
+
+
+class _PeerQueue:
+    """The waiting requests of one peer, the oldest first."""
+
+    def __init__(self) -> None:
+        self.requests: deque[WaitingRequest] = deque()
+        self.cost = 0
+
+
+class RequestQueue:
+    """A queue of requests with one line for each peer; the peers take turns, whatever the length of their lines.
+
+    When MAX_WAITING_BYTES wait, a request displaces the newest requests of the peer whose requests take most, unless
+    that is its own peer. A file descriptor is readable exactly while a request waits. All methods may be called from
+    any thread.
+    """
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
+        self._cost = 0
+        self._changed = threading.Condition()
+        self._reader, self._writer = os.pipe()
+
+    def put(self, request: WaitingRequest) -> list[WaitingRequest]:
+        """Add a request. Return the requests that found no place: this one, or others that it displaced."""
+        with self._changed:
+            own = self._peers.get(request.peer[0])
+            if own is not None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
+                return [request]
+            displaced: list[WaitingRequest] = []
+            while self._peers and self._cost + request.cost > MAX_WAITING_BYTES:
+                name, largest = max(self._peers.items(), key=lambda item: item[1].cost)
+                if largest.cost <= (own.cost if own else 0) + request.cost:
+                    return [*displaced, request]
+                displaced.append(self._remove(name, largest, newest=True))
+            self._add(request)
+            return displaced
+
+    def take(self, timeout_ms: int) -> WaitingRequest | None:
+        """Return the oldest request of the peer whose turn it is, or None when none arrives in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._peers), timeout_ms / 1000):
+                return None
+            name, queue = next(iter(self._peers.items()))
+            taken = self._remove(name, queue)
+            if queue.requests:
+                self._peers.move_to_end(name)
+            return taken
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable exactly while a request waits."""
+        return self._reader
+
+    def close(self) -> None:
+        """Close the descriptor. Call it when no thread uses the queue any more."""
+        os.close(self._writer)
+        os.close(self._reader)
+
+    def _add(self, request: WaitingRequest) -> None:
+        if not self._peers:
+            os.write(self._writer, b"\0")
+        queue = self._peers.setdefault(request.peer[0], _PeerQueue())
+        queue.requests.append(request)
+        queue.cost += request.cost
+        self._cost += request.cost
+        self._changed.notify()
+
+    def _remove(self, name: bytes, queue: _PeerQueue, newest: bool = False) -> WaitingRequest:
+        removed = queue.requests.pop() if newest else queue.requests.popleft()
+        queue.cost -= removed.cost
+        self._cost -= removed.cost
+        if not queue.requests:
+            del self._peers[name]
+            if not self._peers:
+                os.read(self._reader, 1)
+        return removed
