@@ -63,6 +63,16 @@ class FrameKey(NamedTuple):
     capture_ns: int
 
 
+MAX_MISSING_FRAMES = 3600 * 1000
+"""An hour at 1000 frames a second. A greater step of `seq` means that the camera started again."""
+
+
+def count_missing_frames(earlier_seq: int, later_seq: int) -> int:
+    """Return the number of frames between two of a camera; 0 if it started again in between."""
+    missing = later_seq - earlier_seq - 1
+    return missing if 0 <= missing <= MAX_MISSING_FRAMES else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Intrinsics:
     """Pinhole intrinsics in pixels, with the distortion `coeffs` of `model` in OpenCV's order.

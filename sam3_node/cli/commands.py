@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import OutputError, RequestError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..client import PerceptionClient, Segmentation
@@ -113,7 +114,7 @@ def object_list(args: Namespace, settings: Settings) -> None:
     for tracked in objects:
         unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
         print(
-            f"{tracked.camera:<12} {tracked.id:>4}  {tracked.label:<24} {tracked.state:<10} "
+            f"{printable(tracked.camera):<12} {tracked.id:>4}  {printable(tracked.label):<24} {tracked.state:<10} "
             f"score {tracked.score:.2f}  age {tracked.age}{unseen}"
         )
 

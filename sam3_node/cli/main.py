@@ -16,6 +16,7 @@ from ..errors import Sam3NodeError
 from ..settings import load_settings, old_names, options
 from . import commands, engine, replay
 from .commands import AddCommand, Command
+from .terminal import printable
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except Sam3NodeError as error:
-        print("sam3-node: error:", error, file=sys.stderr)
+        print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -18,6 +18,7 @@ from ..settings import Settings
 from ..transport.channels import MaskSubscriber
 from ..types import NANOSECONDS, Instance, MaskFrame
 from .overlay_video import OverlayVideo
+from .terminal import printable
 
 T = TypeVar("T")
 
@@ -71,13 +72,13 @@ def _keep_recent(values: dict[str, T], camera: str, value: T) -> None:
 
 def format_lines(masks: MaskFrame, age_ms: float, fps: float) -> list[str]:
     """Return one line for a message, and one line for each of its objects."""
-    stages = " ".join(f"{stage} {us / 1000:.1f}" for stage, us in masks.stages_us.items())
+    stages = " ".join(f"{printable(stage)} {us / 1000:.1f}" for stage, us in masks.stages_us.items())
     head = f"{masks.camera} #{masks.seq}  age {age_ms:.1f} ms  {fps:.1f} fps  skipped {masks.skipped}"
     return [f"{head}  [{stages}]", *map(_format_object, masks.instances)]
 
 
 def _format_object(instance: Instance) -> str:
-    label = "".join(letter if letter.isprintable() else "?" for letter in instance.label)
+    label = printable(instance.label)
     unseen = f" (unseen for {instance.frames_since_seen})" if instance.frames_since_seen else ""
     state, box = f"{instance.state}{unseen}", ",".join(map(str, instance.box))
     return (
@@ -151,7 +152,7 @@ def run_watch(
         screen.print_line(statistics.summary())
         if subscriber.rejected:
             screen.print_line(
-                f"{subscriber.rejected} messages were malformed, the last: {subscriber.last_error}"
+                f"{subscriber.rejected} messages were malformed, the last: {printable(str(subscriber.last_error))}"
             )
     return statistics.frames
 

@@ -9,28 +9,39 @@ from ..errors import RequestError
 
 MAX_PROMPTS = 256
 MAX_CHARACTERS = 200
+MAX_LABEL_CHARACTERS = 256
 MAX_QUOTED_CHARACTERS = 40  # of a phrase in an error message
+JOINERS = "\u200c\u200d"
 MIN_SIMILARITY = 0.3  # share of common trigrams at which a phrase is suggested: the default of pg_trgm
 
 
-def clean_phrase(phrase: object) -> str:
+def clean_phrase(phrase: object, what: str = "phrase", max_characters: int = MAX_CHARACTERS) -> str:
     """Return the phrase in Unicode's form NFC, stripped, with single spaces inside.
 
-    Raises RequestError unless it is text of 1 to MAX_CHARACTERS characters without control characters.
+    Raises RequestError, which names `what`, unless it is text of 1 to `max_characters` characters without control
+    characters and invisible characters, such as those that change the direction of writing.
     """
     if not isinstance(phrase, str):
-        raise RequestError(f"phrase: expected text, found {type(phrase).__name__}")
+        raise RequestError(f"{what}: expected text, found {type(phrase).__name__}")
     cleaned = " ".join(unicodedata.normalize("NFC", phrase).split())
     if not cleaned:
-        raise RequestError('phrase: expected the name of an object such as "red mug", found an empty one')
-    if len(cleaned) > MAX_CHARACTERS:
+        raise RequestError(f'{what}: expected the name of an object such as "red mug", found an empty one')
+    if len(cleaned) > max_characters:
         raise RequestError(
-            f"phrase: expected at most {MAX_CHARACTERS} characters, found {len(cleaned)}: {quote_phrase(cleaned)}; "
+            f"{what}: expected at most {max_characters} characters, found {len(cleaned)}: {quote_phrase(cleaned)}; "
             "name the object in a few words"
         )
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in cleaned):
-        raise RequestError(f"phrase: expected no control characters, found {quote_phrase(cleaned)}")
+    if any(_is_control(character) for character in cleaned):
+        raise RequestError(f"{what}: expected no control characters, found {quote_phrase(cleaned)}")
     return cleaned
+
+
+def clean_label(label: str) -> str:
+    """Return the label of an object as `clean_phrase` does; "object" for a blank one.
+
+    Raises RequestError for more than MAX_LABEL_CHARACTERS characters, and for control characters.
+    """
+    return clean_phrase(label, "label", MAX_LABEL_CHARACTERS) if label.strip() else "object"
 
 
 def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
@@ -75,6 +86,11 @@ def nearest_phrases(phrase: str, known_phrases: Iterable[str], count: int = 5) -
 def quote_phrase(phrase: str) -> str:
     """Return a phrase for an error message: quoted, escaped and shortened."""
     return repr(phrase) if len(phrase) <= MAX_QUOTED_CHARACTERS else f"{phrase[:MAX_QUOTED_CHARACTERS]!r}…"
+
+
+def _is_control(character: str) -> bool:
+    """Return True for control, surrogate and format characters; the joiners that some scripts need are none."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in JOINERS
 
 
 def _trigrams(phrase: str) -> set[str]:

@@ -26,7 +26,6 @@ POLL_MS = 100
 STEP_SHARE_OF_REQUESTS = 0.5
 """Between two steps, requests take at most this share of a step, or one request."""
 FIRST_BUDGET_S = 0.05  # before the first step
-SNAPSHOT_WAIT_S = 0.02  # publishing takes less, unless delivery is lossless and a reader does not read
 STATS_LOG_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
@@ -47,9 +46,10 @@ class Node:
         self._refused = 0
         self._pack_us = 0
         self._request_budget_s = FIRST_BUDGET_S
-        self._publishing = threading.RLock()
+        self._publishing = threading.Lock()
         """Held from publishing masks or an event until the snapshot contains their effect."""
         self._snapshot: NodeSnapshot | None = None
+        self._stepping = False
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
         self._open_sockets = ExitStack()
 
@@ -118,6 +118,7 @@ class Node:
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
             **snapshot.perception,
+            "stepping": self._stepping,
             "rss_bytes": rss_bytes(),
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
@@ -127,13 +128,9 @@ class Node:
 
     def _current_snapshot(self) -> NodeSnapshot:
         """Return the newest snapshot. It contains what has been published, but does not wait for a step."""
-        published = self._publishing.acquire(timeout=SNAPSHOT_WAIT_S)
-        try:
+        with self._publishing:
             assert self._snapshot is not None
             return self._snapshot
-        finally:
-            if published:
-                self._publishing.release()
 
     def _take_snapshot(self) -> None:
         cameras = {
@@ -198,11 +195,8 @@ class Node:
         stats = self._stats[received.frame.camera]
         stats.begin(received.frame, received.received_ns, received.skipped)
         try:
-            masks = self._step(received)
-            with self._publishing:
-                self._publish(masks, stop)
-                stats.end(received.frame, received.received_ns)
-                self._take_snapshot()
+            self._stepping = True
+            self._publish(self._step(received), received, stop)
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
             self._log_failure(received, error)
@@ -212,6 +206,8 @@ class Node:
             )
         else:
             self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s
+        finally:
+            self._stepping = False
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
@@ -219,20 +215,31 @@ class Node:
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         return replace(masks, stages_us={**masks.stages_us, "pack": self._pack_us})
 
-    def _publish(self, masks: MaskFrame, stop: threading.Event) -> None:
+    def _publish(self, masks: MaskFrame, received: ReceivedFrame, stop: threading.Event) -> None:
         """Send the masks. Lossless delivery waits until every subscriber has space; requests are answered meanwhile."""
         begin_ns = time.perf_counter_ns()
-        while not self._masks.send(masks, timeout_ms=POLL_MS):
+        while not self._send(masks, received):
             if stop.is_set():
                 log.warning(
                     "camera %s: masks of frame %d dropped: no subscriber receives them",
                     masks.camera,
                     masks.seq,
                 )
+                self._stats[masks.camera].end(received.frame, received.received_ns)
                 return
+            self._masks.wait_for_space(POLL_MS)
             self._answer_requests()
             begin_ns = time.perf_counter_ns()
         self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
+
+    def _send(self, masks: MaskFrame, received: ReceivedFrame) -> bool:
+        """Send the masks and count them. A status after their arrival contains them."""
+        with self._publishing:
+            if not self._masks.send(masks, timeout_ms=0):
+                return False
+            self._stats[masks.camera].end(received.frame, received.received_ns)
+            self._take_snapshot()
+            return True
 
     def _admit(self, camera: str) -> bool:
         """Return True if the camera is served. A new camera may replace one that sends no frames."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from ..detection.phrases import clean_label
 from ..errors import RequestError, Sam3NodeError, WireError
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline, PromptResult
@@ -15,7 +16,6 @@ from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask,
 
 log = logging.getLogger(__name__)
 
-MAX_LABEL_CHARACTERS = 256
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
 PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
@@ -76,17 +76,15 @@ def _checked_arguments(op: str, args: Mapping[str, Any], allowed: Sequence[str])
 
 def _add_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
-    label = args.text("label") if args.has("label") else "object"
-    if len(label) > MAX_LABEL_CHARACTERS:
-        raise RequestError(f"label: expected at most {MAX_LABEL_CHARACTERS} characters, found {len(label)}")
-    added = pipeline.add(_prompt(args), label, _seq(args))
+    label = clean_label(args.text("label") if args.has("label") else "")
+    added = pipeline.add(_prompt(args, pipeline), label, _seq(args))
     return {"id": added.id, "camera": pipeline.camera, **_describe_result(added.result, perception)}
 
 
 def _refine_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     object_id = args.integer("id")
-    result = pipeline.refine(object_id, _prompt(args), _seq(args))
+    result = pipeline.refine(object_id, _prompt(args, pipeline), _seq(args))
     return {"id": object_id, "camera": pipeline.camera, **_describe_result(result, perception)}
 
 
@@ -107,7 +105,7 @@ def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
 
 def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
-    result = pipeline.segment(_prompt(args), _seq(args))
+    result = pipeline.segment(_prompt(args, pipeline), _seq(args))
     return {"camera": pipeline.camera, **_describe_result(result, perception)}
 
 
@@ -178,8 +176,11 @@ def _pipeline(perception: Perception, args: Fields) -> Pipeline:
     return next(iter(perception.pipelines.values()))
 
 
-def _prompt(args: Fields) -> FramePrompt:
-    mask = decode_mask(args.any("mask"), f"{args.what}: mask") if args.has("mask") else None
+def _prompt(args: Fields, pipeline: Pipeline) -> FramePrompt:
+    mask = None
+    if args.has("mask"):
+        size = pipeline.frame_size(_seq(args))
+        mask = decode_mask(args.any("mask"), f"{args.what}: mask", frame_size=size)
     return FramePrompt(args.any("points"), args.any("labels"), args.any("box"), mask)
 
 

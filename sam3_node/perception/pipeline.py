@@ -131,6 +131,10 @@ class Pipeline:
             instances=instances,
         )
 
+    def frame_size(self, seq: int | None = None) -> tuple[int, int]:
+        """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
+        return self._frame_cache.get(seq).scaling.frame_size
+
     def add(self, prompt: FramePrompt, label: str = "object", seq: int | None = None) -> AddedObject:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 

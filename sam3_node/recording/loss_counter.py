@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import WireError
-from ..types import Frame, MaskFrame
+from ..types import Frame, MaskFrame, count_missing_frames
 from ..wire import DROPPED, FAILED, SERVED, Event
 
 MAX_CAMERAS = 64
@@ -64,7 +64,7 @@ class LossCounter:
         counts, seqs = self.cameras[frame.camera], self._seqs[frame.camera]
         counts.frames += 1
         if seqs.frame is not None:
-            counts.frames_lost += max(0, frame.seq - seqs.frame - 1)
+            counts.frames_lost += count_missing_frames(seqs.frame, frame.seq)
         seqs.frame = frame.seq
 
     def add_masks(self, masks: MaskFrame) -> None:
@@ -72,7 +72,7 @@ class LossCounter:
         counts, seqs = self.cameras[masks.camera], self._seqs[masks.camera]
         counts.masks += 1
         counts.skipped += masks.skipped
-        if seqs.stepped is not None and masks.seq - masks.skipped - 1 > seqs.stepped:
+        if seqs.stepped is not None and count_missing_frames(seqs.stepped, masks.seq) > masks.skipped:
             counts.masks_lost += 1
         seqs.stepped = masks.seq
 

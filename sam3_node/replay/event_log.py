@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..types import Frame, MaskFrame
+from ..types import Frame, MaskFrame, count_missing_frames
 from ..wire import DROPPED, FAILED, SERVED, Event, Fields
 from .actions import RESTARTED, Action, Edit, Notes, Step
 
@@ -127,11 +127,11 @@ class _LogReader:
         self.next_event = event.n + 1
 
     def _check_seq(self, masks: MaskFrame, last: int) -> Iterator[Gap]:
-        # a camera that was started again counts from the beginning
-        if masks.seq > last and masks.seq != last + masks.skipped + 1:
+        missing = count_missing_frames(last, masks.seq)
+        if masks.seq > last and missing != masks.skipped:
             yield Gap(
                 f"camera {masks.camera}: expected the masks of all frames that the node stepped between {last} and "
-                f"{masks.seq}, found that {masks.seq - last - 1 - masks.skipped} of them are not in the recording"
+                f"{masks.seq}, found that {missing - masks.skipped} of them are not in the recording"
             )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..bags.samples import natural_order
+from ..detection.phrases import clean_label
 from ..errors import ReplayError, RequestError, WireError
 from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
@@ -105,13 +106,20 @@ def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
     return ObjectOnFrame(
         camera=fields.text("camera") if fields.has("camera") else None,
         seq=_parse_seq(fields),
-        label=fields.text("label") if fields.has("label") else "object",
+        label=_parse_label(fields),
         points=_parse_points(fields) if fields.has("points") else None,
         labels=_parse_labels(fields) if fields.has("labels") else None,
         box=_parse_box(fields) if fields.has("box") else None,
         mask=str(folder / fields.text("mask")) if fields.has("mask") else None,
         value=fields.integer("value", 1, 255) if fields.has("value") else None,
     )
+
+
+def _parse_label(fields: Fields) -> str:
+    try:
+        return clean_label(fields.text("label") if fields.has("label") else "")
+    except RequestError as error:
+        raise WireError(f"{fields.what}: {error}") from error
 
 
 def _check_names(fields: Fields) -> None:

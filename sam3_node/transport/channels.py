@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import zmq
 
-from ..types import Buffer, Closeable, Delivery, Frame, MaskEncoding, MaskFrame
+from ..types import Buffer, Closeable, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
 from ..wire import (
     Event,
     frame_topic,
@@ -47,6 +47,10 @@ class Publisher(Closeable):
         else:
             self._bound = BoundSocket(zmq.PUSH, endpoint, EVERY_QUEUE, max_bytes, heartbeats=False)
         self.endpoint = self._bound.endpoint
+
+    def wait_for_space(self, timeout_ms: int) -> bool:
+        """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
+        return self._newest or bool(self._bound.socket.poll(timeout_ms, zmq.POLLOUT))
 
     def close(self, linger_ms: int | None = None) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.
@@ -122,8 +126,7 @@ class FrameSubscriber(Receiver[Frame]):
         if taken is None:
             return None
         frame, received_ns = taken
-        # a restarted camera counts from 0 again: it skipped nothing
-        skipped = max(0, frame.seq - self._last_seq.get(frame.camera, frame.seq) - 1)
+        skipped = count_missing_frames(self._last_seq.get(frame.camera, frame.seq), frame.seq)
         self._last_seq.pop(frame.camera, None)
         self._last_seq[frame.camera] = frame.seq
         if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently

@@ -38,11 +38,22 @@ def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, A
     }
 
 
-def decode_mask(value: object, what: str = "mask", max_pixels: int = MAX_MASK_PIXELS) -> Mask:
-    """Return the mask of a map. Raises WireError for invalid maps and for boxes of more than `max_pixels`."""
+def decode_mask(
+    value: object,
+    what: str = "mask",
+    max_pixels: int = MAX_MASK_PIXELS,
+    frame_size: tuple[int, int] | None = None,
+) -> Mask:
+    """Return the mask of a map.
+
+    Raises WireError for invalid maps, boxes of more than `max_pixels`, and images that are not of `frame_size`
+    (height, width), if it is given. Nothing is decoded then.
+    """
     fields = Fields(value, what)
     encoding = fields.choice("encoding", get_args(MaskEncoding))
     height, width = fields.integers("size", 2, low=1, high=MAX_SIDE)
+    if frame_size not in (None, (height, width)):
+        raise WireError(f"{what}: expected the frame's size {frame_size} (h, w), found {(height, width)}")
     x0, y0, x1, y1 = fields.integers("box", 4, high=MAX_SIDE)
     box = (x0, y0, x1, y1)
     _check_box(box, (height, width), what)

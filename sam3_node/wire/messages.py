@@ -92,9 +92,7 @@ def _unpack_instances(values: Sequence[object], size: tuple[int, int]) -> tuple[
 
 
 def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> Instance:
-    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask", max_pixels)
-    if mask.size != size:
-        raise WireError(f"{fields.what}: expected a mask of the frame's size {size}, found {mask.size}")
+    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask", max_pixels, size)
     if fields.integers("box", 4) != mask.box or fields.integer("area") != mask.area:
         raise WireError(
             f"{fields.what}: expected the box {mask.box} and area {mask.area} of its mask, found others"

@@ -26,6 +26,7 @@ from tests.support.tiny_clip import CLIP, NAMES, vocabulary
         ("  Red \t\n mug ", "Red mug"),
         ("cafe\u0301", "caf\u00e9"),
         ("x" * MAX_CHARACTERS, "x" * MAX_CHARACTERS),
+        ("\u0645\u06cc\u200c\u0632", "\u0645\u06cc\u200c\u0632"),  # a joiner that Persian needs
     ],
 )
 def test_a_phrase_is_cleaned(given: str, cleaned: str) -> None:
@@ -50,6 +51,9 @@ def test_cleaning_is_idempotent_or_refuses(phrase: str) -> None:
         ("x" * 10_000, "at most 200 characters, found 10000"),
         ("red\x00mug", r"no control characters, found 'red\\x00mug'"),
         ("\ud800", "no control characters"),
+        ("mug\x1b[2J", r"no control characters, found 'mug\\x1b\[2J'"),
+        ("mug\u202egum", "no control characters"),
+        ("m\u200bug", "no control characters"),
         (7, "expected text, found int"),
         (None, "expected text, found NoneType"),
         (b"mug", "expected text, found bytes"),

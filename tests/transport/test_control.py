@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from sam3_node.errors import (
+    BusyError,
     CapacityError,
     RequestError,
     Sam3NodeError,
@@ -22,7 +23,9 @@ from sam3_node.errors import (
     UnknownObjectError,
     WireError,
 )
+from sam3_node.node.stats import rss_bytes
 from sam3_node.transport import ControlClient, ControlServer
+from sam3_node.transport.request_queue import MAX_REQUESTS_PER_PEER
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.transport_peer import next_line, peer, wait_until
 
@@ -78,7 +81,7 @@ def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error_class", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, WireError]
+    "error_class", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, BusyError, WireError]
 )
 def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[Sam3NodeError]) -> None:
     with serving() as server, ControlClient(server.endpoint) as client:
@@ -225,3 +228,107 @@ def test_a_call_on_a_closed_client_is_an_error() -> None:
     client.close()
     with pytest.raises(TransportError, match="closed"):
         client.call("status")
+
+
+def test_a_quick_answer_does_not_wait_for_the_loop() -> None:
+    def answer_now(request: Request) -> Reply | None:
+        return Reply(request.id, "now") if request.op == "status" else None
+
+    with ControlServer(TCP, answer_now) as server, ControlClient(server.endpoint) as client:
+        assert client.call("status") == "now"  # nobody calls `receive`
+        with ControlClient(server.endpoint, timeout_ms=50) as other, pytest.raises(TransportError):
+            other.call("echo")
+        received = server.receive(5000)
+        assert received is not None
+        assert received[1].op == "echo"
+
+
+@pytest.mark.parametrize("result", [2**64, {1, 2}, object(), "\ud800", {"deep": [2**70]}, b"\0" * (17 << 20)])
+def test_a_reply_that_cannot_be_sent_becomes_an_error(result: object) -> None:
+    with (
+        ControlServer(TCP, lambda request: Reply(request.id, result)) as server,
+        ControlClient(server.endpoint) as client,
+        pytest.raises(RequestError, match="internal: the reply cannot be sent"),
+    ):
+        client.call("status")
+
+
+def test_an_error_with_text_that_cannot_be_sent_is_still_an_error() -> None:
+    failure = Reply(1, error=Failure("bad_request", "file \udcff"))
+    with (
+        ControlServer(TCP, lambda request: failure) as server,
+        ControlClient(server.endpoint) as client,
+        pytest.raises(RequestError, match="cannot be sent"),
+    ):
+        client.call("status")
+
+
+def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
+    with ControlServer(TCP) as server, zmq.Context() as context, context.socket(zmq.DEALER) as flood:
+        flood.linger = 0
+        flood.connect(server.endpoint)
+        count = MAX_REQUESTS_PER_PEER + 20
+        for number in range(count):
+            flood.send(pack_request(Request(number, "echo")))
+        for _ in range(count - MAX_REQUESTS_PER_PEER):
+            assert flood.poll(5000)
+            reply = unpack_reply(flood.recv())
+            assert reply.error is not None
+            assert reply.error.code == "busy"
+        with ControlClient(server.endpoint, timeout_ms=5000) as client:
+            asker = threading.Thread(target=client.call, args=("policy",))
+            asker.start()
+            ops = []
+            while "policy" not in ops:
+                received = server.receive(5000)
+                assert received is not None
+                ops.append(received[1].op)
+                answer(server, *received)
+                if len(ops) == 1:
+                    wait_until(lambda: b"policy" in waiting_bodies(server))
+            asker.join()
+        assert ops.index("policy") <= 2
+        assert server.rejected == 20
+
+
+def waiting_bodies(server: ControlServer) -> bytes:
+    """Return the packed requests that wait."""
+    with server._requests._changed:
+        return b"".join(
+            bytes(waiting.body) for queue in server._requests._peers.values() for waiting in queue.requests
+        )
+
+
+def test_a_request_that_waited_too_long_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=10_000) as client:
+        refused: list[BaseException] = []
+
+        def ask() -> None:
+            with pytest.raises(BusyError, match="was not carried out") as caught:
+                client.call("echo")
+            refused.append(caught.value)
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        wait_until(lambda: b"echo" in waiting_bodies(server))
+        monkeypatch.setattr("sam3_node.transport.control.MAX_WAIT_S", 0.0)
+        assert server.receive(0) is None
+        asker.join()
+    assert refused
+
+
+def test_a_peer_that_reads_no_replies_loses_them_and_stops_nobody() -> None:
+    with (
+        ControlServer(TCP, lambda request: Reply(request.id, b"\0" * 100_000)) as server,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as deaf,
+    ):
+        deaf.linger, deaf.rcvhwm, deaf.sndhwm = 0, 1, 0
+        deaf.connect(server.endpoint)
+        before = rss_bytes()
+        for number in range(2000):
+            deaf.send(pack_request(Request(number, "status")))
+        with ControlClient(server.endpoint, timeout_ms=10_000) as client:
+            for _ in range(50):
+                client.call("status")
+        assert rss_bytes() - before < 64 << 20

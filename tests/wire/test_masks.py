@@ -120,3 +120,16 @@ def test_an_empty_mask_has_a_box_of_zeros_and_no_bits():
 def test_a_mask_that_is_wrong_is_not_encoded(mask):
     with pytest.raises(WireError):
         encode_mask(mask)
+
+
+def test_runs_that_do_not_fill_the_image_are_refused() -> None:
+    encoded = encode_mask(Mask.from_full(np.ones((5, 8), np.bool_)), "rle")
+    with pytest.raises(WireError, match="add up to 48 pixels"):
+        decode_mask({**encoded, "size": [6, 8]})
+
+
+def test_a_mask_of_another_size_than_the_frame_is_refused() -> None:
+    encoded = encode_mask(Mask.from_full(np.ones((5, 8), np.bool_)))
+    assert decode_mask(encoded, frame_size=(5, 8)).area == 40
+    with pytest.raises(WireError, match=r"mask: expected the frame's size \(6, 8\) \(h, w\), found \(5, 8\)"):
+        decode_mask({**encoded, "data": b"not decoded"}, frame_size=(6, 8))

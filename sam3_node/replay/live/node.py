@@ -260,7 +260,7 @@ class LiveNode(Closeable):
             raise self._make_count_error(done)
 
     def _read_status(self) -> dict[str, Any]:
-        """Return the node's reply to `status`. The node replies between frames, so this may take long."""
+        """Return the node's reply to `status`. A node that starts replies late."""
         begin_s = connected_s = time.monotonic()
         while True:
             try:
@@ -289,8 +289,9 @@ class LiveNode(Closeable):
 
         def is_idle() -> bool:
             masks = self._masks.take(POLL_MS)
-            recent.append(NodeCounts.from_status(self._read_status(), cameras))
-            if masks is not None:
+            status = self._read_status()
+            recent.append(NodeCounts.from_status(status, cameras))
+            if masks is not None or status.get("stepping"):
                 recent.clear()
             return len(recent) == IDLE_POLLS and len(set(recent)) == 1
 

@@ -1,0 +1,246 @@
+"""Status and description of a node whose step takes long, whose camera jumps, or whose clients flood it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.errors import RequestError, Sam3NodeError
+from sam3_node.node import node as node_module
+from sam3_node.node.node import Node
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
+from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
+from sam3_node.transport.tap import StreamTap
+from sam3_node.types import Mask, MaskFrame
+from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, encode_mask, rle, unpack_event, zstd
+from tests.support.node_frames import picture
+from tests.support.node_rig import until
+from tests.support.tiny import random_source
+
+
+class Served:
+    """A node in this process, a camera whose frames the test sends, and a client."""
+
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
+        self.frames, self.masks_at, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
+        random_source("sam3", presence=60.0).save_pretrained(folder / "tiny")
+        settings = Settings(
+            transport=TransportSettings(frames=(self.frames,), masks=self.masks_at, control=self.control),
+            model=ModelSettings(name=str(folder / "tiny"), device="cpu"),
+            detector=DetectorSettings(kind="none"),
+        )
+        self.node = opened.enter_context(Node(settings))
+        self._stop = threading.Event()
+        self._loop = threading.Thread(target=self.node.main_loop, args=(self._stop,))
+        self._loop.start()
+        opened.callback(self._end)
+        self.client = opened.enter_context(ControlClient(self.control, timeout_ms=60_000))
+        self.camera = opened.enter_context(FramePublisher(self.frames))
+        self.masks = opened.enter_context(MaskSubscriber(self.masks_at))
+        self._seqs = itertools.count()
+
+    def send(self, seq: int | None = None) -> MaskFrame:
+        """Send a frame until its masks come."""
+
+        def find() -> MaskFrame | None:
+            number = next(self._seqs) if seq is None else seq
+            self.camera.send(picture(number))
+            masks = self.masks.take(100)
+            return masks if masks is not None and seq in (None, masks.seq) else None
+
+        return until(find, "masks")
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.call("status")
+        return found
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._loop.join(120)
+        assert not self._loop.is_alive()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with ExitStack() as opened:
+        yield Served(tmp_path_factory.mktemp("served"), opened)
+
+
+class SlowStep:
+    """A step that begins when a frame comes and ends when the test says so."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._served, self._patch = served, monkeypatch
+        self._began, self._ends = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        step = Pipeline.step
+
+        def wait(*args: Any) -> MaskFrame:
+            self._began.set()
+            assert self._ends.wait(120)
+            return step(*args)
+
+        self._patch.setattr(Pipeline, "step", wait)
+        until(lambda: self._served.camera.send(picture(0)) and self._began.wait(0.1), "the step begins")
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        self._ends.set()
+
+
+def test_status_and_description_do_not_wait_for_a_step(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.send()
+    idle = served.status()
+    with SlowStep(served, monkeypatch):
+        busy, description = served.status(), served.client.call("describe")
+        assert (idle["stepping"], busy["stepping"]) == (False, True)
+        assert busy["uptime_s"] > idle["uptime_s"]
+        assert busy["cameras"]["cam1"]["stepped"] == idle["cameras"]["cam1"]["stepped"]
+        assert description["cameras"]["cam1"]["objects"] == 0
+        with ControlClient(served.control, timeout_ms=100) as other, pytest.raises(Sam3NodeError):
+            other.call("list_objects")  # the other requests still wait for the step
+    until(lambda: served.status()["cameras"]["cam1"]["stepped"] > idle["cameras"]["cam1"]["stepped"], "it")
+
+
+def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Served) -> None:
+    served.send()
+    events: list[str] = []
+    described: list[tuple[int, bool]] = []
+    done = threading.Event()
+
+    def describe() -> None:
+        with ControlClient(served.control, timeout_ms=60_000) as client:
+            while not done.is_set():
+                found = client.call("describe")
+                described.append((found["events"], found["paused"]))
+
+    asker = threading.Thread(target=describe)
+    with StreamTap([served.frames], served.masks_at, (), 1 << 20) as tap:
+
+        def take_events() -> bool:
+            while (message := tap.take(0)) is not None:
+                if message.parts[0] == EVENTS_TOPIC:
+                    events.append(unpack_event(message.parts).op)
+            return bool(events)
+
+        until(lambda: served.client.call("reset") is not None and take_events(), "events")
+        asker.start()
+        for _ in range(100):
+            served.client.call("pause")
+            served.client.call("resume")
+        done.set()
+        asker.join()
+        first = served.client.call("describe")["events"] - 200
+    until(lambda: len(described) > 1, "descriptions")
+    for count, paused in described:
+        if count >= first:
+            assert paused == ((count - first) % 2 == 1), "pause and resume follow one another"
+
+
+def test_jumps_of_seq_leave_the_counts_small(served: Served) -> None:
+    served.send()
+    before = served.status()["cameras"]["cam1"]["skipped"]
+    for seq in (MAX_INT, 0, MAX_INT, 0, MAX_INT - 1, 0, 10):
+        masks = served.send(seq)
+        assert masks.skipped in (0, 9)
+    assert served.status()["cameras"]["cam1"]["skipped"] < before + 1000
+    assert served.client.call("describe")["cameras"]["cam1"]["skipped"] < before + 1000
+
+
+def test_counts_stop_at_the_largest_integer_of_a_message(served: Served) -> None:
+    served.send()
+    served.node._stats["cam1"].skipped = MAX_INT - 1
+    served.send()
+    served.node._stats["cam1"].begin(picture(0), 0, MAX_INT)
+    assert served.status()["cameras"]["cam1"]["skipped"] == MAX_INT
+    assert served.status()["cameras"]["cam1"]["received"] == MAX_INT
+    served.node._stats["cam1"].skipped = 0
+
+
+def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("decoded")
+
+    served.send()
+    large = np.zeros((16384, 16384), np.bool_)
+    large[::2000, ::2000] = large[-1, -1] = True
+    with monkeypatch.context() as patch:
+        patch.setattr(zstd, "decompress", fail)
+        patch.setattr(rle, "decode", fail)
+        for encoding in ("bits+zstd", "rle"):
+            mask = encode_mask(Mask.from_full(large), encoding)  # type: ignore[arg-type]
+            for op in ("add_object", "segment"):
+                with pytest.raises(
+                    RequestError, match=r"mask: expected the frame's size \(48, 64\) \(h, w\)"
+                ):
+                    served.client.call(op, mask=mask)
+
+
+@pytest.mark.parametrize("label", ["mug\x1b[2J", "mug\u202egum", "a\x00b", "\u2066x"])
+def test_labels_that_control_a_terminal_are_refused(served: Served, label: str) -> None:
+    served.send()
+    with pytest.raises(RequestError, match="label: expected no control characters"):
+        served.client.call("add_object", points=[[5, 5]], label=label)
+    assert not served.client.call("list_objects")["objects"]
+
+
+def test_a_label_is_cleaned_and_a_blank_one_is_the_default(served: Served) -> None:
+    served.send()
+    for label in ("  red \n mug ", " "):
+        served.client.call("add_object", points=[[5, 5]], label=label)
+    assert [found["label"] for found in served.client.call("list_objects")["objects"]] == [
+        "red mug",
+        "object",
+    ]
+    served.client.call("reset")
+
+
+class Requests:
+    """A control server of which each request takes the same time, on a clock that only requests move."""
+
+    def __init__(self, took_s: float, waiting: int) -> None:
+        self.now_s, self.took_s, self.waiting, self.replies = 1000.0, took_s, waiting, 0
+
+    def receive(self, timeout_ms: int) -> tuple[tuple[bytes, ...], Request] | None:
+        self.waiting -= 1
+        return ((b"peer",), Request(1, "list_objects")) if self.waiting >= 0 else None
+
+    def reply(self, peer: object, reply: object) -> None:
+        self.now_s += self.took_s
+        self.replies += 1
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("took_s", "budget_s", "waiting", "expected"),
+    [(0.1, 0.45, 99, 4), (0.3, 0.45, 99, 1), (9.0, 0.45, 99, 1), (1e-9, 0.01, 20, 20), (0.1, 0.45, 2, 2)],
+)
+def test_requests_take_at_most_half_a_step_or_one_request(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    took_s: float,
+    budget_s: float,
+    waiting: int,
+    expected: int,
+) -> None:
+    node, requests = Node(Settings()), Requests(took_s, waiting)
+    monkeypatch.setattr(node_module.time, "monotonic", requests.monotonic)
+    node._control, node._request_budget_s = requests, budget_s  # type: ignore[assignment]
+    node.perception = served.node.perception
+    node._answer_requests()
+    assert requests.replies == expected

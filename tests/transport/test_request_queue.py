@@ -1,0 +1,64 @@
+"""Tests of the queue of requests: peers take turns, and the queue is bounded for each peer and in all."""
+
+from __future__ import annotations
+
+import select
+
+from sam3_node.transport import request_queue
+from sam3_node.transport.request_queue import (
+    MAX_REQUESTS_PER_PEER,
+    MAX_WAITING_BYTES,
+    RequestQueue,
+    WaitingRequest,
+)
+
+
+def request(peer: str, number: int, size: int = 10) -> WaitingRequest:
+    return WaitingRequest((peer.encode(),), number, bytes(size), 0.0)
+
+
+def numbers(queue: RequestQueue) -> list[int]:
+    taken = []
+    while (waiting := queue.take(0)) is not None:
+        taken.append(waiting.id)
+    return taken
+
+
+def is_readable(queue: RequestQueue) -> bool:
+    return bool(select.select([queue], [], [], 0)[0])
+
+
+def test_peers_take_turns_however_many_requests_they_have() -> None:
+    queue = RequestQueue()
+    for number in range(4):
+        assert not queue.put(request("flood", number))
+    for number in (10, 11):
+        assert not queue.put(request("policy", number))
+    assert is_readable(queue)
+    assert numbers(queue) == [0, 10, 1, 11, 2, 3]
+    assert not is_readable(queue)
+    queue.close()
+
+
+def test_a_peer_with_a_full_line_is_refused_and_others_are_not() -> None:
+    queue = RequestQueue()
+    for number in range(MAX_REQUESTS_PER_PEER):
+        assert not queue.put(request("flood", number))
+    refused = request("flood", 99)
+    assert queue.put(refused) == [refused]
+    assert not queue.put(request("policy", 100))
+    assert queue.take(0) == request("flood", 0)
+    assert not queue.put(refused)
+    queue.close()
+
+
+def test_large_requests_give_way_to_those_of_other_peers() -> None:
+    queue, large = RequestQueue(), MAX_WAITING_BYTES // 3 - request_queue.OVERHEAD_BYTES
+    for number in range(3):
+        assert not queue.put(request("flood", number, large))
+    assert [refused.id for refused in queue.put(request("flood", 3, large))] == [3]
+    assert [displaced.id for displaced in queue.put(request("policy", 10, 1000))] == [2]
+    assert [refused.id for refused in queue.put(request("policy", 11, MAX_WAITING_BYTES))] == [11]
+    assert numbers(queue) == [0, 10, 1]
+    assert not queue.put(request("policy", 12, MAX_WAITING_BYTES - request_queue.OVERHEAD_BYTES))
+    queue.close()
