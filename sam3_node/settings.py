@@ -196,6 +196,11 @@ class GroupSettings(Section):
     """on-failure: restart a failed process alone, after a pause that grows with each failure."""
     grace_s: float = Field(3.0, gt=0.0, le=60.0)
     """Seconds between SIGTERM and SIGKILL when processes are stopped."""
+    watchdog_s: float = Field(20.0, ge=0.0, le=86400.0)
+    """Seconds of silence after which a camera, node or recorder that hangs is killed, as if it had failed; 0: never."""
+    hang_s: float = Field(600.0, gt=0.0, le=86400.0)
+    """Seconds after which a process counts as hung while its main loop does not go on, such as in a step that never
+    ends. Compiling a model on its first frame must take less."""
 
 
 class Settings(BaseSettings):

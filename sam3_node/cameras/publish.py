@@ -12,6 +12,7 @@ import cv2
 
 from ..errors import CameraError, WireError
 from ..geometry import scale_intrinsics
+from ..processes.notify import Watchdog
 from ..settings import CameraSettings, Settings
 from ..transport.channels import FramePublisher
 from ..types import Buffer, Depth, Frame
@@ -35,7 +36,7 @@ class CameraSummary:
     seconds: float
 
 
-def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
+def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | None = None) -> CameraSummary:
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
     Prints one line when ready and one at the end. `seq` counts captured images from 0. Raises CameraError, BagError,
@@ -48,7 +49,7 @@ def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
         with FramePublisher(transport.frames[0], transport.delivery) as publisher:
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
             print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
-            summary = _publish(source, publisher, camera, calibration, stop)
+            summary = _publish(source, publisher, camera, calibration, stop, watchdog or Watchdog())
             if stop.is_set():
                 publisher.close(_STOP_LINGER_MS)
     finally:
@@ -129,24 +130,30 @@ def _publish(
     camera: CameraSettings,
     calibration: Calibration | None,
     stop: threading.Event,
+    watchdog: Watchdog,
 ) -> CameraSummary:
     start_s = time.monotonic()
     captured = unsent = 0
+    watchdog.turn()
+    watchdog.wait()
     for image in source:
+        watchdog.turn()
         try:
-            unsent += not _send(publisher, frame_from(image, captured, camera, calibration), stop)
+            unsent += not _send(publisher, frame_from(image, captured, camera, calibration), stop, watchdog)
         except WireError as error:
             unsent += 1
             _log.warning("%s: image %d is left out: %s", source.name, captured, error)
         captured += 1
         if captured == camera.frames or stop.is_set():
             break
+        watchdog.wait()
     return CameraSummary(captured, unsent, time.monotonic() - start_s)
 
 
-def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event) -> bool:
+def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event, watchdog: Watchdog) -> bool:
     """Send a frame, waiting for slow receivers if delivery is lossless; return False if `stop` was set meanwhile."""
     while not publisher.send(frame, timeout_ms=_SEND_TIMEOUT_MS):
+        watchdog.turn()
         if stop.is_set():
             return False
     return True

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OutputError, RequestError, require
+from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .terminal import printable
@@ -37,20 +38,23 @@ def run(args: Namespace, settings: Settings) -> None:
     # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
     # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    require("torch", "node")
-    require("transformers", "node")
-    from ..node.node import Node
+    with _watch(settings) as watchdog:
+        require("torch", "node")
+        require("transformers", "node")
+        from ..node.node import Node
 
-    with Node(settings) as node:
-        # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the process
-        node.main_loop(stop_on_signals())
+        with Node(settings) as node:
+            # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
+            # process
+            node.main_loop(stop_on_signals(), watchdog)
 
 
 def camera(args: Namespace, settings: Settings) -> None:
     """Publish frames until a signal or the end of the source."""
     from ..cameras.publish import run_camera
 
-    run_camera(settings, stop_on_signals())
+    with _watch(settings) as watchdog:
+        run_camera(settings, stop_on_signals(), watchdog)
 
 
 def watch(args: Namespace, settings: Settings) -> None:
@@ -64,7 +68,8 @@ def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import run_record
 
-    run_record(settings, stop_on_signals())
+    with _watch(settings) as watchdog:
+        run_record(settings, stop_on_signals(), watchdog=watchdog)
 
 
 def demo(args: Namespace, settings: Settings) -> None:
@@ -79,6 +84,11 @@ def doctor(args: Namespace, settings: Settings) -> int:
     from .doctor import run_doctor
 
     return run_doctor(settings)
+
+
+def _watch(settings: Settings) -> Watchdog:
+    """Report to the supervisor of this process, if it has one, that it is alive."""
+    return Watchdog(settings.group.hang_s, os.environ)
 
 
 def _connect(settings: Settings) -> PerceptionClient:

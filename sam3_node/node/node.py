@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
+from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
 from ..types import MaskFrame
@@ -48,6 +49,7 @@ class Node:
         self._request_budget_s = FIRST_BUDGET_S
         self._publishing = threading.Lock()
         """Held from publishing masks or an event until the snapshot contains their effect."""
+        self._watchdog = Watchdog()
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
@@ -84,8 +86,9 @@ class Node:
         gc.freeze()
         self._next_stats_log_s = time.monotonic() + STATS_LOG_EVERY_S
 
-    def main_loop(self, stop: threading.Event) -> None:
+    def main_loop(self, stop: threading.Event, watchdog: Watchdog | None = None) -> None:
         """Serve until `stop` is set. The current frame is finished and published first."""
+        self._watchdog = watchdog or self._watchdog
         self._announce_ready()
         while not stop.is_set():
             self._wait()
@@ -161,6 +164,7 @@ class Node:
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
+        self._watchdog.turn()
         left_s = self._request_budget_s
         while left_s > 0 and (received := self._control.receive(timeout_ms)) is not None:
             begin_s = time.monotonic()

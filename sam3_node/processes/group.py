@@ -73,7 +73,8 @@ def _make_process(
     settings: Settings, profile: Path, name: str, command: str, ready: str, environment: dict[str, str]
 ) -> Process:
     command_line = (sys.executable, "-m", "sam3_node", command, "--profile", str(profile))
-    return Process(name, command_line, ready, environment, settings.group.restart)
+    group = settings.group
+    return Process(name, command_line, ready, environment, group.restart, group.watchdog_s)
 
 
 def run_group(processes: Sequence[Process], stop: threading.Event, grace_s: float = 3.0) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """A supervisor that starts, watches and stops a group of processes.
 
 It forwards the output of each process with its name in front. To stop a process it sends SIGTERM and, after a grace
-time, SIGKILL. On Linux, the kernel kills all members if the supervisor is killed. It needs only the standard library
-and no service manager.
+time, SIGKILL. It kills a process that reports that it is alive (see `notify`) and then falls silent. On Linux, the
+kernel kills all members if the supervisor is killed. It needs only the standard library and no service manager.
 """
 
 from __future__ import annotations
@@ -16,41 +16,50 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from ..errors import ProcessError
+from .notify import VARIABLES, NotifySocket
 
 Restart = Literal["never", "on-failure"]
 
 BACKOFF_S, MAX_BACKOFF_S, HEALTHY_S = 0.5, 10.0, 30.0
 TAIL_LINES = 40
 MAX_LINE_BYTES = 65536
+MAX_SOCKET_FOLDER_BYTES = 80  # a socket's path may have 107 bytes
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A command to run. The first line of output that matches `ready`, a regular expression, marks it as ready."""
+    """A command to run. The first line of output that matches `ready`, a regular expression, marks it as ready.
+
+    A process that has reported that it is alive fails when it is silent for `watchdog_s`; 0 turns this off.
+    """
 
     name: str
     command: tuple[str, ...]
     ready: str = r"\S"
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = "never"
+    watchdog_s: float = 0.0
 
 
 class _Child:
     """One member of a group across its restarts: its process, pipe, last lines and exit code."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, reports: NotifySocket | None) -> None:
         self.process = process
+        self.reports = reports
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.ready: re.Match[str] | None = None
         self.code: int | None = None
@@ -63,7 +72,12 @@ class _Child:
         self.pending = b""
         self.restart_at = math.inf
         self.started = time.monotonic()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.process.env}
+        # a member never reports to the supervisor of this process
+        inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        environment = {**inherited, "PYTHONUNBUFFERED": "1", **self.process.env}
+        if self.reports is not None:
+            self.reports.restart()
+            environment |= self.reports.environment(self.process.watchdog_s)
         try:
             self.popen = subprocess.Popen(
                 self.process.command,
@@ -86,6 +100,11 @@ class _Child:
     def alive(self) -> bool:
         """True while the process runs."""
         return self.popen.poll() is None
+
+    @property
+    def hangs(self) -> bool:
+        """True if the process has reported that it is alive, and has been silent for too long since."""
+        return self.reports is not None and self.reports.silent_s > self.process.watchdog_s
 
     def read(self) -> list[str] | None:
         """Return the complete new lines, or None without new output. Close the pipe at its end."""
@@ -122,12 +141,15 @@ class Group:
         self._selector = selectors.DefaultSelector()
         self._grace_s = grace_s
         self._echo = echo
+        self._opened = contextlib.ExitStack()
+        self._folder: Path | None = None
 
     def start(self, process: Process) -> None:
         """Start one more member. Raises ProcessError when its command cannot be run."""
         if process.name in self._children:
             raise ProcessError(f"two processes are named {process.name!r}; names in a group must differ")
-        self._children[process.name] = child = _Child(process)
+        reports = self._open_reports(process) if process.watchdog_s else None
+        self._children[process.name] = child = _Child(process, reports)
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def wait_ready(
@@ -150,6 +172,7 @@ class Group:
         """Forward output for at most `timeout_s`, and restart members whose pause is over. Return `codes`."""
         self._select(timeout_s)
         for child in self._children.values():
+            self._kill_hung(child)
             self._reap(child)
             if time.monotonic() >= child.restart_at:
                 child.spawn()
@@ -191,7 +214,31 @@ class Group:
 
     def _select(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
-            self._forward(key.data)
+            if isinstance(key.data, NotifySocket):
+                key.data.read()
+            else:
+                self._forward(key.data)
+
+    def _open_reports(self, process: Process) -> NotifySocket:
+        """Open the socket on which a process reports, in a folder that only this user may enter."""
+        try:
+            if self._folder is None:
+                short = len(os.fsencode(tempfile.gettempdir())) <= MAX_SOCKET_FOLDER_BYTES
+                folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=None if short else "/tmp")
+                self._folder = Path(self._opened.enter_context(folder))
+            reports = self._opened.enter_context(NotifySocket(self._folder / str(len(self._children))))
+        except OSError as error:
+            raise ProcessError(
+                f"cannot watch {process.name}: its socket: {error}; free or set TMPDIR"
+            ) from error
+        self._selector.register(reports, selectors.EVENT_READ, reports)
+        return reports
+
+    def _kill_hung(self, child: _Child) -> None:
+        if child.alive and child.hangs:
+            self._print(f"{child.process.name} has been silent for {child.process.watchdog_s:g} s: killed")
+            child.signal(signal.SIGKILL)
+            child.popen.wait()
 
     def _forward(self, child: _Child) -> bool:
         """Forward the output of a process. Return False when there is no more output."""
@@ -248,6 +295,7 @@ class Group:
     ) -> None:
         self.stop()
         self._selector.close()
+        self._opened.close()
 
 
 def _make_child_setup(parent: int) -> Callable[[], None] | None:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from ..bags.native.layout import NODE
 from ..bags.native.writer import SplitRecordingWriter
 from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
+from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlClient, ReceivedMessage, StreamTap
 from ..types import Closeable
@@ -28,14 +29,16 @@ DESCRIBE_TIMEOUT_MS = 10_000  # a node that loads its model, or a large model on
 RETRY_S = 0.5
 
 
-def run_record(settings: Settings, stop: threading.Event, out: TextIO | None = None) -> None:
+def run_record(
+    settings: Settings, stop: threading.Event, out: TextIO | None = None, watchdog: Watchdog | None = None
+) -> None:
     """Record until `stop` is set, then finish the file.
 
     Raises SettingsError for lossless delivery, TransportError for a malformed endpoint, MissingExtraError without the
     extra `bags`, and OutputError if the file exists already, or as soon as nothing more can be written.
     """
     with Recorder(settings, out or sys.stdout) as recorder:
-        recorder.run(stop)
+        recorder.run(stop, watchdog or Watchdog())
 
 
 class Recorder(Closeable):
@@ -64,7 +67,7 @@ class Recorder(Closeable):
         self._began_s = self._next_flush_s = time.monotonic()
         self._next_progress_s = self._began_s + PROGRESS_S
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
         """Record until `stop` is set; OutputError if nothing more can be written."""
         frames = ", ".join(self._transport.frames)
         self._print(
@@ -73,6 +76,7 @@ class Recorder(Closeable):
         self._node.request()
         try:
             while not stop.is_set():
+                watchdog.turn()
                 self._take(POLL_MS)
                 self._take_description()
                 self._flush_and_report()

@@ -16,6 +16,7 @@ from sam3_node.errors import RequestError, Sam3NodeError
 from sam3_node.node import node as node_module
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.transport.tap import StreamTap
@@ -24,6 +25,15 @@ from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, encode_mask, rle, unp
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 from tests.support.tiny import random_source
+
+
+class CountingWatchdog(Watchdog):
+    """A watchdog that counts the turns of the loop."""
+
+    turns = 0
+
+    def turn(self) -> None:
+        self.turns += 1
 
 
 class Served:
@@ -39,7 +49,8 @@ class Served:
         )
         self.node = opened.enter_context(Node(settings))
         self._stop = threading.Event()
-        self._loop = threading.Thread(target=self.node.main_loop, args=(self._stop,))
+        self.watchdog = CountingWatchdog()
+        self._loop = threading.Thread(target=self.node.main_loop, args=(self._stop, self.watchdog))
         self._loop.start()
         opened.callback(self._end)
         self.client = opened.enter_context(ControlClient(self.control, timeout_ms=60_000))
@@ -111,6 +122,19 @@ def test_status_and_description_do_not_wait_for_a_step(
         with ControlClient(served.control, timeout_ms=100) as other, pytest.raises(Sam3NodeError):
             other.call("list_objects")  # the other requests still wait for the step
     until(lambda: served.status()["cameras"]["cam1"]["stepped"] > idle["cameras"]["cam1"]["stepped"], "it")
+
+
+def test_the_loop_reports_its_turns_without_frames_and_while_paused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for op in ("pause", "resume"):
+        served.client.call(op)
+        before = served.watchdog.turns
+        until(lambda: served.watchdog.turns > before + 2, "turns")  # noqa: B023
+    with SlowStep(served, monkeypatch):
+        during = served.watchdog.turns
+        served.status()
+        assert served.watchdog.turns == during
 
 
 def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Served) -> None:

@@ -1,0 +1,204 @@
+"""Tests of the watchdog: what a process reports, and the replacement of a silent one, with real processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sam3_node.processes.group import list_processes
+from sam3_node.processes.notify import NotifySocket, Watchdog
+from sam3_node.processes.supervisor import Group, Process
+from sam3_node.settings import load_settings
+from tests.processes.test_group import ENDS_ON_SIGTERM, python, wait_until
+from tests.support.paths import ROOT
+from tests.support.repeats import repetitions
+
+PATIENCE_S = 120.0
+WATCHDOG_S = 3.0
+ROUNDS = repetitions(1, 5)
+
+ALIVE = """
+import os, time
+from sam3_node.processes.notify import Watchdog
+watchdog = Watchdog({hang_s}, os.environ)
+assert "NOTIFY_SOCKET" not in os.environ
+watchdog.turn()
+print("up", os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+class Listener:
+    """A notify socket, and the datagrams that come."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.settimeout(PATIENCE_S)
+
+    def next(self) -> str:
+        return self._socket.recv(100).decode()
+
+    def is_silent(self) -> bool:
+        return not select.select([self._socket], [], [], 0)[0]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class CountingEvent(threading.Event):
+    """An event that counts the calls of `wait`: the periods of the watchdog's thread."""
+
+    waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        return super().wait(timeout)
+
+
+@pytest.fixture(params=["path", "abstract"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Listener, str]]:
+    """Open a notify socket by a path or an abstract name; return it and the value of NOTIFY_SOCKET."""
+    if request.param == "path":
+        name = address = f"{tmp_path}/notify"
+    else:
+        name = f"sam3-test-{os.getpid()}"
+        name, address = f"@{name}", f"\0{name}"
+    listener = Listener(address)
+    yield listener, name
+    listener.close()
+
+
+def test_a_process_reports_that_it_is_alive_ready_and_stopping(place: tuple[Listener, str]) -> None:
+    listener, name = place
+    environment = {
+        "NOTIFY_SOCKET": name,
+        "WATCHDOG_USEC": "20000",
+        "WATCHDOG_PID": str(os.getpid()),
+        "A": "b",
+    }
+    with Watchdog(60.0, environment) as watchdog:
+        assert environment == {"A": "b"}
+        assert listener.next() == "WATCHDOG=1"
+        watchdog.turn()
+        while listener.next() != "READY=1":
+            pass
+        watchdog.turn()
+        assert [listener.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
+    while listener.next() != "STOPPING=1":
+        pass
+
+
+def test_a_loop_that_hangs_is_silent_and_one_that_waits_is_not(tmp_path: Path) -> None:
+    listener = Listener(f"{tmp_path}/n")
+    with Watchdog(0.0, {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "20000"}) as watchdog:
+        watchdog._closed = closed = CountingEvent()
+        watchdog.turn()  # hang_s is 0, so the turn lasts too long at once
+        while listener.next() != "READY=1":
+            pass
+        for periods in (3, 10):  # a kick may have been on its way; then there are none
+            begin = closed.waits
+            assert wait_until(lambda: closed.waits > begin + periods, PATIENCE_S)  # noqa: B023
+            while periods == 3 and not listener.is_silent():
+                listener.next()
+        assert listener.is_silent()
+        watchdog.wait()
+        assert listener.next() == "WATCHDOG=1"
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/no/such/socket", "WATCHDOG_USEC": "1000"},
+        {"NOTIFY_SOCKET": "/no/such/socket", "WATCHDOG_USEC": "soon"},
+        {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"},
+    ],
+)
+def test_without_a_supervisor_nothing_happens(environment: dict[str, str]) -> None:
+    with Watchdog(1.0, environment) as watchdog:
+        watchdog.turn()
+        watchdog.wait()
+
+
+def test_a_supervisor_hears_kicks_only(tmp_path: Path) -> None:
+    with NotifySocket(tmp_path / "n") as reports:
+        environment = dict(reports.environment(0.1))
+        assert environment == {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "100000"}
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for states, is_watched in (("READY=1", False), ("STATUS=x\nWATCHDOG=1", True), ("STOPPING=1", False)):
+            sender.sendto(states.encode(), f"{tmp_path}/n")
+            reports.read()
+            assert (reports.silent_s > 0) == is_watched
+        sender.close()
+    assert not (tmp_path / "n").exists()
+
+
+def alive(name: str, hang_s: float = 600.0, **options: object) -> Process:
+    code = ALIVE.format(hang_s=hang_s)
+    given = {"ready": r"up (\d+)", "restart": "on-failure", "watchdog_s": WATCHDOG_S} | options
+    return Process(name, (sys.executable, "-c", code), env={"PYTHONPATH": str(ROOT)}, **given)  # type: ignore[arg-type]
+
+
+def pids(lines: list[str], name: str) -> list[int]:
+    return [int(line.split()[-1]) for line in lines if line.startswith(f"{name} | up")]
+
+
+def until(group: Group, condition: object, what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():  # type: ignore[operator]
+        assert not group.poll(0.05), what
+        assert time.monotonic() < deadline_s, what
+
+
+def test_a_stopped_process_is_replaced_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/of/another/supervisor")
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(alive("hung"))
+        group.start(alive("well"))
+        group.start(python("silent", ENDS_ON_SIGTERM, watchdog_s=WATCHDOG_S))  # type: ignore[arg-type]
+        for name in ("hung", "well", "silent"):
+            group.wait_ready(name, PATIENCE_S)
+        for count in range(2, ROUNDS + 2):
+            os.kill(pids(lines, "hung")[-1], signal.SIGSTOP)
+            until(group, lambda count=count: len(pids(lines, "hung")) == count, "a new process")
+        assert len(pids(lines, "well")) == 1
+        assert lines.count("hung has been silent for 3 s: killed") == ROUNDS
+        assert sum("hung ended with SIGKILL; restarting" in line for line in lines) == ROUNDS
+    assert not any("well has been silent" in line or "silent has been" in line for line in lines)
+
+
+def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(alive("hung", hang_s=0.0, restart="never"))
+        assert wait_until(lambda: group.poll(0.05) == {"hung": -signal.SIGKILL}, PATIENCE_S)
+
+
+def test_a_camera_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(
+        f'[transport]\nframes = ["ipc://{tmp_path}/f"]\n[camera]\nsource = "scene:shapes"\n'
+        '[group]\nprocesses = ["camera"]\nrestart = "on-failure"\nwatchdog_s = 3\n'
+    )
+    (camera,) = list_processes(load_settings(profile), profile)
+    assert camera.watchdog_s == 3.0
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(camera)
+        group.wait_ready("camera", PATIENCE_S)
+        until(group, lambda: group._children["camera"].reports.silent_s > 0, "the first kick")  # type: ignore[union-attr]
+        group._children["camera"].signal(signal.SIGSTOP)
+        until(group, lambda: sum("publishing on" in line for line in lines) == 2, "the camera is back")
+    assert "camera has been silent for 3 s: killed" in lines
