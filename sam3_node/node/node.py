@@ -166,15 +166,14 @@ class Node:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
         self._watchdog.turn()
         left_s = self._request_budget_s
-        while left_s > 0 and (received := self._control.receive(timeout_ms)) is not None:
+        received = self._control.receive(timeout_ms)
+        while received is not None:
             begin_s = time.monotonic()
             peer, request = received
             self._control.reply(peer, self._answer(request))
             took_s = time.monotonic() - begin_s
             left_s -= took_s
-            if took_s > left_s:
-                return
-            timeout_ms = 0
+            received = self._control.receive() if took_s <= left_s else None
 
     def _answer(self, request: Request) -> Reply:
         """Carry out a request. If it has changed the state, publish it as an event for recorders."""

@@ -42,8 +42,10 @@ from .sockets import (
 log = logging.getLogger(__name__)
 
 QUEUE = 64
-REQUESTS_READ_AHEAD = 2
+REQUESTS_READ_AHEAD = 1
 """Requests of each peer that libzmq reads before the server takes them. They may be large, so there are few."""
+LARGE_BYTES = 1 << 20
+"""The server's thread does not unpack larger requests: it must stay quick, and unpacking takes as much memory again."""
 MAX_REPLY_BYTES = 16 << 20
 LINGER_MS = 100
 MAX_WAIT_S = 10.0
@@ -95,13 +97,19 @@ class ControlServer(Closeable):
         A request that has waited for MAX_WAIT_S is answered with the error `busy` instead.
         """
         while (waiting := self._requests.take(timeout_ms)) is not None:
-            waited_s = time.monotonic() - waiting.arrived_s
-            if waited_s <= MAX_WAIT_S:
-                return waiting.peer, unpack_request(waiting.body)
-            self._refuse(
-                waiting, f"the request waited for {waited_s:.0f} s and was not carried out; send it again"
-            )
             timeout_ms = 0
+            waited_s = time.monotonic() - waiting.arrived_s
+            if waited_s > MAX_WAIT_S:
+                self._refuse(
+                    waiting, f"the request waited for {waited_s:.0f} s and was not carried out; send it again"
+                )
+                continue
+            try:
+                return waiting.peer, unpack_request(waiting.body)
+            except WireError as error:  # of a large one
+                self._count_malformed(error)
+                self.reply(waiting.peer, Reply.failed(0, error))
+                return None
         return None
 
     def reply(self, peer: Peer, reply: Reply) -> None:
@@ -169,10 +177,9 @@ class ControlServer(Closeable):
         try:
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
-            request = unpack_request(parts[-1])
+            request = unpack_request(parts[-1]) if parts[-1].nbytes <= LARGE_BYTES else Request(0, "")
         except WireError as error:
-            self.rejected += 1
-            self.last_error = str(error)
+            self._count_malformed(error)
             self._send(peer, _pack_any_reply(Reply.failed(0, error)))
             return
         reply = self._answer_now(request)
@@ -181,6 +188,10 @@ class ControlServer(Closeable):
             return
         for refused in self._requests.put(WaitingRequest(peer, request.id, parts[-1], time.monotonic())):
             self._refuse(refused, "too many requests wait for the node; wait for replies before sending more")
+
+    def _count_malformed(self, error: WireError) -> None:
+        self.rejected += 1
+        self.last_error = str(error)
 
     def _refuse(self, refused: WaitingRequest, message: str) -> None:
         self.rejected += 1

@@ -18,10 +18,11 @@ Peer = tuple[bytes, ...]
 
 
 class WaitingRequest(NamedTuple):
-    """A request that is known to be well-formed. It waits packed: unpacked it may take many times the memory."""
+    """A request. It waits packed: unpacked it may take many times the memory."""
 
     peer: Peer
     id: int
+    """0 if it has not been unpacked yet"""
     body: Buffer
     arrived_s: float
     """of the monotonic clock"""

@@ -238,7 +238,7 @@ class Requests:
     def __init__(self, took_s: float, waiting: int) -> None:
         self.now_s, self.took_s, self.waiting, self.replies = 1000.0, took_s, waiting, 0
 
-    def receive(self, timeout_ms: int) -> tuple[tuple[bytes, ...], Request] | None:
+    def receive(self, timeout_ms: int = 0) -> tuple[tuple[bytes, ...], Request] | None:
         self.waiting -= 1
         return ((b"peer",), Request(1, "list_objects")) if self.waiting >= 0 else None
 

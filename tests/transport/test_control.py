@@ -25,6 +25,7 @@ from sam3_node.errors import (
 )
 from sam3_node.node.stats import rss_bytes
 from sam3_node.transport import ControlClient, ControlServer
+from sam3_node.transport.control import LARGE_BYTES
 from sam3_node.transport.request_queue import MAX_REQUESTS_PER_PEER
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.transport_peer import next_line, peer, wait_until
@@ -332,3 +333,18 @@ def test_a_peer_that_reads_no_replies_loses_them_and_stops_nobody() -> None:
             for _ in range(50):
                 client.call("status")
         assert rss_bytes() - before < 64 << 20
+
+
+def test_large_requests_are_unpacked_when_they_are_taken() -> None:
+    large = {"mask": b"\0" * (LARGE_BYTES + 1)}
+    with serving() as server, ControlClient(server.endpoint, timeout_ms=10_000) as client:
+        assert client.call("echo", **large) == large
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(server.endpoint)
+            socket.send(pack_request(Request(3, "echo", large))[:-1])
+            assert socket.poll(10_000)
+            reply = unpack_reply(socket.recv())
+        assert reply.error is not None
+        assert (reply.id, reply.error.code, server.rejected) == (0, "bad_message", 1)
+        assert client.call("echo", a=1) == {"a": 1}

@@ -35,6 +35,7 @@ POLICY_HZ = 20
 CAMERA_HZ = 30
 MAX_SIDE = 16384
 BODY_BYTES = 15 << 20
+HEADER = "flood of       rate: median, min   longest gap ms   in steps  grown MB  list_objects p99 ms  status p99 ms"
 ATTACK_OPTION = "--attack"  # of the attacker's process
 
 POINT = {"camera": "cam0", "points": [[320.0, 240.0]]}
@@ -77,7 +78,12 @@ ATTACKS = ("segment", "refine", "status", "malformed", "huge masks", "huge reque
 def attack_until_stopped(attack: str, endpoint: str) -> None:
     """Send requests as fast as the node takes them, and read the replies, until standard input ends."""
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.sndhwm = 1000 if not attack.startswith("huge") else 4
@@ -174,8 +180,8 @@ def report(attack: str, runs: list[tuple[Noticed, Noticed]], figures: Figures) -
         [getattr(flooded, name) for _, flooded in runs] for name in ("list_ms", "status_ms")
     )
     print(
-        f"{attack:14s} {statistics.median(ratios):6.2f} {min(ratios):6.2f} {max(gaps_ms):12.0f} {max(steps):10.1f} "
-        f"{max(grown_mb):9.1f} {statistics.median(list_ms):12.1f} {statistics.median(status_ms):10.1f}",
+        f"{attack:14s} {statistics.median(ratios):6.2f} {min(ratios):6.2f} {max(gaps_ms):19.0f} {max(steps):10.1f} "
+        f"{max(grown_mb):9.1f} {statistics.median(list_ms):20.1f} {statistics.median(status_ms):14.1f}",
         flush=True,
     )
     what = f"flood of {attack} by one client"
