@@ -19,7 +19,7 @@ from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedF
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
 from .operations import NODE_QUERIES, handle_request, has_changed_state
-from .stats import CameraSnapshot, CameraStats, NodeSnapshot, rss_bytes
+from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Node:
             self._log_failure(received, error)
             self._publish_event(
                 FAILED,
-                {"camera": received.frame.camera, "seq": received.frame.seq, "error": str(error)[:200]},
+                {"camera": received.frame.camera, "seq": received.frame.seq, "error": describe_error(error)},
             )
         else:
             self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s

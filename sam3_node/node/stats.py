@@ -18,6 +18,7 @@ from ..wire import MAX_INT
 WINDOW_FRAMES = 1000
 RATE_FRAMES = 100
 STEP_FRAMES = 15
+MAX_ERROR_CHARACTERS = 200
 
 
 class CameraStats:
@@ -65,7 +66,7 @@ class CameraStats:
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
         self.failed += 1
-        self.last_error = f"{type(error).__name__}: {error}"
+        self.last_error = f"{type(error).__name__}: {describe_error(error)}"
 
     def describe(self) -> dict[str, Any]:
         """Return the counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
@@ -98,6 +99,11 @@ def _origin_ns(frame: Frame, received_ns: int) -> int:
 def _percentile_ms(values_ns: deque[int], fraction: float) -> float | None:
     ordered = sorted(values_ns)  # copies at once: another thread may append
     return round(ordered[int(fraction * (len(ordered) - 1))] / 1e6, 3) if ordered else None
+
+
+def describe_error(error: Exception) -> str:
+    """Return the text of an error as a message can carry it: short, and without lone surrogates."""
+    return str(error)[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True)

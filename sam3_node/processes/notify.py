@@ -119,6 +119,11 @@ class NotifySocket(Closeable):
             if b"STOPPING=1" in states:
                 self._heard_s = None
 
+    def forgive(self) -> None:
+        """Count the silence anew, if the process is watched."""
+        if self._heard_s is not None:
+            self._heard_s = time.monotonic()
+
     def restart(self) -> None:
         """Forget the reports of an earlier process."""
         self.read()

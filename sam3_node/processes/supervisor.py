@@ -34,6 +34,7 @@ Restart = Literal["never", "on-failure"]
 BACKOFF_S, MAX_BACKOFF_S, HEALTHY_S = 0.5, 10.0, 30.0
 TAIL_LINES = 40
 MAX_LINE_BYTES = 65536
+STALL_S = 5.0
 MAX_SOCKET_FOLDER_BYTES = 80  # a socket's path may have 107 bytes
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -143,6 +144,7 @@ class Group:
         self._echo = echo
         self._opened = contextlib.ExitStack()
         self._folder: Path | None = None
+        self._polled_s = time.monotonic()
 
     def start(self, process: Process) -> None:
         """Start one more member. Raises ProcessError when its command cannot be run."""
@@ -170,6 +172,7 @@ class Group:
 
     def poll(self, timeout_s: float = 0.0) -> dict[str, int]:
         """Forward output for at most `timeout_s`, and restart members whose pause is over. Return `codes`."""
+        self._forgive_after_stall()
         self._select(timeout_s)
         for child in self._children.values():
             self._kill_hung(child)
@@ -233,6 +236,15 @@ class Group:
             ) from error
         self._selector.register(reports, selectors.EVENT_READ, reports)
         return reports
+
+    def _forgive_after_stall(self) -> None:
+        """Count all silences anew if this process, and maybe the whole machine, did not run for some time."""
+        now_s = time.monotonic()
+        if now_s - self._polled_s > STALL_S:
+            for child in self._children.values():
+                if child.reports is not None:
+                    child.reports.forgive()
+        self._polled_s = now_s
 
     def _kill_hung(self, child: _Child) -> None:
         if child.alive and child.hangs:

@@ -53,6 +53,8 @@ MAX_WAIT_S = 10.0
 WORK_S = 0.002
 REST_PER_WORK = 3.0
 """While requests keep coming, the server's thread rests after WORK_S, and so takes at most a quarter of one core."""
+MAX_BYTES_PER_S = 250e6
+"""The thread also rests after large requests: libzmq takes processor time for each byte that it reads ahead."""
 
 AnswerNow = Callable[[Request], Reply | None]
 
@@ -88,14 +90,19 @@ class ControlServer(Closeable):
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
         self._closing = False
+        self._failure: Exception | None = None
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"control {endpoint}", daemon=True)
         self._thread.start()
 
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
         """Return the next request and the peer to reply to, or None when no request arrives in time.
 
-        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead.
+        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead. Raises TransportError when
+        the server's thread has failed.
         """
+        if self._failure is not None:
+            raise TransportError(f"the control socket failed: {self._failure}") from self._failure
         while (waiting := self._requests.take(timeout_ms)) is not None:
             timeout_ms = 0
             waited_s = time.monotonic() - waiting.arrived_s
@@ -107,7 +114,7 @@ class ControlServer(Closeable):
             try:
                 return waiting.peer, unpack_request(waiting.body)
             except WireError as error:  # of a large one
-                self._count_malformed(error)
+                self._count_rejected(str(error))
                 self.reply(waiting.peer, Reply.failed(0, error))
                 return None
         return None
@@ -142,6 +149,12 @@ class ControlServer(Closeable):
             os.write(self._wake_writer, b"\0")
 
     def _run(self) -> None:
+        try:
+            self._serve_until_closed()
+        except Exception as error:  # of the socket: no request raises
+            self._failure = error
+
+    def _serve_until_closed(self) -> None:
         awake = zmq.Poller()
         awake.register(self._wake_reader, zmq.POLLIN)
         awake.register(self._socket, zmq.POLLIN)
@@ -160,16 +173,19 @@ class ControlServer(Closeable):
 
     def _receive_requests(self) -> float:
         """Receive for at most WORK_S. Return the monotonic time until which to rest; 0 if no more requests wait."""
-        begin_s = time.monotonic()
+        begin_s, received_bytes = time.monotonic(), 0
         while (parts := receive_parts(self._socket)) is not None:
             try:
                 self._accept(parts)
-            except Exception:  # no request may end this thread
-                self.rejected += 1
+            except zmq.ZMQError:
+                raise
+            except Exception as error:  # no request may end this thread
+                self._count_rejected(repr(error))
                 log.exception("control: a request failed in the server")
-            worked_s = time.monotonic() - begin_s
-            if worked_s > WORK_S:
-                return begin_s + worked_s * (1 + REST_PER_WORK)
+            received_bytes += sum(part.nbytes for part in parts)
+            now_s = time.monotonic()
+            if now_s - begin_s > WORK_S or received_bytes > LARGE_BYTES:
+                return now_s + max(REST_PER_WORK * (now_s - begin_s), received_bytes / MAX_BYTES_PER_S)
         return 0.0
 
     def _accept(self, parts: list[memoryview]) -> None:
@@ -179,7 +195,7 @@ class ControlServer(Closeable):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
             request = unpack_request(parts[-1]) if parts[-1].nbytes <= LARGE_BYTES else Request(0, "")
         except WireError as error:
-            self._count_malformed(error)
+            self._count_rejected(str(error))
             self._send(peer, _pack_any_reply(Reply.failed(0, error)))
             return
         reply = self._answer_now(request)
@@ -189,12 +205,13 @@ class ControlServer(Closeable):
         for refused in self._requests.put(WaitingRequest(peer, request.id, parts[-1], time.monotonic())):
             self._refuse(refused, "too many requests wait for the node; wait for replies before sending more")
 
-    def _count_malformed(self, error: WireError) -> None:
-        self.rejected += 1
-        self.last_error = str(error)
+    def _count_rejected(self, reason: str) -> None:
+        with self._counting:
+            self.rejected += 1
+            self.last_error = reason
 
     def _refuse(self, refused: WaitingRequest, message: str) -> None:
-        self.rejected += 1
+        self._count_rejected(message)
         self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
 
     def _send_replies(self) -> None:

@@ -45,13 +45,13 @@ class RequestQueue:
     """A queue of requests with one line for each peer; the peers take turns, whatever the length of their lines.
 
     When MAX_WAITING_BYTES wait, a request displaces the newest requests of the peer whose requests take most, unless
-    that is its own peer. A file descriptor is readable exactly while a request waits. All methods may be called from
-    any thread.
+    that is its own peer. The request that was taken last counts until the next is taken: it is carried out.
+    A file descriptor is readable exactly while a request waits. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
         self._peers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
-        self._cost = 0
+        self._cost = self._taken_cost = 0
         self._changed = threading.Condition()
         self._reader, self._writer = os.pipe()
 
@@ -62,7 +62,9 @@ class RequestQueue:
             if own is not None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
                 return [request]
             displaced: list[WaitingRequest] = []
-            while self._peers and self._cost + request.cost > MAX_WAITING_BYTES:
+            while self._cost + self._taken_cost + request.cost > MAX_WAITING_BYTES:
+                if not self._peers:
+                    return [request]
                 name, largest = max(self._peers.items(), key=lambda item: item[1].cost)
                 if largest.cost <= (own.cost if own else 0) + request.cost:
                     return [*displaced, request]
@@ -73,10 +75,12 @@ class RequestQueue:
     def take(self, timeout_ms: int) -> WaitingRequest | None:
         """Return the oldest request of the peer whose turn it is, or None when none arrives in time."""
         with self._changed:
+            self._taken_cost = 0
             if not self._changed.wait_for(lambda: bool(self._peers), timeout_ms / 1000):
                 return None
             name, queue = next(iter(self._peers.items()))
             taken = self._remove(name, queue)
+            self._taken_cost = taken.cost
             if queue.requests:
                 self._peers.move_to_end(name)
             return taken

@@ -213,6 +213,19 @@ def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
                     served.client.call(op, mask=mask)
 
 
+def test_an_error_with_bytes_of_a_path_is_shown(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("file \udcff" + "x" * 10_000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "step", fail)
+        until(lambda: served.camera.send(picture(0)) and served.status()["cameras"]["cam1"]["failed"], "it")
+    shown = served.status()["cameras"]["cam1"]["last_error"]
+    assert shown.startswith("RuntimeError: file \\udcffxxx")
+    assert len(shown) < 300
+    served.send()
+
+
 @pytest.mark.parametrize("label", ["mug\x1b[2J", "mug\u202egum", "a\x00b", "\u2066x"])
 def test_labels_that_control_a_terminal_are_refused(served: Served, label: str) -> None:
     served.send()

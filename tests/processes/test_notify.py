@@ -179,6 +179,22 @@ def test_a_stopped_process_is_replaced_and_the_others_are_not(monkeypatch: pytes
     assert not any("well has been silent" in line or "silent has been" in line for line in lines)
 
 
+def test_a_supervisor_that_did_not_run_kills_nobody() -> None:
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(alive("well"))
+        reports = group._children["well"].reports
+        assert reports is not None
+        until(group, lambda: reports.silent_s > 0, "the first kick")
+        group._children["well"].signal(signal.SIGSTOP)  # as on a machine that sleeps
+        reports.read()
+        reports._heard_s = group._polled_s = time.monotonic() - 1000.0
+        assert not group.poll(0.0)
+        assert 0 < reports.silent_s < WATCHDOG_S
+        group._children["well"].signal(signal.SIGCONT)
+    assert not any("killed" in line for line in lines)
+
+
 def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
     lines: list[str] = []
     with Group(echo=lines.append) as group:

@@ -348,3 +348,16 @@ def test_large_requests_are_unpacked_when_they_are_taken() -> None:
         assert reply.error is not None
         assert (reply.id, reply.error.code, server.rejected) == (0, "bad_message", 1)
         assert client.call("echo", a=1) == {"a": 1}
+
+
+def test_a_failure_of_the_socket_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=100) as client:
+        monkeypatch.setattr("sam3_node.transport.control.receive_parts", fail)
+        with pytest.raises((TransportError, zmq.ZMQError)):
+            client.call("echo")
+        wait_until(lambda: server._failure)
+        with pytest.raises(TransportError, match="the control socket failed"):
+            server.receive(0)

@@ -60,5 +60,18 @@ def test_large_requests_give_way_to_those_of_other_peers() -> None:
     assert [displaced.id for displaced in queue.put(request("policy", 10, 1000))] == [2]
     assert [refused.id for refused in queue.put(request("policy", 11, MAX_WAITING_BYTES))] == [11]
     assert numbers(queue) == [0, 10, 1]
-    assert not queue.put(request("policy", 12, MAX_WAITING_BYTES - request_queue.OVERHEAD_BYTES))
+    largest = MAX_WAITING_BYTES - request_queue.OVERHEAD_BYTES
+    assert not queue.put(request("policy", 12, largest))
+    assert numbers(queue) == [12]
+    queue.close()
+
+
+def test_a_large_request_counts_while_it_is_carried_out() -> None:
+    queue, large = RequestQueue(), request("flood", 1, MAX_WAITING_BYTES - 2 * request_queue.OVERHEAD_BYTES)
+    assert not queue.put(large)
+    assert queue.take(0) == large
+    assert queue.put(large) == [large]
+    assert not queue.put(request("policy", 10, 0))
+    assert queue.take(0) == request("policy", 10, 0)
+    assert not queue.put(large._replace(body=large.body[1024:]))  # type: ignore[index]
     queue.close()

@@ -115,7 +115,7 @@ def attacker(attack: str, endpoint: str) -> Iterator[None]:
 
 
 class Noticed(NamedTuple):
-    """What masks and policy noticed in one measurement."""
+    """Effects on masks and policy in one measurement."""
 
     rate_hz: float
     step_ms: float
@@ -163,7 +163,7 @@ def measure(processes: Processes, client: PerceptionClient, seconds: float) -> N
 def run(
     attack: str, processes: Processes, client: PerceptionClient, seconds: float
 ) -> tuple[Noticed, Noticed]:
-    """Return what was noticed in the quiet time and during the attack."""
+    """Return the effects in the quiet time and during the attack."""
     quiet = measure(processes, client, seconds)
     with attacker(attack, processes.control):
         flooded = measure(processes, client, seconds)
