@@ -168,7 +168,9 @@ def _pipelines(perception: Perception, args: Fields) -> list[Pipeline]:
 
 def _pipeline(perception: Perception, args: Fields) -> Pipeline:
     """Return the pipeline of the camera in `args`, or of the only camera if `args` names none."""
-    cameras = ", ".join(perception.pipelines) or "none yet"
+    cameras = ", ".join(perception.pipelines)
+    if not cameras:
+        raise RequestError(f"{args.what}: no camera has sent a frame yet; start one: sam3-node camera …")
     if args.has("camera"):
         camera = args.text("camera")
         if camera not in perception.pipelines:

@@ -5,6 +5,8 @@ It needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are i
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -12,13 +14,15 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .errors import RequestError
-from .transport import ControlClient, MaskSubscriber
-from .types import Closeable, Delivery, Mask, MaskFrame, TrackState
-from .wire import Fields, decode_mask, encode_mask
+from ..errors import RequestError, TransportError
+from ..transport import ControlClient, MaskSubscriber
+from ..types import Closeable, Delivery, Mask, MaskFrame, TrackState
+from ..wire import Fields, decode_mask, encode_mask
+from .diagnosis import Wanted, diagnose, find_sending_camera
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
+POLL_S = 0.05
 
 MaskLike = Mask | npt.NDArray[np.bool_]
 Points = Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]
@@ -74,6 +78,8 @@ class PerceptionClient(Closeable):
         cameras: Sequence[str] = (),
         timeout_ms: int = 2000,
     ) -> None:
+        self._closed = False
+        self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._control = ControlClient(control, timeout_ms)
         try:
             self._masks = MaskSubscriber(masks, delivery, cameras)
@@ -97,6 +103,31 @@ class PerceptionClient(Closeable):
     def connected(self) -> bool:
         """True while a peer is connected at the masks endpoint of the node."""
         return bool(self._masks.connected)
+
+    def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
+        """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
+
+        With `cameras`, other cameras do not count. Raises TransportError that says what is missing when there is none
+        within `timeout_ms` (None: no limit). Node and camera may start later than this call.
+        """
+        deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
+        while not self._closed:
+            # without a node, a request would wait longer than the deadline
+            description = self._describe_node() if self.connected else None
+            camera = find_sending_camera(description, self._wanted.cameras)
+            if camera is not None:
+                return camera
+            if time.monotonic() > deadline_s:
+                raise TransportError(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
+            time.sleep(POLL_S)
+        raise TransportError("cannot wait for a camera: this client is closed")
+
+    def diagnosis(self) -> str:
+        """Return one line that says what keeps masks from arriving, and what to do about it.
+
+        It asks the node, and takes up to the client's `timeout_ms` if none answers.
+        """
+        return diagnose(self._describe_node(), self._wanted, self.connected)
 
     def add_object(
         self,
@@ -194,8 +225,16 @@ class PerceptionClient(Closeable):
 
     def close(self) -> None:
         """Close both connections. Idempotent."""
+        self._closed = True
         self._masks.close()
         self._control.close()
+
+    def _describe_node(self) -> dict[str, Any] | None:
+        """Return the node's description of itself, None if no node answers."""
+        try:
+            return cast(dict[str, Any], self._control.call("describe"))
+        except TransportError:
+            return None
 
     def _call(self, op: str, args: dict[str, Any]) -> Fields:
         return Fields(self._control.call(op, **args), op)
