@@ -3,14 +3,8 @@
 It needs pyzmq, msgpack, numpy and zstandard only.
 """
 
-from .perception_client import (
-    CONTROL_ENDPOINT,
-    MASKS_ENDPOINT,
-    AddedObject,
-    PerceptionClient,
-    Segmentation,
-    TrackedObject,
-)
+from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
+from .values import AddedObject, Segmentation, TrackedObject
 
 __all__ = [
     "CONTROL_ENDPOINT",

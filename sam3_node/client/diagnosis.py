@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..types import Delivery
+from ..types import CAMERA_SILENT_S, Delivery
 
 NO_FRAME_YET = "no camera has sent a frame yet; start one: sam3-node camera …"
-SILENT_S = 3.0
-"""Seconds without a frame after which a camera counts as silent."""
 
 
 class Wanted(NamedTuple):
@@ -92,4 +90,6 @@ def _select(description: Description | None, cameras: Sequence[str]) -> dict[str
 
 
 def _is_silent(stats: Mapping[str, Any]) -> bool:
-    return bool(stats.get("silent_s", 0.0) >= SILENT_S)
+    """Return True if a camera has sent nothing lately. An older node does not say so."""
+    silent_s = stats.get("silent_s")
+    return silent_s is not None and bool(silent_s >= CAMERA_SILENT_S)

@@ -7,57 +7,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast, get_args
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
-
-from ..errors import RequestError, TransportError
+from ..errors import NodeRestarted, RequestError, TransportError
 from ..transport import ControlClient, MaskSubscriber
-from ..types import Closeable, Delivery, Mask, MaskFrame, TrackState
-from ..wire import Fields, decode_mask, encode_mask
+from ..types import Closeable, Delivery, MaskFrame
+from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
+from .sessions import KnownEpochs
+from .values import (
+    AddedObject,
+    MaskLike,
+    PixelBox,
+    Points,
+    Segmentation,
+    TrackedObject,
+    drop_none,
+    pack_prompt,
+    read_epoch,
+    read_object,
+    read_segmentation,
+)
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
 POLL_S = 0.05
-
-MaskLike = Mask | npt.NDArray[np.bool_]
-Points = Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]
-PixelBox = Sequence[float] | npt.NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedObject:
-    """One entry of the node's list of objects. `score` is in 0..1. `age` and `frames_since_seen` count frames."""
-
-    id: int
-    camera: str
-    label: str
-    state: TrackState
-    score: float
-    age: int
-    frames_since_seen: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segmentation:
-    """The mask of a prompt on frame `seq`. `score` is in 0..1."""
-
-    seq: int
-    score: float
-    mask: Mask
-
-
-@dataclass(frozen=True, slots=True)
-class AddedObject:
-    """A new object. `id` is unique for each `camera`. `segmentation` is set if the prompt named a frame by `seq`."""
-
-    id: int
-    camera: str
-    segmentation: Segmentation | None
 
 
 class PerceptionClient(Closeable):
@@ -66,7 +42,11 @@ class PerceptionClient(Closeable):
     It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
     ignored. Requests raise RequestError or a subclass (UnknownObjectError, UnknownFrameError, CapacityError) when the
     node refuses them, and TransportError when it does not answer within `timeout_ms`. The argument `camera` is
-    optional if the node serves one camera.
+    optional while one camera sends frames.
+
+    Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
+    raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
+    that with the error instead, and goes on itself. A request that names an id of an earlier epoch always raises it.
     """
 
     def __init__(
@@ -77,7 +57,11 @@ class PerceptionClient(Closeable):
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),
         timeout_ms: int = 2000,
+        on_restart: Callable[[NodeRestarted], object] | None = None,
     ) -> None:
+        self._on_restart = on_restart
+        self._epochs = KnownEpochs()
+        self._held: deque[MaskFrame] = deque()
         self._closed = False
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._control = ControlClient(control, timeout_ms)
@@ -90,14 +74,21 @@ class PerceptionClient(Closeable):
     def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the newest masks that were not returned before; cameras take turns.
 
-        Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`.
+        Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`. Raises NodeRestarted
+        once when the ids of a camera have begun again; the next call returns its masks.
         """
-        return self._masks.take(timeout_ms)
+        masks = self._take_held() if self._held else self._masks.take(timeout_ms)
+        if masks is None:
+            return None
+        restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
+        if restart is not None and self._on_restart is None:
+            self._held.append(masks)
+        self._report(restart)
+        return masks
 
     def __iter__(self) -> Iterator[MaskFrame]:
-        """Yield the newest masks as they arrive, until `close`."""
-        while (masks := self.latest()) is not None:
-            yield masks
+        """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator."""
+        return cast(Iterator[MaskFrame], iter(self.latest, None))
 
     @property
     def connected(self) -> bool:
@@ -146,10 +137,21 @@ class PerceptionClient(Closeable):
         `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
         the mask. Without `seq`, it applies to the next frame that arrives.
         """
-        args = _pack_prompt(points, labels, box, mask) | _drop_none(label=label, seq=seq, camera=camera)
-        result = self._call("add_object", args)
-        segmentation = _read_segmentation(result) if result.has("mask") else None
-        return AddedObject(result.integer("id"), result.text("camera"), segmentation)
+        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq)
+        try:
+            result = self._call_with_epoch("add_object", args, camera)
+        except NodeRestarted:
+            if self._on_restart is None:
+                raise
+            result = self._call_with_epoch("add_object", args, camera)
+        added = AddedObject(
+            result.integer("id"),
+            result.text("camera"),
+            read_segmentation(result) if result.has("mask") else None,
+            read_epoch(result),
+        )
+        self._report(self._epochs.meet(added.camera, added.epoch))
+        return added
 
     def refine_object(
         self,
@@ -167,17 +169,20 @@ class PerceptionClient(Closeable):
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
-        args = _pack_prompt(points, labels, box, mask) | _drop_none(id=id, seq=seq, camera=camera)
-        return _read_segmentation(self._call("refine_object", args))
+        args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
+        return read_segmentation(self._call_with_epoch("refine_object", args, self._name_camera(camera)))
 
     def remove_object(self, id: int, *, camera: str | None = None) -> None:
         """Stop tracking an object."""
-        self._control.call("remove_object", **_drop_none(id=id, camera=camera))
+        self._call_with_epoch("remove_object", {"id": id}, self._name_camera(camera))
 
     def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
         """Return the objects that are tracked now."""
-        objects = self._call("list_objects", _drop_none(camera=camera)).sequence("objects")
-        return [_read_object(Fields(value, "list_objects: object")) for value in objects]
+        objects = self._call("list_objects", drop_none(camera=camera)).sequence("objects")
+        tracked = [read_object(Fields(value, "list_objects: object")) for value in objects]
+        for item in tracked:
+            self._report(self._epochs.meet(item.camera, item.epoch))
+        return tracked
 
     def segment(
         self,
@@ -189,8 +194,8 @@ class PerceptionClient(Closeable):
         camera: str | None = None,
     ) -> Segmentation:
         """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
-        args = _pack_prompt(points, labels, box, None) | _drop_none(seq=seq, camera=camera)
-        return _read_segmentation(self._call("segment", args))
+        args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
+        return read_segmentation(self._call("segment", args))
 
     def set_prompts(
         self,
@@ -204,12 +209,12 @@ class PerceptionClient(Closeable):
         Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
         detection to start an object, and `most` the maximum number of objects.
         """
-        limits = _drop_none(scores=dict(scores) if scores else None, most=dict(most) if most else None)
+        limits = drop_none(scores=dict(scores) if scores else None, most=dict(most) if most else None)
         self._control.call("set_prompts", prompts=list(prompts), **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
-        self._control.call("reset", **_drop_none(camera=camera))
+        self._control.call("reset", **drop_none(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
@@ -226,6 +231,7 @@ class PerceptionClient(Closeable):
     def close(self) -> None:
         """Close both connections. Idempotent."""
         self._closed = True
+        self._held.clear()
         self._masks.close()
         self._control.close()
 
@@ -236,55 +242,47 @@ class PerceptionClient(Closeable):
         except TransportError:
             return None
 
+    def _take_held(self) -> MaskFrame:
+        """Return the masks that were held back by an error, or newer ones of their camera."""
+        held = self._held.popleft()
+        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
+        if newer is not None and newer.camera == held.camera:
+            return newer
+        if newer is not None:
+            self._held.append(newer)
+        return held
+
+    def _report(self, restart: NodeRestarted | None) -> None:
+        """Raise the error, or call `on_restart` with it. None is no error."""
+        if restart is None:
+            return
+        if self._on_restart is None:
+            raise restart
+        self._on_restart(restart)
+
+    def _name_camera(self, camera: str | None) -> str | None:
+        """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
+        names = self._epochs.names()
+        if camera is None and len(names) > 1:
+            raise RequestError(
+                f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"
+            )
+        return camera
+
+    def _call_with_epoch(self, op: str, args: dict[str, Any], camera: str | None) -> Fields:
+        """Send a request that the node refuses if the ids of the camera have begun again."""
+        known = self._epochs.find(camera)
+        if known is None:
+            return self._call(op, args | drop_none(camera=camera))
+        camera, epoch = known
+        try:
+            return self._call(op, args | {"camera": camera, "epoch": epoch})
+        except NodeRestarted as error:
+            error.camera, error.old_epoch = camera, epoch
+            self._epochs.forget(camera, epoch)
+            if self._on_restart is not None:
+                self._on_restart(error)
+            raise
+
     def _call(self, op: str, args: dict[str, Any]) -> Fields:
         return Fields(self._control.call(op, **args), op)
-
-
-def _pack_prompt(
-    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
-) -> dict[str, Any]:
-    return _drop_none(
-        points=None if points is None else _to_floats(points, "points", (-1, 2)),
-        labels=None if labels is None else [int(label) for label in labels],
-        box=None if box is None else _to_floats(box, "box", (4,)),
-        mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _to_mask(mask)),
-    )
-
-
-def _drop_none(**args: Any) -> dict[str, Any]:
-    return {name: value for name, value in args.items() if value is not None}
-
-
-def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
-    expected = "[[x, y], ...]" if len(shape) == 2 else "[x0, y0, x1, y1]"
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"{name}: expected numbers {expected}, found {values!r:.80}") from error
-    if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
-        raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
-    return cast(list[Any], array.tolist())
-
-
-def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
-    full = np.asarray(full)
-    if full.ndim != 2 or full.dtype != np.bool_:
-        raise RequestError(f"mask: expected bool [height, width], found {full.dtype} {list(full.shape)}")
-    return Mask.from_full(full)
-
-
-def _read_segmentation(fields: Fields) -> Segmentation:
-    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask")
-    return Segmentation(fields.integer("seq"), fields.number("score"), mask)
-
-
-def _read_object(fields: Fields) -> TrackedObject:
-    return TrackedObject(
-        id=fields.integer("id"),
-        camera=fields.text("camera"),
-        label=fields.text("label"),
-        state=fields.choice("state", get_args(TrackState)),
-        score=fields.number("score"),
-        age=fields.integer("age"),
-        frames_since_seen=fields.integer("frames_since_seen"),
-    )
