@@ -267,19 +267,18 @@ class PerceptionClient(Closeable):
             raise RequestError(
                 f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"
             )
-        return camera
+        return names[0] if camera is None and names and self._epochs.find(names[0]) else camera
 
     def _call_with_epoch(self, op: str, args: dict[str, Any], camera: str | None) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         known = self._epochs.find(camera)
-        if known is None:
-            return self._call(op, args | drop_none(camera=camera))
-        camera, epoch = known
+        checked = drop_none(camera=camera, epoch=known.epoch if known else None)
         try:
-            return self._call(op, args | {"camera": camera, "epoch": epoch})
+            return self._call(op, args | checked)
         except NodeRestarted as error:
-            error.camera, error.old_epoch = camera, epoch
-            self._epochs.forget(camera, epoch)
+            if known is not None:
+                error.camera, error.old_epoch = known
+                self._epochs.forget(known)
             if self._on_restart is not None:
                 self._on_restart(error)
             raise

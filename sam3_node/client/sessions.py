@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 from ..errors import NodeRestarted
 
 MAX_CAMERAS = 1024
+
+
+class KnownEpoch(NamedTuple):
+    """The epoch of one camera's ids."""
+
+    camera: str
+    epoch: int
 
 
 class KnownEpochs:
@@ -38,24 +46,21 @@ class KnownEpochs:
             node=node,
         )
 
-    def find(self, camera: str | None) -> tuple[str, int] | None:
-        """Return the camera and the epoch for a request; None if there is none to check.
-
-        Without `camera`, this is the only camera that is known, if it is.
-        """
+    def find(self, camera: str | None) -> KnownEpoch | None:
+        """Return the epoch to send with a request; None if there is none. Without `camera`, that of the only camera."""
         with self._lock:
             if camera is None and len(self._epochs) == 1:
                 camera = next(iter(self._epochs))
             epoch = self._epochs.get(camera) if camera is not None else None
-        return None if camera is None or epoch is None else (camera, epoch)
+        return None if camera is None or epoch is None else KnownEpoch(camera, epoch)
 
     def names(self) -> tuple[str, ...]:
         """Return the cameras that are known."""
         with self._lock:
             return tuple(self._epochs)
 
-    def forget(self, camera: str, epoch: int) -> None:
-        """Forget a camera's epoch, whose end the user has been told about."""
+    def forget(self, known: KnownEpoch) -> None:
+        """Forget an epoch, after its end was reported."""
         with self._lock:
-            if self._epochs.get(camera) == epoch:
-                del self._epochs[camera]
+            if self._epochs.get(known.camera) == known.epoch:
+                del self._epochs[known.camera]

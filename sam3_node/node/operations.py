@@ -191,10 +191,11 @@ def _pipeline(perception: Perception, args: Fields) -> Pipeline:
     Raises NodeRestarted if `args` has the epoch of other ids.
     """
     pipeline = _find_pipeline(perception, args)
-    session = perception.session
-    if session is not None and args.has("epoch") and (pipeline or args.has("camera")):
-        camera, current = (pipeline.camera, pipeline.epoch) if pipeline else (args.text("camera"), None)
-        session.check_epoch(camera, args.integer("epoch"), current)
+    if perception.session is not None and args.has("epoch"):
+        # a new object may go to any camera, an object's id belongs to one
+        names_one = args.has("camera") or args.has("id")
+        meant = perception.pipelines.values() if not names_one else [pipeline] if pipeline else []
+        perception.session.check_epoch(args.integer("epoch"), [found.epoch for found in meant])
     if pipeline is None:
         raise _camera_error(perception, args)
     return pipeline

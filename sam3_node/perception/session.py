@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ..errors import NodeRestarted, UnknownFrameError
 from ..types import CAMERA_SILENT_S
@@ -38,13 +38,14 @@ class Session:
         silent_s = self.silent_s(camera)
         return not self._live or (silent_s is not None and silent_s < CAMERA_SILENT_S)
 
-    def check_epoch(self, camera: str, epoch: int, current: int | None) -> None:
-        """Raise NodeRestarted unless the `epoch` of a request is the camera's `current` one (None: not served)."""
-        if epoch != current:
-            now = "it sends no frames to this node yet" if current is None else f"the epoch is {current} now"
+    @staticmethod
+    def check_epoch(epoch: int, current: Collection[int | None]) -> None:
+        """Raise NodeRestarted unless the `epoch` of a request is one of the `current` ones that it may mean."""
+        if epoch not in current:
+            expected = ", ".join(map(str, current)) or "none: it sends no frames to this node yet"
             raise NodeRestarted(
-                f"camera {camera:.64}: the object ids of epoch {epoch} are void, {now}: the node was started again, or "
-                "served the camera anew; forget its ids and add its objects again"
+                f"the object ids of epoch {epoch} are void (the camera's epoch is {expected}): the node was started "
+                "again, or served the camera anew; forget its ids and add its objects again"
             )
 
     def prompt_age_ms(self, age_origin_ns: int) -> float | None:
