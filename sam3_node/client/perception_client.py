@@ -77,7 +77,10 @@ class PerceptionClient(Closeable):
         Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`. Raises NodeRestarted
         once when the ids of a camera have begun again; the next call returns its masks.
         """
-        masks = self._take_held() if self._held else self._masks.take(timeout_ms)
+        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        masks = self._take(deadline_s)
+        while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
+            masks = self._take(deadline_s)
         if masks is None:
             return None
         restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
@@ -242,8 +245,11 @@ class PerceptionClient(Closeable):
         except TransportError:
             return None
 
-    def _take_held(self) -> MaskFrame:
-        """Return the masks that were held back by an error, or newer ones of their camera."""
+    def _take(self, deadline_s: float | None) -> MaskFrame | None:
+        """Return the next masks: first those that an error held back, or newer ones of their camera."""
+        if not self._held:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            return self._masks.take(None if left_s is None else math.ceil(left_s * 1000))
         held = self._held.popleft()
         newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
         if newer is not None and newer.camera == held.camera:
@@ -278,7 +284,7 @@ class PerceptionClient(Closeable):
         except NodeRestarted as error:
             if known is not None:
                 error.camera, error.old_epoch = known
-                self._epochs.forget(known)
+                self._epochs.end(known)
             if self._on_restart is not None:
                 self._on_restart(error)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import NodeRestarted
 
@@ -25,6 +25,7 @@ class KnownEpochs:
 
     def __init__(self) -> None:
         self._epochs: dict[str, int | None] = {}
+        self._ended: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def meet(self, camera: str, epoch: int | None, node: str | None = None) -> NodeRestarted | None:
@@ -33,8 +34,10 @@ class KnownEpochs:
             known = camera in self._epochs
             old = self._epochs.get(camera)
             self._epochs[camera] = epoch
-            if len(self._epochs) > MAX_CAMERAS:
-                del self._epochs[next(iter(self._epochs))]
+            _drop_first(self._epochs)
+            if known and old is not None and old != epoch:
+                self._ended[camera] = old
+                _drop_first(self._ended)
         if not known or old == epoch:
             return None
         return NodeRestarted(
@@ -54,13 +57,26 @@ class KnownEpochs:
             epoch = self._epochs.get(camera) if camera is not None else None
         return None if camera is None or epoch is None else KnownEpoch(camera, epoch)
 
+    def has_ended(self, camera: str, epoch: int | None) -> bool:
+        """Return True for an epoch whose end was reported: its masks were on their way when the node was restarted."""
+        with self._lock:
+            return epoch is not None and self._ended.get(camera) == epoch
+
     def names(self) -> tuple[str, ...]:
         """Return the cameras that are known."""
         with self._lock:
             return tuple(self._epochs)
 
-    def forget(self, known: KnownEpoch) -> None:
-        """Forget an epoch, after its end was reported."""
+    def end(self, known: KnownEpoch) -> None:
+        """Note that the end of an epoch was reported; the next one is not known yet."""
         with self._lock:
             if self._epochs.get(known.camera) == known.epoch:
                 del self._epochs[known.camera]
+                self._ended[known.camera] = known.epoch
+                _drop_first(self._ended)
+
+
+def _drop_first(epochs: dict[str, Any]) -> None:
+    """Forget the camera that was seen first, beyond MAX_CAMERAS."""
+    if len(epochs) > MAX_CAMERAS:
+        del epochs[next(iter(epochs))]

@@ -170,8 +170,8 @@ class Node:
         refusal = self._ages.check_frame(received)
         if refusal is not None:
             self._frames.leave_out(received)
-            stats.leave_out(*refusal)
-            self._log_failure(received, refusal.reason)
+            if stats.leave_out(*refusal):
+                log.warning("camera %s: %s", received.frame.camera, refusal.reason)
             return
         stats.begin(received.frame, received.received_ns, received.skipped)
         try:
@@ -202,8 +202,8 @@ class Node:
     def _withhold(self, received: ReceivedFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
         frame = received.frame
-        self._stats[frame.camera].withhold(reason)
-        self._log_failure(received, reason)
+        if self._stats[frame.camera].withhold(reason):
+            log.warning("camera %s: %s", frame.camera, reason)
         self._publish_event(
             FAILED, {"camera": frame.camera, "seq": frame.seq, "error": reason, "withheld": True}
         )
@@ -252,18 +252,14 @@ class Node:
         self._publish_event(DROPPED, {"camera": camera})
         return True
 
-    def _log_failure(self, received: ReceivedFrame, error: Exception | str) -> None:
+    def _log_failure(self, received: ReceivedFrame, error: Exception) -> None:
         """Log at most one failure per second, with a traceback for unexpected errors. All failures are counted."""
         now_s = time.monotonic()
         if now_s < self._next_failure_log_s:
             return
         self._next_failure_log_s = now_s + FAILURE_LOG_EVERY_S
-        frame = received.frame
-        if isinstance(error, str):
-            log.warning("camera %s: %s", frame.camera, error)
-        else:
-            expected = isinstance(error, Sam3NodeError)
-            log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
+        frame, expected = received.frame, isinstance(error, Sam3NodeError)
+        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
 
     def _log_stats(self) -> None:
         now_s = time.monotonic()

@@ -191,13 +191,13 @@ def _pipeline(perception: Perception, args: Fields) -> Pipeline:
     Raises NodeRestarted if `args` has the epoch of other ids.
     """
     pipeline = _find_pipeline(perception, args)
+    if pipeline is None:
+        raise _camera_error(perception, args)
     if perception.session is not None and args.has("epoch"):
         # a new object may go to any camera, an object's id belongs to one
         names_one = args.has("camera") or args.has("id")
-        meant = perception.pipelines.values() if not names_one else [pipeline] if pipeline else []
+        meant = [pipeline] if names_one else perception.pipelines.values()
         perception.session.check_epoch(args.integer("epoch"), [found.epoch for found in meant])
-    if pipeline is None:
-        raise _camera_error(perception, args)
     return pipeline
 
 

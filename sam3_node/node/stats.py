@@ -14,6 +14,7 @@ from ..types import Frame
 
 WINDOW_FRAMES = 1000
 RATE_FRAMES = 100
+LOG_EVERY_S = 10.0
 
 
 class CameraStats:
@@ -30,6 +31,7 @@ class CameraStats:
         self.stepped = self.failed = self.skipped = 0
         self.too_old = self.clock_ahead = self.withheld = 0
         self._left_out = 0  # since the last step
+        self._next_log_s = 0.0
         self._epoch, self._silent_s = epoch, silent_s
         self.last_seq: int | None = None
         self.last_error: str | None = None
@@ -55,21 +57,30 @@ class CameraStats:
         self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
         self._ends_s.append(time.monotonic())
 
-    def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> None:
-        """Record that a frame was skipped because of its time."""
+    def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
+        """Record that a frame was skipped because of its time. Return True if the reason is to be logged."""
         self.skipped += 1
         self._left_out += 1
         if kind == "too_old":
             self.too_old += 1
         else:
             self.clock_ahead += 1
-        self.last_error = reason
+        return self._note(reason)
 
-    def withhold(self, reason: str) -> None:
-        """Record that a frame was stepped, but its masks were too old to publish."""
+    def withhold(self, reason: str) -> bool:
+        """Record that a frame was stepped, but its masks were too old. Return True if the reason is to be logged."""
         self.stepped += 1
         self.withheld += 1
+        return self._note(reason)
+
+    def _note(self, reason: str) -> bool:
+        """Keep a reason. Return True for the first one, and then every LOG_EVERY_S."""
         self.last_error = reason
+        now_s = time.monotonic()
+        if now_s < self._next_log_s:
+            return False
+        self._next_log_s = now_s + LOG_EVERY_S
+        return True
 
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""

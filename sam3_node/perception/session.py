@@ -42,10 +42,9 @@ class Session:
     def check_epoch(epoch: int, current: Collection[int | None]) -> None:
         """Raise NodeRestarted unless the `epoch` of a request is one of the `current` ones that it may mean."""
         if epoch not in current:
-            expected = ", ".join(map(str, current)) or "none: it sends no frames to this node yet"
             raise NodeRestarted(
-                f"the object ids of epoch {epoch} are void (the camera's epoch is {expected}): the node was started "
-                "again, or served the camera anew; forget its ids and add its objects again"
+                f"the object ids of epoch {epoch} are void, now it is {', '.join(map(str, current))}: the node was "
+                "started again, or served the camera anew; forget its ids and add its objects again"
             )
 
     def prompt_age_ms(self, age_origin_ns: int) -> float | None:

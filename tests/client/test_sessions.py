@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.client.sessions import MAX_CAMERAS, KnownEpochs
 from sam3_node.errors import NodeRestarted, RequestError
-from sam3_node.transport import MaskPublisher
+from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import MaskFrame
+from sam3_node.wire import Reply
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.transport_peer import make_masks, wait_until
 
@@ -214,6 +216,29 @@ def test_objects_are_added_to_the_session_that_the_policy_knows(policy: Policy) 
     with pytest.raises(NodeRestarted):
         policy.client.list_objects()
     assert [known.label for known in policy.client.list_objects()] == ["knife"]
+
+
+def test_masks_of_an_ended_epoch_are_not_returned(publisher: Publisher) -> None:
+    """They waited in the client when the node refused the id of that epoch."""
+    with ControlServer("tcp://127.0.0.1:*") as control:
+
+        def refuse() -> None:
+            peer, request = control.receive(5000) or pytest.fail("no request")
+            assert request.args == {"id": 1, "camera": "cam0", "epoch": 1}
+            control.reply(peer, Reply.failed(request.id, NodeRestarted("ids of epoch 1 are void")))
+
+        with PerceptionClient(publisher.sockets.endpoint, control.endpoint) as client:
+            connect(publisher, client)
+            publisher.send(5, 1)
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            with pytest.raises(NodeRestarted, match="epoch 1 are void"):
+                client.remove_object(1)
+            thread.join()
+            publisher.send(6, 1)
+            assert client.latest(200) is None
+            publisher.send(7, 2)
+            assert latest(client).seq == 7
 
 
 def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: Publisher) -> None:
