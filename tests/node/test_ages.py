@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from tests.support.node_rig import Process, Rig, masks_where, until
 S = 1_000_000_000
 MAX_AGE_S = 0.5
 HANG_S = 2.0
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +75,10 @@ class Camera:
 
 
 @pytest.fixture
-def camera(rig: Rig, client: PerceptionClient, request: pytest.FixtureRequest) -> Iterator[Camera]:
+def camera(rig: Rig, client: PerceptionClient) -> Iterator[Camera]:
     """A camera with a name of its own, served already."""
     with FramePublisher(rig.frames[0]) as publisher:
-        camera = Camera(publisher, client, f"c{abs(hash(request.node.name)) % 10**6}")
+        camera = Camera(publisher, client, f"c{next(NUMBERS)}")
         camera.send_until_masks()
         while client.latest(timeout_ms=100) is not None:
             pass
@@ -101,16 +104,15 @@ def test_frames_of_another_time_are_skipped_and_counted(
     assert status["skipped"] == before["skipped"] + 3
     assert status["stepped"] == before["stepped"]
     assert camera.client.latest(timeout_ms=0) is None
-    assert status["last_error"]
+    assert re.search(said, status["last_error"])
     masks = camera.send_until_masks()
     after = camera.status()
     assert after["received"] == after["stepped"] + after["skipped"] + after["failed"]
     assert after[count] == status[count]
-    assert masks.skipped == masks.seq - first or masks.seq > first + 3
-    assert any(line for line in node.log.read_text().splitlines() if f"camera {camera.name}: " in line)
-    import re
-
-    assert re.search(said, status["last_error"])
+    assert (
+        masks.skipped == 3 or masks.seq > first + 3
+    )  # on a busy machine, masks of a later frame came in time
+    assert re.search(f"camera {camera.name}: .*{said}", node.log.read_text())
 
 
 def test_another_clock_counts_from_the_arrival(camera: Camera) -> None:
@@ -225,21 +227,26 @@ def received(age_s: float, clock: str = "system") -> ReceivedFrame:
     return ReceivedFrame(replace(picture(1), capture_ns=int(now_ns - age_s * S), clock=clock), now_ns, 0)
 
 
+def made(age_s: float) -> MaskFrame:
+    return MaskFrame("cam0", 1, int(time.time_ns() - age_s * S), 64, 48)
+
+
+def kind_of_refusal(limits: AgeLimits, frame: ReceivedFrame) -> str | None:
+    refusal = limits.check_frame(frame)
+    return refusal and refusal.kind
+
+
 def test_the_limits_of_frames_and_masks() -> None:
     live = AgeLimits(1000.0, live=True)
     assert live.check_frame(received(0.1)) is None
     assert live.check_frame(received(-0.5)) is None
-    assert (live.check_frame(received(2)) or "")[0] == "too_old"
-    assert (live.check_frame(received(-60)) or "")[0] == "clock_ahead"
+    assert kind_of_refusal(live, received(2)) == "too_old"
+    assert kind_of_refusal(live, received(-60)) == "clock_ahead"
     assert live.check_frame(received(-60, "device")) is None
     for unlimited in (AgeLimits(0.0, live=True), AgeLimits(1000.0, live=False)):
         assert unlimited.check_frame(received(1000)) is None
         assert unlimited.check_masks(made(1000), 1) is None
     assert AgeLimits(1000.0, live=False).check_frame(received(-60)) is None
-
-
-def made(age_s: float) -> MaskFrame:
-    return MaskFrame("cam0", 1, int(time.time_ns() - age_s * S), 64, 48)
 
 
 def test_masks_may_be_older_by_three_median_steps() -> None:
