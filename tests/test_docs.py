@@ -10,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 import numpy as np
 import pytest
 
 from sam3_node.cli import main as cli
+from sam3_node.errors import NodeRestarted
 from sam3_node.node.operations import OPERATIONS
 from sam3_node.processes import group
 from sam3_node.settings import Settings, load_settings
@@ -265,6 +267,31 @@ def test_the_recording_example_runs() -> None:
     bag, clip = run(block_with("docs/python-api.md", "LabelledClip.load(")).splitlines()
     assert bag == "('tabletop',) 224 640 jpeg None"
     assert clip.startswith("225 15.0")
+
+
+def test_the_restart_example_adds_its_object_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Node:
+        """A node that restarts once, and then ends."""
+
+        added: ClassVar[list[int]] = []
+
+        def add_object(self, box: Any, label: str) -> Any:
+            self.added.append(len(self.added) + 1)
+            return SimpleNamespace(id=self.added[-1])
+
+        def __iter__(self) -> Iterator[Any]:
+            instance = SimpleNamespace(id=self.added[-1], box=(1, 2, 3, 4))
+            yield SimpleNamespace(seq=7, instances=[instance])
+            if len(self.added) == 2:
+                raise KeyboardInterrupt
+            raise NodeRestarted("", camera="cam0")
+
+    space: dict[str, Any] = {}
+    exec(block_with("docs/python-api.md", "NodeRestarted as"), space)
+    with pytest.raises(KeyboardInterrupt):
+        space["follow"](Node(), (0, 0, 9, 9))
+    masks = "7 [(1, 2, 3, 4)]"
+    assert capsys.readouterr().out.splitlines() == [masks, "ids of cam0 are void", masks]
 
 
 def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:

@@ -8,17 +8,20 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.session import Session
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
-from .operations import NODE_QUERIES, handle_request, has_changed_state
+from .ages import AgeLimits
+from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,9 @@ class Node:
         self._watchdog = Watchdog()
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
+        live = settings.transport.delivery == "newest"
+        self._ages = AgeLimits(settings.tracker.max_age_ms, live)
+        self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
         self._open_sockets = ExitStack()
 
@@ -75,6 +81,7 @@ class Node:
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(ControlServer(transport.control, self._answer_now))
         self.perception = Perception.load(self._settings)
+        self.perception.session = self._session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         self._frames = self._open_sockets.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
@@ -179,7 +186,7 @@ class Node:
         """Carry out a request. If it has changed the state, publish it as an event for recorders."""
         reply = handle_request(self, request)
         if has_changed_state(request, reply):
-            self._publish_event(request.op, request.args)
+            self._publish_event(request.op, describe_change(request, reply))
         return reply
 
     def _publish_event(self, op: str, args: dict[str, Any]) -> None:
@@ -196,10 +203,22 @@ class Node:
         if received is None or not self._admit(received.frame.camera):
             return
         stats = self._stats[received.frame.camera]
+        refusal = self._ages.check_frame(received)
+        if refusal is not None:
+            self._frames.leave_out(received)
+            if stats.leave_out(*refusal):
+                log.warning("camera %s: %s", received.frame.camera, refusal.reason)
+            return
         stats.begin(received.frame, received.received_ns, received.skipped)
         try:
             self._stepping = True
-            self._publish(self._step(received), received, stop)
+            begin_ns = time.perf_counter_ns()
+            masks = self._step(received)
+            reason = self._ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
+            if reason is not None:
+                self._withhold(received, reason)
+                return
+            self._publish(masks, received, stop)
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
             self._log_failure(received, error)
@@ -216,7 +235,20 @@ class Node:
         pipeline = self.perception.pipelines[received.frame.camera]
         masks = pipeline.step(received.frame, received.received_ns, received.skipped)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
-        return replace(masks, stages_us={**masks.stages_us, "pack": self._pack_us})
+        stages_us = {**masks.stages_us, "pack": self._pack_us}
+        return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
+
+    def _withhold(self, received: ReceivedFrame, reason: str) -> None:
+        """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
+        frame = received.frame
+        if self._stats[frame.camera].withhold(frame, reason):
+            log.warning("camera %s: %s", frame.camera, reason)
+        self._publish_event(
+            FAILED, {"camera": frame.camera, "seq": frame.seq, "error": reason, "withheld": True}
+        )
+
+    def _silent_s(self, camera: str) -> float | None:
+        return self._frames.silent_s(camera)
 
     def _publish(self, masks: MaskFrame, received: ReceivedFrame, stop: threading.Event) -> None:
         """Send the masks. Lossless delivery waits until every subscriber has space; requests are answered meanwhile."""
@@ -255,8 +287,8 @@ class Node:
                 log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
             return False
         log.info("camera %s: new, served", camera)
-        self.perception.serve(camera)
-        self._stats[camera] = CameraStats()
+        pipeline = self.perception.serve(camera)
+        self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera))
         self._publish_event(SERVED, {"camera": camera})
         return True
 

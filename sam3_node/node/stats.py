@@ -7,10 +7,10 @@ import resource
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..types import Frame
 from ..wire import MAX_INT
@@ -19,18 +19,26 @@ WINDOW_FRAMES = 1000
 RATE_FRAMES = 100
 STEP_FRAMES = 15
 MAX_ERROR_CHARACTERS = 200
+LOG_EVERY_S = 10.0
 
 
 class CameraStats:
     """Counts of one camera's frames (received = stepped + failed + skipped), and times of the last 1000 frames.
 
+    Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
+    were `withheld` are among the stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds
+    since its last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival.
     One thread counts; any thread may read. Counts stop at the largest integer of a message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int | None = None, silent_s: Callable[[], float | None] = lambda: None) -> None:
         self.stepped = self.failed = self.skipped = 0
+        self.too_old = self.clock_ahead = self.withheld = 0
+        self._left_out = 0  # since the last step
+        self._next_log_s = 0.0
+        self._epoch, self._silent_s = epoch, silent_s
         self.last_seq: int | None = None
         self.last_error: str | None = None
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
@@ -52,16 +60,45 @@ class CameraStats:
     def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
         """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
         self._begin_s = time.monotonic()
-        self.skipped = min(self.skipped + skipped, MAX_INT)
+        self.skipped = min(self.skipped + max(0, skipped - self._left_out), MAX_INT)
+        self._left_out = 0
         self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
 
     def end(self, frame: Frame, received_ns: int) -> None:
         """Record that the frame's masks were published."""
+        self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
+        self._end_step(frame)
+
+    def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
+        """Record that a frame was skipped because of its time. Return True if the reason is to be logged."""
+        self.skipped = min(self.skipped + 1, MAX_INT)
+        self._left_out += 1
+        if kind == "too_old":
+            self.too_old += 1
+        else:
+            self.clock_ahead += 1
+        return self._note(reason)
+
+    def withhold(self, frame: Frame, reason: str) -> bool:
+        """Record that a frame was stepped, but its masks were too old. Return True if the reason is to be logged."""
+        self.withheld += 1
+        self._end_step(frame)
+        return self._note(reason)
+
+    def _end_step(self, frame: Frame) -> None:
         self.stepped += 1
         self.last_seq = frame.seq
-        self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
         self._ends_s.append(time.monotonic())
         self._steps_s.append(self._ends_s[-1] - self._begin_s)
+
+    def _note(self, reason: str) -> bool:
+        """Keep a reason. Return True for the first one, and then every LOG_EVERY_S."""
+        self.last_error = reason
+        now_s = time.monotonic()
+        if now_s < self._next_log_s:
+            return False
+        self._next_log_s = now_s + LOG_EVERY_S
+        return True
 
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
@@ -70,11 +107,17 @@ class CameraStats:
 
     def describe(self) -> dict[str, Any]:
         """Return the counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
+        silent_s = self._silent_s()
         return {
+            "epoch": self._epoch,
+            "silent_s": None if silent_s is None else round(silent_s, 3),
             "received": min(self.stepped + self.failed + self.skipped, MAX_INT),
             "stepped": self.stepped,
             "skipped": self.skipped,
             "failed": self.failed,
+            "too_old": self.too_old,
+            "clock_ahead": self.clock_ahead,
+            "withheld": self.withheld,
             "last_seq": self.last_seq,
             "last_error": self.last_error,
             "fps": self._rate(),

@@ -15,7 +15,7 @@ from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, un
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
-from .messages import pack_masks, unpack_masks
+from .messages import MAX_EPOCH, pack_masks, unpack_masks
 from .topics import frame_topic, masks_topic
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "EVENTS_TOPIC",
     "FAILED",
     "INTERNAL_ERROR",
+    "MAX_EPOCH",
     "MAX_INT",
     "SERVED",
     "VERSION",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import UnknownFrameError
 from sam3_node.types import MaskFrame
-from tests.support.node_rig import Rig, masks_where
+from tests.support.node_rig import Process, Rig, masks_where, until
 
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
@@ -20,8 +23,9 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.replay.compare import compare_masks
-from sam3_node.wire import Event
+from sam3_node.wire import FAILED, Event
 
+MAX_AGE_MS = 1000
 NAMES = ("red mug", "green bottle")
 
 
@@ -35,10 +39,18 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = record(tmp_path_factory.mktemp("live"))
         found = RecordingReader([path])
         seqs = {frame.seq for frame in found.frames()}
-        stepped = {item.masks.seq for item in found.actions() if isinstance(item, RecordedMasks)}
+        stepped = {seq for item in found.actions() if (seq := stepped_seq(item)) is not None}
         if stepped <= seqs:
             break
     return path
+
+
+def stepped_seq(item: RecordedMasks | Event) -> int | None:
+    """Return the seq of the frame that an entry of the log says was stepped."""
+    if isinstance(item, RecordedMasks):
+        return item.masks.seq
+    seq = item.args.get("seq") if item.op == FAILED else None
+    return None if seq is None else int(seq)
 
 
 def record(folder: Path) -> Path:
@@ -53,10 +65,11 @@ def record(folder: Path) -> Path:
     path = rig.folder / "live.mcap"
     try:
         recorder = rig.start("record", str(path))
-        rig.node()
+        node = rig.node(TRACKER__MAX_AGE_MS=str(MAX_AGE_MS))
         rig.start("camera", "scene:tabletop", "--camera.loop")
         with rig.client() as client:
             edit(client)
+            hang(node, client)
         recorder.terminate()
     finally:
         rig.close()
@@ -87,6 +100,20 @@ def edit(client: PerceptionClient) -> None:
     wait(client, 6)
 
 
+def hang(node: Process, client: PerceptionClient) -> None:
+    """Stop the node, nearly always in the middle of a step, until it withholds the masks of that step."""
+
+    def count_withheld() -> int:
+        os.kill(node.process.pid, signal.SIGSTOP)
+        time.sleep(2 * MAX_AGE_MS / 1000)
+        os.kill(node.process.pid, signal.SIGCONT)
+        wait(client, 3)
+        return int(client.status()["cameras"]["cam0"]["withheld"])
+
+    until(count_withheld, "masks that are withheld")
+    wait(client, 3)
+
+
 def wait(client: PerceptionClient, count: int) -> MaskFrame:
     for _ in range(count):
         masks = masks_where(client, lambda masks: True, "masks")
@@ -113,6 +140,9 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     log = list(RecordingReader([recording]).actions())
     live = [item.masks for item in log if isinstance(item, RecordedMasks)]
     events = [item.op for item in log if isinstance(item, Event)]
+    withheld = [item.args["seq"] for item in log if isinstance(item, Event) and item.args.get("withheld")]
+    assert withheld
+    assert not {masks.seq for masks in live} & set(withheld)
     assert sum(masks.skipped for masks in live) > 0, "the node could keep up: nothing is shown"
     assert {"served", "add_object", "refine_object", "set_prompts", "remove_object"} <= set(events)
     done = replay(recording, tmp_path, "--as-recorded", "--compare")
@@ -122,6 +152,6 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert [masks.seq for masks in replayed] == [masks.seq for masks in live]
     assert compare_masks(replayed, live).is_identical
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["frames"] == len(live)
+    assert summary["frames"] == len(live) + len(withheld)
     assert summary["refused"] == summary["failed"] == 0
     assert summary["notes"] == []

@@ -93,6 +93,17 @@ def test_a_late_beginning_is_a_gap(
     assert not complete or not gaps(entries)
 
 
+def test_a_frame_whose_masks_were_withheld_was_stepped() -> None:
+    event = Event(1, "failed", {"camera": "a", "seq": 3, "error": "old", "withheld": True})
+    entries = read_log(served(0), make_masks(0), event, make_masks(5, 1))
+    assert entries[2] == LoggedStep("a", 3, withheld=True)
+    assert not entries[2].failed
+    assert not gaps(entries)
+    (step,) = match_frames([entries[2]], [make_frame(seq) for seq in range(6)], Notes(lenient=False))
+    assert isinstance(step, Step)
+    assert (step.frame.seq, step.failed, step.withheld) == (3, False, True)
+
+
 def test_a_camera_that_starts_again_is_no_gap() -> None:
     assert not gaps(read_log(served(0), make_masks(7), make_masks(0), make_masks(1)))
 

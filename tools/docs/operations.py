@@ -8,19 +8,20 @@ from sam3_node.node.operations import CHANGES, OPERATIONS
 from .tables import code, table
 
 _PROMPT = ("points", "labels", "box", "mask")
-_OPTIONAL = ("label", "seq", "camera", "scores", "most")
-_MASK = "`id`, `camera`, `seq`, `mask`, `score`"
+_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "most")
+_MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
-    "add_object": "`id`, `camera`; with `seq` also `seq`, `mask`, `score`",
+    "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`",
     "refine_object": _MASK,
-    "remove_object": "`id`, `camera`",
-    "list_objects": "`objects`: list of `camera id label state score age frames_since_seen`",
-    "segment": "`camera`, `seq`, `mask`, `score`. The prompt is points and/or a box",
+    "remove_object": "`id`, `camera`, `epoch`",
+    "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen`",
+    "segment": "`camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`. The prompt is points and/or a box",
     "reset": "forgets all objects, of that camera or of all",
     "pause": "`paused`: true",
     "resume": "`paused`: false",
-    "status": "the node's state: model, memory, and for each camera counts, rates, ages and latencies",
+    "status": "the node's state: `node`, model, memory, and for each camera `epoch`, `silent_s`, counts, rates, ages "
+    "and latencies",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "

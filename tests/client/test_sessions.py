@@ -1,0 +1,269 @@
+"""A policy never takes an object of a restarted node for one that it knows: with sockets, then with a real node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sam3_node.client import PerceptionClient
+from sam3_node.client.sessions import MAX_CAMERAS, KnownEpochs
+from sam3_node.errors import NodeRestarted, RequestError
+from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.types import MaskFrame
+from sam3_node.wire import Reply
+from tests.support.node_rig import Process, Rig, masks_where, until
+from tests.support.transport_peer import make_masks, wait_until
+
+NOBODY = "tcp://127.0.0.1:9"
+
+
+class Publisher:
+    """Publishes masks of chosen epochs."""
+
+    def __init__(self) -> None:
+        self.sockets = MaskPublisher("tcp://127.0.0.1:*")
+
+    def send(self, seq: int, epoch: int | None, camera: str = "cam0") -> None:
+        self.sockets.send(replace(make_masks(seq, camera), epoch=epoch, node=f"node{epoch}"))
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher()
+    yield publisher
+    publisher.sockets.close()
+
+
+def connect(publisher: Publisher, client: PerceptionClient) -> None:
+    """Wait until the client gets masks of epoch 1."""
+    wait_until(lambda: publisher.send(0, 1) or client.latest(20))
+    while client.latest(100) is not None:
+        pass
+
+
+def latest(client: PerceptionClient) -> MaskFrame:
+    masks = client.latest(5000)
+    assert masks is not None
+    return masks
+
+
+def test_another_epoch_is_raised_once_before_its_masks(publisher: Publisher) -> None:
+    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+        connect(publisher, client)
+        publisher.send(1, 1)
+        assert latest(client).epoch == 1
+        publisher.send(2, 2)
+        with pytest.raises(NodeRestarted, match="forget its ids, add its objects again") as caught:
+            latest(client)
+        error = caught.value
+        assert (error.camera, error.old_epoch, error.new_epoch, error.node) == ("cam0", 1, 2, "node2")
+        assert (latest(client).seq, client.latest(50)) == (2, None)
+        publisher.send(3, 2)
+        assert latest(client).seq == 3
+
+
+def test_after_the_error_the_newest_masks_come_and_cameras_are_apart(publisher: Publisher) -> None:
+    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+        connect(publisher, client)
+        publisher.send(0, 1, "left")
+        assert latest(client).camera == "left"
+        publisher.send(2, 2)
+        with pytest.raises(NodeRestarted):
+            latest(client)
+        publisher.send(3, 2)
+        publisher.send(9, 1, "left")
+        seen: dict[str, list[int]] = {"cam0": [], "left": []}
+        while not (seen["left"] and 3 in seen["cam0"]):
+            masks = latest(client)
+            seen[masks.camera].append(masks.seq)
+        assert seen in ({"cam0": [3], "left": [9]}, {"cam0": [2, 3], "left": [9]})  # 2, if 3 was on its way
+        publisher.send(10, 3, "left")
+        with pytest.raises(NodeRestarted, match="camera left"):
+            latest(client)
+
+
+def test_lossless_delivery_loses_no_masks_by_the_error() -> None:
+    with (
+        MaskPublisher("tcp://127.0.0.1:*", "every") as publisher,
+        PerceptionClient(publisher.endpoint, NOBODY, delivery="every") as client,
+    ):
+        for seq, epoch in enumerate((1, 2, 2, None)):
+            publisher.send(replace(make_masks(seq), epoch=epoch))
+        seen: list[int | str] = []
+        while len(seen) < 6:
+            try:
+                seen.append(latest(client).seq)
+            except NodeRestarted as error:
+                seen.append(f"{error.old_epoch} {error.new_epoch}")
+        assert seen == [0, "1 2", 1, 2, "2 None", 3]
+
+
+def test_a_callback_is_called_instead_and_an_iterator_goes_on(publisher: Publisher) -> None:
+    errors: list[NodeRestarted] = []
+    with PerceptionClient(publisher.sockets.endpoint, NOBODY, on_restart=errors.append) as client:
+        connect(publisher, client)
+        publisher.send(1, 2)
+        assert latest(client).seq == 1
+        assert [error.new_epoch for error in errors] == [2]
+    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+        connect(publisher, client)
+        publisher.send(1, 2)
+        masks = iter(client)
+        with pytest.raises(NodeRestarted):
+            next(masks)
+        assert next(masks).seq == 1
+        client.close()
+        assert list(masks) == []
+
+
+def test_the_known_cameras_are_bounded() -> None:
+    known = KnownEpochs()
+    for number in range(MAX_CAMERAS + 5):
+        assert known.meet(f"camera{number}", 1) is None
+    assert len(known.names()) == MAX_CAMERAS
+    assert known.find("camera4") is None
+    assert known.find("camera5") == ("camera5", 1)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("sessions"))
+    rig.camera()
+    yield rig
+    rig.close()
+
+
+class Policy:
+    """A client that holds the red mug by its id, and a node that is killed and started again."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.node = rig.node()
+        self.client = rig.client()
+        assert self.client.wait_for_camera() == "cam0"
+        added = self.client.add_object(points=[(160, 120)], label="red mug")
+        self.mug, self.epoch = added.id, added.epoch
+        masks_where(self.client, lambda masks: masks.instances, "the mug")
+
+    def restart_with_a_knife(self) -> None:
+        """Kill the node. Another client adds an object to the new one, which gets the mug's id."""
+        self.node.kill()
+        self.node: Process = self.rig.node()
+        with self.rig.client() as other:
+            other.wait_for_camera()
+            added = other.add_object(points=[(40, 40)], label="knife")
+            assert added.id == self.mug
+            assert added.epoch != self.epoch
+            masks_where(other, lambda masks: masks.instances, "the knife")
+
+    def close(self) -> None:
+        self.client.close()
+        self.node.kill()
+
+
+@pytest.fixture
+def policy(rig: Rig) -> Iterator[Policy]:
+    policy = Policy(rig)
+    yield policy
+    policy.close()
+
+
+def test_a_policy_learns_of_the_restart_before_it_sees_the_new_object(policy: Policy) -> None:
+    policy.restart_with_a_knife()
+    seen: list[MaskFrame] = []
+    with pytest.raises(NodeRestarted) as caught:
+        until(lambda: seen.append(latest(policy.client)), "the restart")
+    assert all(masks.epoch == policy.epoch for masks in seen)
+    assert {instance.label for masks in seen for instance in masks.instances} <= {"red mug"}
+    masks = masks_where(policy.client, lambda masks: masks.instances, "the knife")
+    assert masks.instances[0].label == "knife"
+    assert (masks.epoch, masks.node) == (caught.value.new_epoch, caught.value.node)
+    status = policy.client.status()
+    assert (status["node"], status["cameras"]["cam0"]["epoch"]) == (masks.node, masks.epoch)
+    (listed,) = policy.client.list_objects()
+    assert (listed.label, listed.epoch) == ("knife", masks.epoch)
+
+
+def test_an_id_of_the_earlier_session_is_refused(policy: Policy) -> None:
+    policy.restart_with_a_knife()
+    with pytest.raises(NodeRestarted, match=f"ids of epoch {policy.epoch} are void") as caught:
+        policy.client.refine_object(policy.mug, points=[(10, 10)])
+    assert (caught.value.camera, caught.value.old_epoch) == ("cam0", policy.epoch)
+    # the error has told the policy: from here on, ids are those of the new session
+    (knife,) = policy.client.list_objects()
+    assert knife.label == "knife"
+    assert policy.client.add_object(points=[(80, 80)], label="red mug").id != knife.id
+
+
+def test_no_request_takes_an_old_id_for_a_new_one(policy: Policy) -> None:
+    policy.restart_with_a_knife()
+    with pytest.raises(NodeRestarted):
+        policy.client.remove_object(policy.mug)
+    with policy.rig.client() as other:
+        assert [known.label for known in other.list_objects()] == ["knife"]
+
+
+def test_objects_are_added_to_the_session_that_the_policy_knows(policy: Policy) -> None:
+    policy.restart_with_a_knife()
+    with pytest.raises(NodeRestarted):
+        policy.client.add_object(points=[(160, 120)])
+    assert [known.label for known in policy.client.list_objects()] == ["knife"]
+    policy.restart_with_a_knife()
+    with pytest.raises(NodeRestarted):
+        policy.client.list_objects()
+    assert [known.label for known in policy.client.list_objects()] == ["knife"]
+
+
+def test_masks_of_an_ended_epoch_are_not_returned(publisher: Publisher) -> None:
+    """They waited in the client when the node refused the id of that epoch."""
+    with ControlServer("tcp://127.0.0.1:*") as control:
+
+        def refuse() -> None:
+            peer, request = control.receive(5000) or pytest.fail("no request")
+            assert request.args == {"id": 1, "camera": "cam0", "epoch": 1}
+            control.reply(peer, Reply.failed(request.id, NodeRestarted("ids of epoch 1 are void")))
+
+        with PerceptionClient(publisher.sockets.endpoint, control.endpoint) as client:
+            connect(publisher, client)
+            publisher.send(5, 1)
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            with pytest.raises(NodeRestarted, match="epoch 1 are void"):
+                client.remove_object(1)
+            thread.join()
+            publisher.send(6, 1)
+            assert client.latest(200) is None
+            publisher.send(7, 2)
+            assert latest(client).seq == 7
+
+
+def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: Publisher) -> None:
+    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+        connect(publisher, client)
+        publisher.send(0, 1, "left")
+        assert latest(client).camera == "left"
+        with pytest.raises(RequestError, match="has seen ids of several: cam0, left"):
+            client.refine_object(1, points=[(1, 1)])
+
+
+def test_with_a_callback_objects_are_added_to_the_new_session(rig: Rig, tmp_path: Path) -> None:
+    errors: list[NodeRestarted] = []
+    node = rig.node()
+    with PerceptionClient(rig.masks, rig.control, timeout_ms=10000, on_restart=errors.append) as client:
+        client.wait_for_camera()
+        before = client.add_object(points=[(160, 120)])
+        node.kill()
+        node = rig.node()
+        with rig.client() as other:
+            other.wait_for_camera()
+        after = client.add_object(points=[(160, 120)])
+        assert after.id == before.id == 1
+        assert after.epoch != before.epoch
+        assert [error.old_epoch for error in errors] == [before.epoch]
+        masks_where(client, lambda masks: masks.epoch == after.epoch, "masks")
+        assert len(errors) == 1
+    node.kill()
