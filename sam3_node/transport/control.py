@@ -16,6 +16,7 @@ from ..wire import Failure, Reply, Request, pack_reply, pack_request, unpack_rep
 from .channels import FrameSubscriber
 from .sockets import (
     MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BYTES,
     BoundSocket,
     Socket,
     connect,
@@ -42,7 +43,7 @@ class ControlServer(Closeable):
     def __init__(self, endpoint: str) -> None:
         self.rejected = 0
         self.last_error: str | None = None
-        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_MESSAGE_BYTES)
+        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
 

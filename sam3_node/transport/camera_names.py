@@ -1,0 +1,88 @@
+"""The camera names of a receiver: each is bound to the endpoint that it was first heard from."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from ..errors import WireError
+from .connection import ReconnectingSocket
+
+CAMERA_IDLE_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Binding:
+    source: ReconnectingSocket
+    handshakes: int
+    heard_s: float
+
+    @property
+    def idle(self) -> bool:
+        """True if the camera has been silent for CAMERA_IDLE_S."""
+        return time.monotonic() - self.heard_s >= CAMERA_IDLE_S
+
+    @property
+    def free(self) -> bool:
+        """True if another endpoint may have the name: idle, and the connection that it came over has ended."""
+        return self.idle and not (self.source.alive and self.source.handshakes == self.handshakes)
+
+
+class CameraNames:
+    """At most `capacity` names of cameras, bound to their endpoints.
+
+    While another endpoint is connected, its names are its own. When all places are taken, a new name replaces an idle
+    one of its own endpoint, or of one that holds more than an equal share of the places. An endpoint that holds less
+    than its share also replaces a name that is not idle of one that holds more. So an endpoint that sends many names
+    takes nothing from the others.
+    """
+
+    def __init__(self, capacity: int, endpoints: int) -> None:
+        self.capacity = max(capacity, endpoints)
+        self._share = self.capacity // endpoints
+        self._bindings: dict[str, _Binding] = {}  # the longest silent first
+        self._warned: set[tuple[str, str]] = set()
+
+    def admit(self, camera: str, source: ReconnectingSocket) -> str | None:
+        """Record that `camera` was heard from `source`. Return the name that lost its place to it, or None.
+
+        Raises WireError for a name of another endpoint, and for a name beyond `capacity`.
+        """
+        bound = self._bindings.get(camera)
+        if bound is not None and bound.source is not source and not bound.free:
+            raise self._refuse(camera, source, bound)
+        replaced = None
+        if bound is None and len(self._bindings) >= self.capacity:
+            replaced = self._choose_replaced(source)
+            if replaced is None:
+                raise WireError(f"expected at most {self.capacity} cameras, found another: {camera}")
+            del self._bindings[replaced]
+        self._bindings.pop(camera, None)
+        self._bindings[camera] = _Binding(source, source.handshakes, time.monotonic())
+        return replaced
+
+    def _choose_replaced(self, source: ReconnectingSocket) -> str | None:
+        counts: dict[int, int] = {}
+        for binding in self._bindings.values():
+            counts[id(binding.source)] = counts.get(id(binding.source), 0) + 1
+        below_share = counts.get(id(source), 0) < self._share
+        for camera, binding in self._bindings.items():
+            above_share = counts[id(binding.source)] > self._share
+            if binding.idle and (binding.source is source or binding.free or above_share):
+                return camera
+            if below_share and above_share:
+                return camera
+        return None
+
+    def _refuse(self, camera: str, source: ReconnectingSocket, bound: _Binding) -> WireError:
+        message = (
+            f"camera {camera} of {source.endpoint} is refused: expected each camera name at one endpoint, and"
+            f" {bound.source.endpoint} has sent it first; give each camera a name of its own"
+        )
+        if (camera, source.endpoint) not in self._warned and len(self._warned) < self.capacity:
+            self._warned.add((camera, source.endpoint))
+            log.warning("%s", message)
+        return WireError(message)
