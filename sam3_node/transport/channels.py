@@ -14,6 +14,7 @@ import zmq
 
 from ..types import Buffer, Closeable, Delivery, Frame, MaskEncoding, MaskFrame
 from ..wire import (
+    BEAT_TOPIC,
     Event,
     frame_topic,
     masks_topic,
@@ -23,7 +24,7 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
-from .connection import BEAT, BEAT_S
+from .connection import BEAT_S
 from .receiver import Receiver
 from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MAX_SUBSCRIPTION_BYTES, BoundSocket, send_parts
 
@@ -54,7 +55,9 @@ class Publisher(Closeable):
         self.endpoint = self._bound.endpoint
         self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
         if self._newest:
-            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT)  # the first beat of each connection
+            self._bound.socket.setsockopt(
+                zmq.XPUB_WELCOME_MSG, BEAT_TOPIC
+            )  # the first beat of each connection
             self._beats.start()
 
     def close(self, linger_ms: int | None = None) -> None:
@@ -80,7 +83,7 @@ class Publisher(Closeable):
     def _beat(self) -> None:
         """Publish beats until `close`. Sending also makes libzmq process subscriptions to an idle publisher."""
         while not self._closing.wait(BEAT_S):
-            self._send(lambda: [BEAT], 0)
+            self._send(lambda: [BEAT_TOPIC], 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import TransportError
 from ..types import Closeable
+from ..wire import BEAT_TOPIC
 from .sockets import Socket, connect, open_socket, receive_parts
 
-BEAT = b"beat"
-"""Topic, and only part, of the message by which a live publisher says that it runs."""
 BEAT_S = 0.5
 SILENCE_LIMIT_S = 1.5
 UPDATE_MS = 250
@@ -28,8 +27,9 @@ class ReconnectingSocket:
     """A socket that is connected to one endpoint. `alive` is true from the handshake with a peer to its loss.
 
     libzmq stops reconnecting when a peer violates the protocol or sends a part that is too large; `update` then
-    connects again. It does so, too, when a peer that has sent a beat falls silent: that peer hangs. Peers without beats
-    are not watched. Each socket has one endpoint, because monitor events may name the host by its address.
+    connects again. It does so, too, when a peer falls silent that has sent a beat on this connection or on the last:
+    that peer hangs. Peers without beats are not watched. Each socket has one endpoint, because monitor events may name
+    the host by its address.
     """
 
     def __init__(self, socket: Socket, endpoint: str) -> None:
@@ -39,7 +39,8 @@ class ReconnectingSocket:
         self.alive = False
         self.handshakes = 0
         """Number of handshakes so far, which tells one connection from the next."""
-        self._beats = False
+        self._watched = False
+        self._beats = False  # on this connection
         self._silent_s = 0.0
         try:
             connect(socket, endpoint)
@@ -51,6 +52,7 @@ class ReconnectingSocket:
         """Record that a message came."""
         self._silent_s = 0.0
         self._beats |= is_beat
+        self._watched |= is_beat
 
     def update(self, turn_s: float) -> None:
         """Read the events of the monitor, after messages were read for `turn_s`. Connect again if the peer hangs.
@@ -66,10 +68,10 @@ class ReconnectingSocket:
             if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
                 self.alive = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self.handshakes += self.alive
-                # a beat may have been read before the event of the handshake that preceded it
-                self._beats &= self.alive
-        if self._silent_s > SILENCE_LIMIT_S and (self._beats or not self.alive):
-            self.alive = self._beats = False
+        if self._silent_s > SILENCE_LIMIT_S and (self._watched or not self.alive):
+            if self.alive:
+                self._watched, self._beats = self._beats, False
+            self.alive = False
             self._silent_s = 0.0
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
@@ -84,7 +86,7 @@ class ReconnectingSocket:
 def open_subscriber(topics: Iterable[bytes], max_bytes: int) -> Socket:
     """Open a SUB socket that receives `topics` and beats."""
     socket = open_socket(zmq.SUB, 0, max_bytes)  # a limited queue to the peer would drop subscriptions
-    for topic in (*topics, BEAT):
+    for topic in (*topics, BEAT_TOPIC):
         socket.setsockopt(zmq.SUBSCRIBE, topic)
     return socket
 
@@ -182,7 +184,7 @@ class Listener(Closeable):
             parts = receive_parts(source.socket)
             if parts is None or self._closing:
                 return
-            is_beat = len(parts) == 1 and parts[0] == BEAT
+            is_beat = len(parts) == 1 and parts[0] == BEAT_TOPIC
             source.hear(is_beat)
             if not is_beat:
                 self._accept(parts, time.time_ns(), source)

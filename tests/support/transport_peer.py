@@ -100,6 +100,7 @@ def run_server(endpoint: str) -> None:
             received = server.receive(1000)
             if received is not None:
                 peer_id, request = received
+                time.sleep(request.args.get("seconds", 0))
                 server.reply(peer_id, Reply(request.id, request.args))
 
 

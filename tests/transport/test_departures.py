@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from sam3_node.transport import FrameSubscriber
+from sam3_node.wire import Request, pack_request
 from tests.support.raw_zmtp import frame, ping, raw_peer, reset
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import next_line, output_of, peer, wait_until
@@ -51,17 +52,19 @@ def test_an_idle_publisher_survives_subscribers_that_leave(subscriptions: int) -
 
 @pytest.mark.parametrize("kind", ["SUB", "DEALER"])
 def test_a_peer_that_pings_and_leaves_ends_nobody(kind: str) -> None:
-    """The pings lie behind more messages than a short queue holds, so that libzmq reads them after the peer has left."""
+    """The pings lie behind more messages than a short queue holds: libzmq reads them after the peer has left."""
     role = ("camera", TCP, "cam0", "newest", 100, 100_000, 16) if kind == "SUB" else ("server", TCP)
+    slow = pack_request(Request(1, "slow", {"seconds": 0.4}))
     with peer(*role) as process:
         endpoint = next_line(process)
-        for _ in range(repetitions(3, 20)):
+        for _ in range(repetitions(2, 20)):
             with raw_peer(endpoint, kind) as stranger:
                 parts = (frame(b"\x01topic%d" % n if kind == "SUB" else b"junk") + ping() for n in range(200))
-                stranger.sendall(b"".join(parts))
-                time.sleep(0.02)
+                stranger.sendall((b"" if kind == "SUB" else frame(slow)) + b"".join(parts))
+                time.sleep(0.2)
                 reset(stranger)
-        time.sleep(0.2)
+            time.sleep(0.4)
+            assert process.poll() is None
         with raw_peer(endpoint, kind):
             assert process.poll() is None
 
