@@ -14,7 +14,7 @@ from typing import Any, Self
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
 from ..settings import Settings
-from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
+from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
 from .operations import handle_request, has_changed_state
@@ -41,6 +41,7 @@ class Node:
         self._settings = settings
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
+        self._endpoints: dict[str, str] = {}  # by served camera
         self._refused = 0
         self._pack_us = 0
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
@@ -157,7 +158,7 @@ class Node:
 
     def _step_next(self, stop: threading.Event) -> None:
         received = self._frames.take(timeout_ms=0)
-        if received is None or not self._admit(received.frame.camera):
+        if received is None or not self._admit(received.frame.camera, received.endpoint):
             return
         stats = self._stats[received.frame.camera]
         stats.begin(received.frame, received.received_ns, received.skipped)
@@ -194,12 +195,13 @@ class Node:
             begin_ns = time.perf_counter_ns()
         self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
 
-    def _admit(self, camera: str) -> bool:
+    def _admit(self, camera: str, endpoint: str) -> bool:
         """Return True if the camera is served. A new camera may replace one that sends no frames."""
         served = self.perception.pipelines
         if camera in served:
+            self._endpoints[camera] = endpoint
             return True
-        if len(served) >= self._settings.tracker.max_cameras and not self._drop_idle_camera():
+        if len(served) >= self._settings.tracker.max_cameras and not self._drop_camera_for(endpoint):
             self._refused += 1
             if self._refused == 1:
                 log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
@@ -208,15 +210,24 @@ class Node:
         self.perception.serve(camera)
         self._publish_event(SERVED, {"camera": camera})
         self._stats[camera] = CameraStats()
+        self._endpoints[camera] = endpoint
         return True
 
-    def _drop_idle_camera(self) -> bool:
-        camera, stats = max(self._stats.items(), key=lambda item: item[1].idle_s)
-        if stats.idle_s < CAMERA_IDLE_S:
+    def _drop_camera_for(self, endpoint: str) -> bool:
+        """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
+        camera = choose_replaced(
+            {
+                name: (self._endpoints[name], stats.idle_s >= CAMERA_IDLE_S)
+                for name, stats in sorted(self._stats.items(), key=lambda item: -item[1].idle_s)
+            },
+            endpoint,
+            max(1, self._settings.tracker.max_cameras // len(self._settings.transport.frames)),
+        )
+        if camera is None:
             return False
-        log.warning("camera %s has sent no frames for some time: dropped for a new camera", camera)
+        log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
         self.perception.drop(camera)
-        del self._stats[camera]
+        del self._stats[camera], self._endpoints[camera]
         self._publish_event(DROPPED, {"camera": camera})
         return True
 

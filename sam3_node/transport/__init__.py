@@ -1,5 +1,6 @@
 """ZeroMQ transport of frames, masks and control messages. No other package imports zmq."""
 
+from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control import ControlClient, ControlServer, Peer, poll
 from .tap import ReceivedMessage, StreamTap
@@ -15,5 +16,6 @@ __all__ = [
     "ReceivedFrame",
     "ReceivedMessage",
     "StreamTap",
+    "choose_replaced",
     "poll",
 ]

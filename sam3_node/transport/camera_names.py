@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import WireError
@@ -12,6 +14,22 @@ from .connection import ReconnectingSocket
 CAMERA_IDLE_S = 10.0
 
 log = logging.getLogger(__name__)
+
+
+def choose_replaced(cameras: Mapping[str, tuple[str, bool]], endpoint: str, share: int) -> str | None:
+    """Return the camera that loses its place to a new one of `endpoint`, or None if the new one has to wait.
+
+    `cameras` maps each camera to its endpoint and whether it is idle, the longest silent first. An idle camera gives
+    way to its own endpoint, and to one that holds less than `share` places. An endpoint that holds more gives way to
+    one that holds less, idle or not.
+    """
+    counts = Counter(owner for owner, _ in cameras.values())
+    below = counts[endpoint] < share
+    for camera, (owner, idle) in cameras.items():
+        above = counts[owner] > share
+        if (idle and (owner == endpoint or below or above)) or (below and above):
+            return camera
+    return None
 
 
 @dataclass(slots=True)
@@ -34,10 +52,9 @@ class _Binding:
 class CameraNames:
     """At most `capacity` names of cameras, bound to their endpoints.
 
-    While another endpoint is connected, its names are its own. When all places are taken, a new name replaces an idle
-    one of its own endpoint, or of one that holds more than an equal share of the places. An endpoint that holds less
-    than its share also replaces a name that is not idle of one that holds more. So an endpoint that sends many names
-    takes nothing from the others.
+    While the connection lasts that a name came over, no other endpoint gets the name. When all places are taken,
+    `choose_replaced` finds a place, with an equal share for each endpoint. So an endpoint that sends many names takes
+    nothing from the others.
     """
 
     def __init__(self, capacity: int, endpoints: int) -> None:
@@ -65,17 +82,10 @@ class CameraNames:
         return replaced
 
     def _choose_replaced(self, source: ReconnectingSocket) -> str | None:
-        counts: dict[int, int] = {}
-        for binding in self._bindings.values():
-            counts[id(binding.source)] = counts.get(id(binding.source), 0) + 1
-        below_share = counts.get(id(source), 0) < self._share
-        for camera, binding in self._bindings.items():
-            above_share = counts[id(binding.source)] > self._share
-            if binding.idle and (binding.source is source or binding.free or above_share):
-                return camera
-            if below_share and above_share:
-                return camera
-        return None
+        bindings = {
+            camera: (binding.source.endpoint, binding.idle) for camera, binding in self._bindings.items()
+        }
+        return choose_replaced(bindings, source.endpoint, self._share)
 
     def _refuse(self, camera: str, source: ReconnectingSocket, bound: _Binding) -> WireError:
         message = (

@@ -18,6 +18,7 @@ import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
+from .guard import ConnectionGuard
 
 Socket: TypeAlias = zmq.Socket[Any]
 
@@ -27,7 +28,7 @@ MAX_MESSAGE_BYTES = 1 << 26
 """Maximum size of a part of a masks message."""
 MAX_REQUEST_BYTES = 1 << 24
 """Maximum size of a part of a request."""
-MAX_SUBSCRIPTION_BYTES = 1 << 12
+MAX_SUBSCRIPTION_BYTES = 512
 """Maximum size of a part that a publisher receives: a subscription, or a command of the handshake."""
 MAX_PARTS = 8
 """Maximum number of parts of a message."""
@@ -47,6 +48,13 @@ _COMMON_OPTIONS = {
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
 _MAX_UNACKNOWLEDGED_MS = 10_000
+_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10)
+_BUDGETS: dict[int, tuple[int, int]] = {
+    zmq.PUB: _SUBSCRIPTIONS_BUDGET,
+    zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
+    zmq.ROUTER: (3 << 23, 1 << 20),
+}
+"""By socket type: bytes that peers may send in advance, all together, and bytes per second of each peer."""
 
 
 def open_socket(
@@ -72,7 +80,8 @@ def open_socket(
 class BoundSocket:
     """A socket bound to `endpoint`, in a context of its own. `.endpoint` has port 0 and * resolved.
 
-    Terminating the context is the only way to wait until libzmq has sent the queue and released the address.
+    Terminating the context is the only way to wait until libzmq has sent the queue and released the address. A guard
+    cuts off peers that send more than the socket's use needs.
     Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed.
     """
 
@@ -81,6 +90,7 @@ class BoundSocket:
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
         self.socket = open_socket(kind, queue, max_bytes, lossless, self._context)
+        self._guard = ConnectionGuard(self.socket, *_BUDGETS[kind])
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -90,6 +100,9 @@ class BoundSocket:
 
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._guard.join()
         self.socket.close(linger_ms)
         self._context.term()
 
