@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
+from ..processes.descriptors import warn_if_descriptors_run_out
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
 from ..types import MaskFrame
@@ -247,4 +248,5 @@ class Node:
         self._next_stats_log_s = now_s + STATS_LOG_EVERY_S
         for camera in self.perception.pipelines:
             log.info("camera %s: %s", camera, self._camera_status(camera))
+        warn_if_descriptors_run_out()
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

@@ -20,16 +20,21 @@ def choose_replaced(cameras: Mapping[str, tuple[str, bool]], endpoint: str, shar
     """Return the camera that loses its place to a new one of `endpoint`, or None if the new one has to wait.
 
     `cameras` maps each camera to its endpoint and whether it is idle, the longest silent first. An idle camera gives
-    way to its own endpoint, and to one that holds less than `share` places. An endpoint that holds more gives way to
-    one that holds less, idle or not.
+    way to its own endpoint, and to any endpoint if its own holds more than `share` places. An endpoint that holds less
+    than `share` also takes the place of an active camera of one that holds more, and of any idle camera.
     """
     counts = Counter(owner for owner, _ in cameras.values())
     below = counts[endpoint] < share
+    idle_own, active, idle_any = [], [], []
     for camera, (owner, idle) in cameras.items():
         above = counts[owner] > share
-        if (idle and (owner == endpoint or below or above)) or (below and above):
-            return camera
-    return None
+        if idle and (owner == endpoint or above):
+            idle_own.append(camera)
+        elif below and above:
+            active.append(camera)
+        elif below and idle:
+            idle_any.append(camera)
+    return next(iter(idle_own + active + idle_any), None)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 log = logging.getLogger(__name__)
 
 PERIOD_MS = 20
+MAX_CONNECTIONS = 1000
 LOG_EVERY_S = 10.0
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
@@ -38,7 +39,8 @@ class ConnectionGuard:
     """Watches the TCP connections of a socket that is not bound yet, in a thread, until the socket's monitor stops.
 
     Each connection may send `bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`: when it
-    does, the connection that has sent most beyond its rate is shut down. Needs Linux; elsewhere nothing is cut off.
+    does, the connection that has sent most beyond its rate is shut down. So is each connection beyond MAX_CONNECTIONS.
+    Needs Linux; elsewhere nothing is cut off.
     """
 
     def __init__(self, socket: zmq.Socket[Any], max_bytes: int, bytes_per_s: int) -> None:
@@ -76,8 +78,12 @@ class ConnectionGuard:
 
     def _add(self, descriptor: int) -> None:
         state = _inspect_tcp(descriptor)
-        if state is not None:
-            self._connections[descriptor] = _Connection(state[0], time.monotonic())
+        if state is None:
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._cut_off(descriptor, state[0], f"expected at most {MAX_CONNECTIONS} connections")
+            return
+        self._connections[descriptor] = _Connection(state[0], time.monotonic())
 
     def _inspect(self) -> None:
         now_s = time.monotonic()
@@ -93,20 +99,15 @@ class ConnectionGuard:
         while sum(excess.values()) > self._max_bytes:
             descriptor = max(excess, key=excess.__getitem__)
             del excess[descriptor]
-            self._cut_off(descriptor, self._connections.pop(descriptor))
+            connection = self._connections.pop(descriptor)
+            expected = f"expected at most {self._max_bytes} and {self._bytes_per_s} a second"
+            self._cut_off(descriptor, connection.peer, f"it sent {connection.received} bytes, {expected}")
 
-    def _cut_off(self, descriptor: int, connection: _Connection) -> None:
-        state = _inspect_tcp(descriptor, shut_down_peer=connection.peer)
-        self.cut_off += state is not None
+    def _cut_off(self, descriptor: int, peer: object, reason: str) -> None:
+        self.cut_off += _inspect_tcp(descriptor, shut_down_peer=peer) is not None
         if time.monotonic() >= self._next_log_s:
             self._next_log_s = time.monotonic() + LOG_EVERY_S
-            log.warning(
-                "a peer at %s was cut off: it sent %d bytes, expected at most %d and %d a second",
-                connection.peer,
-                connection.received,
-                self._max_bytes,
-                self._bytes_per_s,
-            )
+            log.warning("a peer at %s was cut off: %s", peer, reason)
 
 
 def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:

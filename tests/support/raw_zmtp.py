@@ -24,11 +24,16 @@ def ping(ttl_ds: int = 20) -> bytes:
     return frame(b"\x04PING" + struct.pack(">H", ttl_ds) + b"context", command=True)
 
 
+def connect(endpoint: str) -> socket.socket:
+    """Open a TCP connection to an endpoint."""
+    host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
 @contextmanager
 def raw_peer(endpoint: str, kind: str) -> Iterator[socket.socket]:
     """Connect a peer of socket type `kind` to a bound socket; yield it after the handshake."""
-    address = endpoint.removeprefix("tcp://").rsplit(":", 1)
-    with socket.create_connection((address[0], int(address[1])), timeout=10) as connection:
+    with connect(endpoint) as connection:
         connection.sendall(_GREETING)
         _read(connection, len(_GREETING))
         name = b"Socket-Type"
