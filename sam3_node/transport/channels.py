@@ -55,9 +55,8 @@ class Publisher(Closeable):
         self.endpoint = self._bound.endpoint
         self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
         if self._newest:
-            self._bound.socket.setsockopt(
-                zmq.XPUB_WELCOME_MSG, BEAT_TOPIC
-            )  # the first beat of each connection
+            # the first beat of each connection
+            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
             self._beats.start()
 
     def close(self, linger_ms: int | None = None) -> None:

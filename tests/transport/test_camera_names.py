@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sam3_node.transport import FramePublisher, FrameSubscriber
+from sam3_node.transport import FramePublisher, FrameSubscriber, choose_replaced
 from tests.support.transport_peer import make_frame, wait_until
 
 TCP = "tcp://127.0.0.1:*"
@@ -85,3 +85,22 @@ def test_an_endpoint_that_comes_late_gets_its_share() -> None:
         first.send(make_frame(0, "cam0"))
         assert take_cameras(subscriber) in ([], [("cam0", first.endpoint)])
         assert len(subscriber._names._bindings) == 4
+
+
+A, B = "tcp://a:1", "tcp://b:1"
+
+
+@pytest.mark.parametrize(
+    ("cameras", "expected"),
+    [
+        ({"one": (A, False), "two": (B, False)}, None),
+        ({"one": (A, True), "two": (B, False)}, None),  # B has its share: it may replace only its own
+        ({"one": (A, True), "two": (B, True)}, "two"),
+        ({"one": (A, False), "two": (A, False)}, "one"),  # B has less than its share, and A has more
+        ({"one": (A, False), "two": (A, True)}, "two"),
+        ({"one": (A, True)}, "one"),  # a single place goes to who sends
+        ({"one": (A, False)}, None),
+    ],
+)
+def test_places_are_shared_by_endpoint(cameras: dict[str, tuple[str, bool]], expected: str | None) -> None:
+    assert choose_replaced(cameras, B, 1) == expected
