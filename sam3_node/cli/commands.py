@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OutputError, RequestError, require
+from ..processes.descriptors import raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
@@ -43,6 +44,7 @@ def run(args: Namespace, settings: Settings) -> None:
         require("transformers", "node")
         from ..node.node import Node
 
+        raise_descriptor_limit()
         with Node(settings) as node:
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
@@ -53,6 +55,7 @@ def camera(args: Namespace, settings: Settings) -> None:
     """Publish frames until a signal or the end of the source."""
     from ..cameras.publish import run_camera
 
+    raise_descriptor_limit()
     with _watch(settings) as watchdog:
         run_camera(settings, stop_on_signals(), watchdog)
 
@@ -68,6 +71,7 @@ def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import run_record
 
+    raise_descriptor_limit()
     with _watch(settings) as watchdog:
         run_record(settings, stop_on_signals(), watchdog=watchdog)
 

@@ -15,9 +15,10 @@ from typing import Any, Self
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
 from ..perception.session import Session
+from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
+from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
 from .ages import AgeLimits
@@ -47,6 +48,7 @@ class Node:
         self._settings = settings
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
+        self._endpoints: dict[str, str] = {}  # by served camera
         self._refused = 0
         self._pack_us = 0
         self._request_budget_s = FIRST_BUDGET_S
@@ -200,7 +202,7 @@ class Node:
 
     def _step_next(self, stop: threading.Event) -> None:
         received = self._frames.take(timeout_ms=0)
-        if received is None or not self._admit(received.frame.camera):
+        if received is None or not self._admit(received.frame.camera, received.endpoint):
             return
         stats = self._stats[received.frame.camera]
         refusal = self._ages.check_frame(received)
@@ -276,12 +278,13 @@ class Node:
             self._take_snapshot()
             return True
 
-    def _admit(self, camera: str) -> bool:
+    def _admit(self, camera: str, endpoint: str) -> bool:
         """Return True if the camera is served. A new camera may replace one that sends no frames."""
         served = self.perception.pipelines
         if camera in served:
+            self._endpoints[camera] = endpoint
             return True
-        if len(served) >= self._settings.tracker.max_cameras and not self._drop_idle_camera():
+        if len(served) >= self._settings.tracker.max_cameras and not self._drop_camera_for(endpoint):
             self._refused += 1
             if self._refused == 1:
                 log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
@@ -290,15 +293,24 @@ class Node:
         pipeline = self.perception.serve(camera)
         self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera))
         self._publish_event(SERVED, {"camera": camera})
+        self._endpoints[camera] = endpoint
         return True
 
-    def _drop_idle_camera(self) -> bool:
-        camera, stats = max(self._stats.items(), key=lambda item: item[1].idle_s)
-        if stats.idle_s < CAMERA_IDLE_S:
+    def _drop_camera_for(self, endpoint: str) -> bool:
+        """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
+        camera = choose_replaced(
+            {
+                name: (self._endpoints[name], stats.idle_s >= CAMERA_IDLE_S)
+                for name, stats in sorted(self._stats.items(), key=lambda item: -item[1].idle_s)
+            },
+            endpoint,
+            max(1, self._settings.tracker.max_cameras // len(self._settings.transport.frames)),
+        )
+        if camera is None:
             return False
-        log.warning("camera %s has sent no frames for some time: dropped for a new camera", camera)
+        log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
         self.perception.drop(camera)
-        del self._stats[camera]
+        del self._stats[camera], self._endpoints[camera]
         self._publish_event(DROPPED, {"camera": camera})
         return True
 
@@ -318,4 +330,5 @@ class Node:
         self._next_stats_log_s = now_s + STATS_LOG_EVERY_S
         for camera, found in self._current_snapshot().cameras.items():
             log.info("camera %s: %s", camera, found.describe())
+        warn_if_descriptors_run_out()
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

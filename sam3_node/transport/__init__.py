@@ -1,5 +1,6 @@
 """ZeroMQ transport of frames, masks and control messages. No other package imports zmq."""
 
+from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control import ControlClient, ControlServer, poll
 from .request_queue import Peer
@@ -16,5 +17,6 @@ __all__ = [
     "ReceivedFrame",
     "ReceivedMessage",
     "StreamTap",
+    "choose_replaced",
     "poll",
 ]

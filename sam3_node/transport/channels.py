@@ -5,6 +5,7 @@ Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`e
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import zmq
 
 from ..types import Buffer, Closeable, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
 from ..wire import (
+    BEAT_TOPIC,
     Event,
     frame_topic,
     masks_topic,
@@ -22,8 +24,9 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
+from .connection import BEAT_S
 from .receiver import Receiver
-from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, BoundSocket, send_parts
+from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MAX_SUBSCRIPTION_BYTES, BoundSocket, send_parts
 
 EVERY_QUEUE = 2
 FRAMES_QUEUE = 2
@@ -34,19 +37,27 @@ MAX_MASKS_CAMERAS = 64
 class Publisher(Closeable):
     """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
-    `newest` never waits. A peer that is too slow misses the messages beyond a short queue. `every` waits for a peer
-    and for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use
-    a publisher.
+    `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
+    every BEAT_S seconds, by which subscribers tell an idle publisher from one that hangs. `every` waits for a peer and
+    for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use a
+    publisher.
     """
 
     def __init__(self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._newest = delivery == "newest"
+        self._lock = threading.Lock()  # of the socket, which the beats share
+        self._closing = threading.Event()
         if self._newest:
-            self._bound = BoundSocket(zmq.PUB, endpoint, queue, max_bytes)
+            self._bound = BoundSocket(zmq.PUB, endpoint, queue, MAX_SUBSCRIPTION_BYTES)
         else:
-            self._bound = BoundSocket(zmq.PUSH, endpoint, EVERY_QUEUE, max_bytes, heartbeats=False)
+            self._bound = BoundSocket(zmq.PUSH, endpoint, EVERY_QUEUE, MAX_SUBSCRIPTION_BYTES, lossless=True)
         self.endpoint = self._bound.endpoint
+        self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
+        if self._newest:
+            # the first beat of each connection
+            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
+            self._beats.start()
 
     def wait_for_space(self, timeout_ms: int) -> bool:
         """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
@@ -57,25 +68,35 @@ class Publisher(Closeable):
 
         The default is 100 for `newest` and 5000 for `every`.
         """
+        self._closing.set()
+        if self._newest:
+            self._beats.join()
         default_ms = 100 if self._newest else 5000
         self._bound.close(default_ms if linger_ms is None else linger_ms)
 
     def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
         # polling makes libzmq notice what peers have read. A send within 3 ms of the last one would not check that: it
         # would consider the short queue full and drop the message
-        writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
-        if not writable and not self._newest:
-            return False
-        return send_parts(self._bound.socket, pack(), self._max_bytes)
+        with self._lock:
+            writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
+            if not writable and not self._newest:
+                return False
+            return send_parts(self._bound.socket, pack(), self._max_bytes)
+
+    def _beat(self) -> None:
+        """Publish beats until `close`. Sending also makes libzmq process subscriptions to an idle publisher."""
+        while not self._closing.wait(BEAT_S):
+            self._send(lambda: [BEAT_TOPIC], 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFrame:
-    """A frame, its arrival (`time.time_ns`), and the number of frames of its camera skipped before it."""
+    """A frame, its arrival (`time.time_ns`), the number of frames of its camera skipped before it, and its endpoint."""
 
     frame: Frame
     received_ns: int
     skipped: int
+    endpoint: str = ""
 
 
 class FramePublisher(Publisher):
@@ -126,14 +147,14 @@ class FrameSubscriber(Receiver[Frame]):
         taken = self._take(timeout_ms)
         if taken is None:
             return None
-        frame, received_ns = taken
+        frame, received_ns, endpoint = taken
         self._seq_before = self._last_seq.get(frame.camera)
         skipped = count_missing_frames(self._last_seq.get(frame.camera, frame.seq), frame.seq)
         self._last_seq.pop(frame.camera, None)
         self._last_seq[frame.camera] = frame.seq
         if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently
             del self._last_seq[next(iter(self._last_seq))]
-        return ReceivedFrame(frame, received_ns, skipped)
+        return ReceivedFrame(frame, received_ns, skipped, endpoint)
 
     def leave_out(self, received: ReceivedFrame) -> None:
         """Count the frame that was taken last as skipped, before the next frame of its camera."""

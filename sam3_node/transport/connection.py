@@ -12,10 +12,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import TransportError
 from ..types import Closeable
-from .sockets import Socket, connect, receive_parts
+from ..wire import BEAT_TOPIC
+from .sockets import Socket, connect, open_socket, receive_parts
 
+BEAT_S = 0.5
 SILENCE_LIMIT_S = 1.5
 UPDATE_MS = 250
+MAX_TURN_S = 2 * UPDATE_MS / 1000
 _ATTEMPTS = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CONNECTED
 _EVENTS = _ATTEMPTS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -24,7 +27,9 @@ class ReconnectingSocket:
     """A socket that is connected to one endpoint. `alive` is true from the handshake with a peer to its loss.
 
     libzmq stops reconnecting when a peer violates the protocol or sends a part that is too large; `update` then
-    connects again. Each socket has one endpoint, because monitor events may name the host by its address.
+    connects again. It does so, too, when a peer falls silent that has sent a beat on this connection or on the last:
+    that peer hangs. Peers without beats are not watched. Each socket has one endpoint, because monitor events may name
+    the host by its address.
     """
 
     def __init__(self, socket: Socket, endpoint: str) -> None:
@@ -32,23 +37,42 @@ class ReconnectingSocket:
         self.endpoint = endpoint
         self.monitor = socket.get_monitor_socket(_EVENTS)
         self.alive = False
-        self._last_event_s = time.monotonic()
+        self.handshakes = 0
+        """Number of handshakes so far, which tells one connection from the next."""
+        self._watched = False
+        self._beats = False  # on this connection
+        self._silent_s = 0.0
         try:
             connect(socket, endpoint)
         except BaseException:
             self.close()
             raise
 
-    def update(self) -> None:
-        """Read the events of the monitor. Connect again if the socket has stopped trying."""
+    def hear(self, is_beat: bool) -> None:
+        """Record that a message came."""
+        self._silent_s = 0.0
+        self._beats |= is_beat
+        self._watched |= is_beat
+
+    def update(self, turn_s: float) -> None:
+        """Read the events of the monitor, after messages were read for `turn_s`. Connect again if the peer hangs.
+
+        Silence counts in time during which this process listened. One that was stopped, or whose threads waited for
+        the interpreter, finds messages in its queue and does not take the peer for silent.
+        """
+        self._silent_s += min(turn_s, MAX_TURN_S)
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
-            self._last_event_s = time.monotonic()
+            # a socket that still tries to connect has several events per second
+            self._silent_s = 0.0
             if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
                 self.alive = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        # a socket that still tries to connect has several events per second
-        if not self.alive and time.monotonic() - self._last_event_s > SILENCE_LIMIT_S:
-            self._last_event_s = time.monotonic()
+                self.handshakes += self.alive
+        if self._silent_s > SILENCE_LIMIT_S and (self._watched or not self.alive):
+            if self.alive:
+                self._watched, self._beats = self._beats, False
+            self.alive = False
+            self._silent_s = 0.0
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
 
@@ -57,6 +81,14 @@ class ReconnectingSocket:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)
+
+
+def open_subscriber(topics: Iterable[bytes], max_bytes: int) -> Socket:
+    """Open a SUB socket that receives `topics` and beats."""
+    socket = open_socket(zmq.SUB, 0, max_bytes)  # a limited queue to the peer would drop subscriptions
+    for topic in (*topics, BEAT_TOPIC):
+        socket.setsockopt(zmq.SUBSCRIBE, topic)
+    return socket
 
 
 def connect_all(sockets: Iterable[tuple[Socket, str]]) -> list[ReconnectingSocket]:
@@ -83,6 +115,7 @@ class Listener(Closeable):
         self._per_turn = per_turn
         self._failure: Exception | None = None
         self._closing = False
+        self._updated_s = time.monotonic()
         self._stop_reader, self._stop_writer = os.pipe()
         self._thread = threading.Thread(target=self._run, name=f"receive {sockets[0].endpoint}", daemon=True)
 
@@ -105,8 +138,8 @@ class Listener(Closeable):
     def _listen(self) -> None:
         self._thread.start()
 
-    def _accept(self, parts: list[memoryview], received_ns: int) -> None:
-        """Process one message. Runs in the thread."""
+    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
+        """Process one message that came over `source`. Runs in the thread."""
         raise NotImplementedError
 
     def _wake(self) -> None:
@@ -119,8 +152,10 @@ class Listener(Closeable):
             raise TransportError(f"the receiver stopped: {self._failure}") from self._failure
 
     def _update_sockets(self) -> None:
+        now_s = time.monotonic()
+        turn_s, self._updated_s = now_s - self._updated_s, now_s
         for socket in self._sockets:
-            socket.update()
+            socket.update(turn_s)
 
     def _run(self) -> None:
         try:
@@ -141,12 +176,15 @@ class Listener(Closeable):
         while not self._closing:
             poller.poll(UPDATE_MS)
             for connection in self._sockets:
-                self._drain(connection.socket)
+                self._drain(connection)
             self._update_sockets()
 
-    def _drain(self, socket: Socket) -> None:
+    def _drain(self, source: ReconnectingSocket) -> None:
         for _ in range(self._per_turn):
-            parts = receive_parts(socket)
+            parts = receive_parts(source.socket)
             if parts is None or self._closing:
                 return
-            self._accept(parts, time.time_ns())
+            is_beat = len(parts) == 1 and parts[0] == BEAT_TOPIC
+            source.hear(is_beat)
+            if not is_beat:
+                self._accept(parts, time.time_ns(), source)

@@ -31,6 +31,7 @@ from .channels import FrameSubscriber
 from .request_queue import Peer, RequestQueue, WaitingRequest
 from .sockets import (
     MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BYTES,
     BoundSocket,
     Socket,
     connect,
@@ -42,8 +43,6 @@ from .sockets import (
 log = logging.getLogger(__name__)
 
 QUEUE = 64
-REQUESTS_READ_AHEAD = 1
-"""Requests of each peer that libzmq reads before the server takes them. They may be large, so there are few."""
 LARGE_BYTES = 1 << 20
 """The server's thread does not unpack larger requests: it must stay quick, and unpacking takes as much memory again."""
 MAX_REPLY_BYTES = 16 << 20
@@ -74,14 +73,7 @@ class ControlServer(Closeable):
         """Number of requests that were malformed, found no place, or waited too long."""
         self.last_error: str | None = None
         self._answer_now = answer_now
-        self._bound = BoundSocket(
-            zmq.ROUTER,
-            endpoint,
-            QUEUE,
-            MAX_MESSAGE_BYTES,
-            heartbeats=False,
-            receive_queue=REQUESTS_READ_AHEAD,
-        )
+        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
         self._requests = RequestQueue()

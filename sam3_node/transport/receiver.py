@@ -5,23 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import zmq
 
-from ..errors import TransportError, WireError
+from ..errors import TransportError
 from ..types import Delivery
-from .connection import UPDATE_MS, Listener, ReconnectingSocket, connect_all
+from .camera_names import CameraNames
+from .connection import UPDATE_MS, Listener, ReconnectingSocket, connect_all, open_subscriber
 from .sockets import Socket, open_socket
 
 EVERY_CAPACITY = 4
 EVERY_QUEUE = 2
-NEWEST_QUEUE = 4
 MAX_PER_TURN = 64
-CAMERA_IDLE_S = 10.0
 
 T = TypeVar("T")
 
@@ -111,8 +108,8 @@ class Receiver(Listener, Generic[M]):
     """Base of subscribers: a thread drains SUB (`newest`) or PULL (`every`) sockets into an inbox.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras. `every` keeps all messages in order,
-    and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher. A camera that was silent
-    for CAMERA_IDLE_S frees its slot for another. Without `topics`, all topics that start with `root` are accepted.
+    and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher. CameraNames says which
+    names are received, and from which endpoint. Without `topics`, all topics that start with `root` are accepted.
     Raises TransportError for a malformed endpoint.
     """
 
@@ -131,17 +128,19 @@ class Receiver(Listener, Generic[M]):
         self._topics = frozenset(topics)
         self._unpack = unpack
         self._max_cameras = max_cameras
-        self._last_heard_s: OrderedDict[str, float] = OrderedDict()  # by camera, the longest silent first
+        self._names = CameraNames(max_cameras, max(1, len(endpoints)))
         self._numbers = itertools.count()
         self._rejected = 0
         self._last_error: str | None = None
         super().__init__(self._connect(endpoints, max_bytes), MAX_PER_TURN if self._newest else 1)
-        self._inbox: Inbox[tuple[M, int]] = Inbox(max_cameras if self._newest else EVERY_CAPACITY)
+        self._inbox: Inbox[tuple[M, int, str]] = Inbox(
+            self._names.capacity if self._newest else EVERY_CAPACITY
+        )
         self._listen()
 
     @property
     def rejected(self) -> int:
-        """Number of messages dropped because they were malformed, or of a camera beyond `max_cameras`."""
+        """Number of messages dropped: malformed, of a camera beyond `max_cameras`, or of a name of another endpoint."""
         return self._rejected
 
     @property
@@ -156,8 +155,7 @@ class Receiver(Listener, Generic[M]):
 
     def silent_s(self, camera: str) -> float | None:
         """Return the seconds since the last message of a camera arrived; None if none has."""
-        heard_s = self._last_heard_s.get(camera)
-        return None if heard_s is None else time.monotonic() - heard_s
+        return self._names.silent_s(camera)
 
     def close(self) -> None:
         """Stop the thread and close its sockets. Calls that wait in `take` return None. Idempotent."""
@@ -165,8 +163,8 @@ class Receiver(Listener, Generic[M]):
             super().close()
             self._inbox.release()
 
-    def _take(self, timeout_ms: int | None) -> tuple[M, int] | None:
-        """Return the next message and its arrival (`time.time_ns`), or None when none arrives in time.
+    def _take(self, timeout_ms: int | None) -> tuple[M, int, str] | None:
+        """Return the next message, its arrival (`time.time_ns`) and endpoint, or None when none arrives in time.
 
         Raises TransportError when the thread has failed.
         """
@@ -182,36 +180,25 @@ class Receiver(Listener, Generic[M]):
 
     def _open(self, max_bytes: int) -> Socket:
         if not self._newest:
-            return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes, heartbeats=False)
-        socket = open_socket(zmq.SUB, NEWEST_QUEUE, max_bytes)
-        for topic in self._topics or (self.root,):
-            socket.setsockopt(zmq.SUBSCRIBE, topic)
-        return socket
+            return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes, lossless=True)
+        return open_subscriber(self._topics or (self.root,), max_bytes)
 
     def _wake(self) -> None:
         self._inbox.close()
 
-    def _accept(self, parts: list[memoryview], received_ns: int) -> None:
+    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
         if self._topics and parts[0] not in self._topics:
             return  # a subscription also matches longer topics, and PULL sockets do not filter
         try:
             message = self._unpack(parts)
-            self._admit(message.camera)
+            replaced = self._names.admit(message.camera, source)
         except Exception as error:  # no message may end this thread, however unpacking fails
             self._last_error = str(error) or repr(error)
             self._rejected += 1
             return
+        if replaced is not None:
+            self._inbox.discard(replaced)
         key: Hashable = message.camera if self._newest else next(self._numbers)
-        while not self._inbox.put(key, (message, received_ns), UPDATE_MS) and not self._closing:
+        item = (message, received_ns, source.endpoint)
+        while not self._inbox.put(key, item, UPDATE_MS) and not self._closing:
             self._update_sockets()
-
-    def _admit(self, camera: str) -> None:
-        now_s = time.monotonic()
-        if camera not in self._last_heard_s and len(self._last_heard_s) >= self._max_cameras:
-            silent, heard_s = next(iter(self._last_heard_s.items()))
-            if now_s - heard_s < CAMERA_IDLE_S:
-                raise WireError(f"expected at most {self._max_cameras} cameras, found another: {camera}")
-            del self._last_heard_s[silent]
-            self._inbox.discard(silent)
-        self._last_heard_s[camera] = now_s
-        self._last_heard_s.move_to_end(camera)

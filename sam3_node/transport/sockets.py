@@ -1,4 +1,11 @@
-"""ZeroMQ sockets with the options of this package: heartbeats, fast reconnects, bounded queues and messages."""
+"""ZeroMQ sockets with the options of this package: fast reconnects, bounded messages, input that never stops.
+
+libzmq 4.3.5 aborts the process (`Assertion failed: !_io_error`) when three things meet. A receive queue is full, so the
+input of its connection is stopped. The peer goes away. Then a heartbeat is due, or a PING of the peer is among the
+bytes that were read before. Therefore no socket sends ZMTP heartbeats, and no socket that strangers reach, or that
+receives live messages, limits its receive queue: a thread empties it. Only lossless sockets stop their input, because
+that is how a publisher learns to wait.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +18,18 @@ import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
+from .guard import ConnectionGuard
 
 Socket: TypeAlias = zmq.Socket[Any]
 
 MAX_FRAME_BYTES = 1 << 28
 """Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
 MAX_MESSAGE_BYTES = 1 << 26
-"""Maximum size of a part of a masks or control message."""
+"""Maximum size of a part of a masks message."""
+MAX_REQUEST_BYTES = 1 << 24
+"""Maximum size of a part of a request."""
+MAX_SUBSCRIPTION_BYTES = 512
+"""Maximum size of a part that a publisher receives: a subscription, or a command of the handshake."""
 MAX_PARTS = 8
 """Maximum number of parts of a message."""
 
@@ -35,47 +47,50 @@ _COMMON_OPTIONS = {
     zmq.TCP_KEEPALIVE_INTVL: 2,
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
-_HEARTBEATS = {zmq.HEARTBEAT_IVL: 500, zmq.HEARTBEAT_TIMEOUT: 1500, zmq.HEARTBEAT_TTL: 2000}
+_MAX_UNACKNOWLEDGED_MS = 10_000
+_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10)
+_BUDGETS: dict[int, tuple[int, int]] = {
+    zmq.PUB: _SUBSCRIPTIONS_BUDGET,
+    zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
+    zmq.ROUTER: (3 << 23, 1 << 20),
+}
+"""By socket type: bytes that peers may send in advance, all together, and bytes per second of each peer."""
 
 
 def open_socket(
-    kind: int, queue: int, max_bytes: int, heartbeats: bool = True, context: zmq.Context[Socket] | None = None
+    kind: int, queue: int, max_bytes: int, lossless: bool = False, context: zmq.Context[Socket] | None = None
 ) -> Socket:
-    """Open a socket that queues at most `queue` messages per peer and accepts parts of at most `max_bytes`.
+    """Open a socket that queues at most `queue` messages to each peer, and accepts parts of at most `max_bytes`.
 
-    Heartbeats detect a peer that hangs. They must be off if a peer may stop reading on purpose: libzmq does not read
-    pongs behind a full queue, so it takes the peer for dead and loses the messages in transit.
+    The owner must read received messages as they come: their queue has no limit unless the socket is `lossless`.
+    A lossless socket receives at most `queue` messages ahead, which makes the peer wait. TCP ends a connection whose
+    peer acknowledges nothing for 10 s, unless the socket is lossless: a peer that waits on purpose is not dead.
     """
     socket: Socket = (context or zmq.Context.instance()).socket(kind)
-    options = _COMMON_OPTIONS | (_HEARTBEATS if heartbeats else {})
-    for option, value in (options | {zmq.MAXMSGSIZE: max_bytes}).items():
+    for option, value in (_COMMON_OPTIONS | {zmq.MAXMSGSIZE: max_bytes, zmq.SNDHWM: queue}).items():
         socket.setsockopt(option, value)
-    socket.set_hwm(queue)
+    if lossless:
+        socket.setsockopt(zmq.RCVHWM, queue)
+    else:
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.TCP_MAXRT, _MAX_UNACKNOWLEDGED_MS)
     return socket
 
 
 class BoundSocket:
     """A socket bound to `endpoint`, in a context of its own. `.endpoint` has port 0 and * resolved.
 
-    Terminating the context is the only way to wait until libzmq has sent the queue and released the address.
+    Terminating the context is the only way to wait until libzmq has sent the queue and released the address. A guard
+    cuts off peers that send more than the socket's use needs.
     Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed.
     """
 
-    def __init__(
-        self,
-        kind: int,
-        endpoint: str,
-        queue: int,
-        max_bytes: int,
-        heartbeats: bool = True,
-        receive_queue: int | None = None,
-    ) -> None:
+    def __init__(self, kind: int, endpoint: str, queue: int, max_bytes: int, lossless: bool = False) -> None:
         _check_endpoint(endpoint)
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
-        self.socket = open_socket(kind, queue, max_bytes, heartbeats, self._context)
-        if receive_queue is not None:
-            self.socket.setsockopt(zmq.RCVHWM, receive_queue)
+        self.socket = open_socket(kind, queue, max_bytes, lossless, self._context)
+        self._guard = ConnectionGuard(self.socket, *_BUDGETS[kind])
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -85,6 +100,9 @@ class BoundSocket:
 
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._guard.join()
         self.socket.close(linger_ms)
         self._context.term()
 

@@ -11,10 +11,9 @@ import zmq
 
 from ..errors import TransportError
 from ..wire import EVENTS_TOPIC, frame_topic, masks_topic
-from .connection import Listener, connect_all
-from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Socket, open_socket
+from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
+from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Socket
 
-FRAMES_QUEUE, MASKS_QUEUE = 64, 1000  # of the sockets; the thread empties them at once
 MAX_PER_TURN = 64
 # short, so that the tap is connected to a new camera before the node processes its first frame
 MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
@@ -68,7 +67,7 @@ class StreamTap(Listener):
         self._raise_failure()
         return None
 
-    def _accept(self, parts: list[memoryview], received_ns: int) -> None:
+    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
         if self._topics and parts[0] not in self._topics:
             return  # a subscription also matches longer topics
         message = ReceivedMessage(parts, received_ns)
@@ -87,13 +86,9 @@ class StreamTap(Listener):
 
 
 def _open(topics: Sequence[bytes]) -> Socket:
-    is_node = EVENTS_TOPIC in topics
-    queue, max_bytes = (MASKS_QUEUE, MAX_MESSAGE_BYTES) if is_node else (FRAMES_QUEUE, MAX_FRAME_BYTES)
-    socket = open_socket(zmq.SUB, queue, max_bytes)
+    socket = open_subscriber(topics, MAX_MESSAGE_BYTES if EVENTS_TOPIC in topics else MAX_FRAME_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-    for topic in topics:
-        socket.setsockopt(zmq.SUBSCRIBE, topic)
     return socket
 
 

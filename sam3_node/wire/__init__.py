@@ -16,9 +16,10 @@ from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
 from .messages import MAX_EPOCH, pack_masks, unpack_masks
-from .topics import frame_topic, masks_topic
+from .topics import BEAT_TOPIC, frame_topic, masks_topic
 
 __all__ = [
+    "BEAT_TOPIC",
     "DROPPED",
     "EVENTS_TOPIC",
     "FAILED",

@@ -10,6 +10,9 @@ from .codec import Fields, describe
 
 _CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+BEAT_TOPIC = b"beat"
+"""Topic, and only part, of the message by which a live publisher says that it runs."""
+
 
 def frame_topic(camera: str) -> bytes:
     """Return the topic of the frames of a camera."""

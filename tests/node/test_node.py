@@ -231,7 +231,7 @@ def test_each_process_may_be_killed_and_started_again(
 def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
     """After SIGTERM the frame that was stepped last has been published too."""
     with zmq.Context() as context, context.socket(zmq.SUB) as masks:
-        masks.subscribe(b"")
+        masks.subscribe(b"masks/")
         masks.connect(rig.masks)
         assert masks.poll(10000)
         assert node.terminate() == 0

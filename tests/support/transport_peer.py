@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import time
@@ -11,7 +12,17 @@ from typing import IO
 
 import numpy as np
 
-from sam3_node.transport import ControlServer, FramePublisher, FrameSubscriber
+from sam3_node.errors import TransportError
+from sam3_node.transport import (
+    ControlClient,
+    ControlServer,
+    FramePublisher,
+    FrameSubscriber,
+    MaskPublisher,
+    MaskSubscriber,
+    StreamTap,
+    poll,
+)
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply
 
@@ -89,9 +100,70 @@ def run_server(endpoint: str) -> None:
             received = server.receive(1000)
             if received is not None:
                 peer_id, request = received
+                time.sleep(request.args.get("seconds", 0))
                 server.reply(peer_id, Reply(request.id, request.args))
 
 
+def run_node(frames: str, masks: str, control: str) -> None:
+    """Answer each frame with masks, and each request with its arguments, as a node does."""
+    with (
+        FrameSubscriber([frames]) as subscriber,
+        MaskPublisher(masks) as publisher,
+        ControlServer(control) as server,
+    ):
+        print_line(publisher.endpoint)
+        while True:
+            poll(subscriber, server, 1000)
+            while (received := server.receive(0)) is not None:
+                server.reply(received[0], Reply(received[1].id, received[1].args))
+            if (taken := subscriber.take(0)) is not None:
+                publisher.send(make_masks(taken.frame.seq))
+                print_line(taken.frame.seq)
+
+
+def run_policy(masks: str, hold_ms: str) -> None:
+    """Take masks, and keep all threads of Python from running for `hold_ms` after each."""
+    with MaskSubscriber(masks) as subscriber:
+        print_line("ready")
+        while (received := subscriber.take()) is not None:
+            print_line(received.seq)
+            hold_interpreter(int(hold_ms))
+
+
+def run_recorder(frames: str, masks: str) -> None:
+    with StreamTap([frames], masks, [f"cam{n}" for n in range(10)], 1 << 24) as tap:
+        print_line("ready")
+        while True:
+            if (message := tap.take(1000)) is not None:
+                print_line(bytes(message.parts[0]).decode())
+
+
+def run_asker(control: str) -> None:
+    with ControlClient(control, timeout_ms=300) as client:
+        print_line("ready")
+        while True:
+            try:
+                client.call("status")
+                print_line("answer")
+            except TransportError:
+                print_line("none")
+            time.sleep(0.01)
+
+
+def hold_interpreter(milliseconds: int) -> None:
+    """Sleep in C without releasing the interpreter lock."""
+    ctypes.PyDLL(None).usleep(milliseconds * 1000)
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "camera": run_camera,
+    "reader": run_reader,
+    "server": run_server,
+    "node": run_node,
+    "policy": run_policy,
+    "recorder": run_recorder,
+    "asker": run_asker,
+}
+
 if __name__ == "__main__":
-    roles: dict[str, Callable[..., None]] = {"camera": run_camera, "reader": run_reader, "server": run_server}
-    roles[sys.argv[1]](*sys.argv[2:])
+    ROLES[sys.argv[1]](*sys.argv[2:])

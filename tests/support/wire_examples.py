@@ -11,6 +11,7 @@ import numpy as np
 
 from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import (
+    BEAT_TOPIC,
     Failure,
     Reply,
     Request,
@@ -131,6 +132,7 @@ EXAMPLES = {
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
+    "beat": Example([BEAT_TOPIC], list, list),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41

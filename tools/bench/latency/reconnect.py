@@ -5,10 +5,13 @@
 The time starts at the ready line of the restarted process. For a camera it ends when a subscriber that was not
 restarted holds masks of a frame captured after that line; for a node, masks published after it; for a watcher, when
 the watcher prints its first row.
+
+Then it kills (SIGKILL) and stops (SIGSTOP) camera and node, and measures how soon a subscriber of each notices.
 """
 
 from __future__ import annotations
 
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sam3_node.client import PerceptionClient
+from sam3_node.transport import FrameSubscriber
 from sam3_node.types import MaskFrame
 from tools.bench.common import Figures, make_parser
 from tools.bench.processes import Processes, next_masks
@@ -41,6 +45,40 @@ def back_after_s(name: str, restarted: subprocess.Popen[str], client: Perception
     return (time.time_ns() - ready_ns) / 1e9
 
 
+def noticed_after_s(process: subprocess.Popen[str], number: int, connected: Callable[[], object]) -> float:
+    """Return the seconds from a signal to a process until a subscriber sees it as gone."""
+    while not connected():
+        time.sleep(0.01)
+    time.sleep(1)  # beats have come
+    process.send_signal(number)
+    start_s = time.monotonic()
+    while connected():
+        time.sleep(0.001)
+    return time.monotonic() - start_s
+
+
+def measure_notice(processes: Processes, client: PerceptionClient, count: int, figures: Figures) -> None:
+    """Kill and stop camera and node, and print how soon each is noticed."""
+    with FrameSubscriber([processes.frames]) as frames:
+        watched = {"camera": lambda: frames.connected, "node": lambda: client.connected}
+        running = {name: processes.start(*COMMANDS[name]) for name in watched}
+        for word, number in (("hung", signal.SIGSTOP), ("killed", signal.SIGKILL)):
+            for name, connected in watched.items():
+                times = []
+                for _ in range(count):
+                    times.append(noticed_after_s(running[name], number, connected))
+                    if number == signal.SIGSTOP:
+                        running[name].send_signal(signal.SIGCONT)
+                    else:
+                        running[name].wait()
+                        running[name] = processes.start(*COMMANDS[name])
+                print(
+                    f"{name} {word:8s} noticed after s {statistics.median(times):.2f} {max(times):.2f}",
+                    flush=True,
+                )
+                figures.add(f"{name} {word}: noticed by its subscriber", times, "s")
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=5, help="kills of each process")
@@ -60,6 +98,8 @@ def main() -> None:
                     times.append(back_after_s(name, running[name], client))
                 print(f"{name:8s} {statistics.median(times):20.2f} {max(times):12.2f}", flush=True)
                 figures.add(f"{name} killed and restarted: served again after its ready line", times, "s")
+        with Processes(**model) as processes, processes.client() as client:
+            measure_notice(processes, client, args.kills, figures)
     figures.write(args.json)
 
 
