@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cv2
 
-from ..errors import CameraError, WireError
+from ..errors import CameraError, Sam3NodeError, WireError, did_you_mean
 from ..geometry import scale_intrinsics
 from ..settings import CameraSettings, Settings
 from ..transport.channels import FramePublisher
@@ -20,6 +20,8 @@ from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
 
 SOURCES = "scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX"
+_SCHEMES = ("scene", "bag", "video", "webcam")
+_VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 
 _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
@@ -88,7 +90,33 @@ def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None
         from .webcam import open_webcam
 
         return open_webcam(address, settings, stop)
-    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}")
+    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
+
+
+def _suggest_source(uri: str) -> str:
+    """Return "; did you mean SOURCE?" for a path without a scheme, a bare index or a misspelt scheme, else ""."""
+    _, separator, address = uri.partition(":")
+    if separator:
+        return did_you_mean(uri, [f"{scheme}:{address}" for scheme in _SCHEMES])
+    path = Path(uri).expanduser()
+    if path.suffix.lower() in _VIDEO_SUFFIXES:
+        return f"; did you mean video:{uri}?"
+    if path.exists() and not uri.startswith("/dev/"):
+        return f"; did you mean bag:{uri}?" if _is_recording(path) else ""
+    if uri.isdecimal() or uri.startswith("/dev/video"):
+        return f"; did you mean webcam:{uri.removeprefix('/dev/video')}?"
+    return did_you_mean(f"scene:{uri}", ("scene:tabletop", "scene:shapes"))
+
+
+def _is_recording(path: Path) -> bool:
+    """Return True if the path holds a recording of any format that can be read."""
+    from ..bags.bag import open_bag
+
+    try:
+        open_bag(path).close()
+    except Sam3NodeError:
+        return False
+    return True
 
 
 def frame_from(
