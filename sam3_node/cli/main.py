@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Sam3NodeError
+from ..processes.signals import INTERRUPTED
 from ..settings import load_settings, old_names, options
 from . import commands, engine, replay
 from .commands import AddCommand, Command
@@ -22,9 +23,9 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for a Sam3NodeError (printed on stderr), 130 after Ctrl-C."""
-    args = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     try:
+        args = _parser().parse_args(arguments)
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
         overrides = {name: value for name, value in vars(args).items() if "." in name}
         code = args.run(args, load_settings(args.profile, overrides))
         sys.stdout.flush()
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sam3-node: error:", error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # the reader of the output has gone; the interpreter's flush at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
