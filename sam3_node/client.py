@@ -115,6 +115,7 @@ class PerceptionClient(Closeable):
         `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
         the mask. Without `seq`, it applies to the next frame that arrives.
         """
+        _check_begins(points, labels, box, mask)
         args = _pack_prompt(points, labels, box, mask) | _drop_none(label=label, seq=seq, camera=camera)
         result = self._call("add_object", args)
         segmentation = _read_segmentation(result) if result.has("mask") else None
@@ -158,6 +159,7 @@ class PerceptionClient(Closeable):
         camera: str | None = None,
     ) -> Segmentation:
         """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        _check_begins(points, labels, box, None)
         args = _pack_prompt(points, labels, box, None) | _drop_none(seq=seq, camera=camera)
         return _read_segmentation(self._call("segment", args))
 
@@ -207,7 +209,7 @@ def _pack_prompt(
     return _drop_none(
         points=None if points is None else _to_floats(points, "points", (-1, 2)),
         labels=None if labels is None else [int(label) for label in labels],
-        box=None if box is None else _to_floats(box, "box", (4,)),
+        box=None if box is None else _to_box(box),
         mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _to_mask(mask)),
     )
 
@@ -225,6 +227,30 @@ def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
     if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
         raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
     return cast(list[Any], array.tolist())
+
+
+def _check_begins(
+    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
+) -> None:
+    """Raise RequestError for a prompt of points outside the object alone. They can only correct a mask."""
+    if points is not None and labels is not None and box is None and mask is None and not any(labels):
+        raise RequestError(
+            "points: expected a point inside the object, or a box, beside the points outside it, found none"
+        )
+
+
+def _to_box(box: PixelBox) -> list[Any]:
+    """Return a box as floats. Raises RequestError for one that is smaller than a pixel."""
+    values = _to_floats(box, "box", (4,))
+    x0, y0, x1, y1 = values
+    if 0 < x1 - x0 < 1 or 0 < y1 - y0 < 1:
+        are_fractions = all(0 <= value <= 1 for value in values)
+        hint = "multiply the fractions by its width and height" if are_fractions else "mark a larger part"
+        raise RequestError(
+            f"box: expected pixels (x0, y0, x1, y1) of the camera's frame, at least 1 wide and high, found {values}; "
+            f"{hint}"
+        )
+    return values
 
 
 def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:

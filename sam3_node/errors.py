@@ -29,6 +29,12 @@ class TransportError(Sam3NodeError):
     code = "transport"
 
 
+class NoAnswerError(TransportError):
+    """Raised when a node does not answer a request in time; it may still execute the request."""
+
+    code = "no_answer"
+
+
 class SettingsError(Sam3NodeError):
     """Raised when a profile, an environment variable, an option or a calibration file is invalid."""
 

@@ -186,7 +186,7 @@ def test_the_command_line_hides_old_names_and_takes_them(capsys: pytest.CaptureF
     assert main(["run", "--detector.doubt", "2"]) == 2
     assert "detector.min_track_score" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["run", "--help"])
+        main(["run", "--help-settings"])
     assert "doubt" not in capsys.readouterr().out.replace("--detector.min_track_score", "")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OutputError, RequestError, require
+from ..files import prepare_output
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from ..detection.vocabulary import Vocabulary
     from ..types import Mask
 
-CONTROL_TIMEOUT_MS = 3000
+ANSWER_TIMEOUT_S = 3.0
 
 Command = Callable[[Namespace, Settings], int | None]
 """A command. It returns its exit code; None means 0."""
@@ -80,35 +82,34 @@ def doctor(args: Namespace, settings: Settings) -> int:
     return run_doctor(settings)
 
 
-def _connect(settings: Settings) -> PerceptionClient:
+def _connect(args: Namespace, settings: Settings) -> PerceptionClient:
     from ..client import PerceptionClient
 
-    return PerceptionClient(
-        settings.transport.masks, settings.transport.control, timeout_ms=CONTROL_TIMEOUT_MS
-    )
+    transport = settings.transport
+    return PerceptionClient(transport.masks, transport.control, timeout_ms=round(args.timeout * 1000))
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         print(client.add_object(**_make_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
 
 
 def object_refine(args: Namespace, settings: Settings) -> None:
     """Correct an object and print a line about its mask."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
 
 
 def object_remove(args: Namespace, settings: Settings) -> None:
     """Stop tracking an object."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.remove_object(args.id, camera=args.camera)
 
 
 def object_list(args: Namespace, settings: Settings) -> None:
     """Print one line for each object."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         objects = client.list_objects(camera=args.camera)
     for tracked in objects:
         unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
@@ -120,7 +121,9 @@ def object_list(args: Namespace, settings: Settings) -> None:
 
 def segment(args: Namespace, settings: Settings) -> None:
     """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
-    with _connect(settings) as client:
+    if args.out is not None:
+        prepare_output(args.out)
+    with _connect(args, settings) as client:
         segmentation = client.segment(**_make_prompt(args))
     print(_describe(segmentation))
     if args.out is not None:
@@ -129,7 +132,7 @@ def segment(args: Namespace, settings: Settings) -> None:
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
     """Set the names of the objects to look for."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))
 
 
@@ -138,6 +141,7 @@ def vocabulary_build(args: Namespace, settings: Settings) -> None:
     require("safetensors", "node")
     from ..detection.vocabulary_build import build_vocabulary, read_phrases, read_source
 
+    prepare_output(args.out)
     phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
     sources = [read_source(path, args.model) for path in args.sources]
     vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
@@ -170,25 +174,25 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
 
 def status(args: Namespace, settings: Settings) -> None:
     """Print the status of the node as JSON."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         print(json.dumps(client.status(), indent=2))
 
 
 def pause(args: Namespace, settings: Settings) -> None:
     """Make the node skip frames until `resume`."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.pause()
 
 
 def resume(args: Namespace, settings: Settings) -> None:
     """Make the node process frames again."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.resume()
 
 
 def reset(args: Namespace, settings: Settings) -> None:
     """Remove all objects, of one camera or of all."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.reset(camera=args.camera)
 
 
@@ -215,6 +219,13 @@ def _describe(segmentation: Segmentation) -> str:
 
 def _make_prompt(args: Namespace) -> dict[str, Any]:
     points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
+    marked = [*(value for point in points for value in point), *(args.box or ())]
+    if marked and all(0 <= value <= 1 for value in marked):
+        print(
+            "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
+            "fractions of its size",
+            file=sys.stderr,
+        )
     return {
         "points": points or None,
         "labels": labels or None,

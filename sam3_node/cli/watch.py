@@ -17,7 +17,7 @@ import numpy as np
 from ..settings import Settings
 from ..transport.channels import MaskSubscriber
 from ..types import NANOSECONDS, Instance, MaskFrame
-from .overlay_video import OverlayVideo
+from .overlay_video import OverlayVideo, check_video_path
 
 T = TypeVar("T")
 
@@ -135,6 +135,8 @@ def run_watch(
     """
     screen, statistics = Screen(out or sys.stdout), Statistics()
     transport = settings.transport
+    if overlay is not None:
+        check_video_path(overlay)
     with (
         MaskSubscriber(transport.masks, transport.delivery) as subscriber,
         _open_overlay(settings, overlay, screen) as video,

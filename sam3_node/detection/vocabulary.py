@@ -78,7 +78,6 @@ class Vocabulary:
         metadata = {"version": VERSION, "model": self.model, "phrases": json.dumps(self.phrases)}
         target = Path(path)
         try:
-            target.parent.stat()  # an absent folder is an error: it is probably misspelt
             write_atomically(target, save({"vectors": self.vectors}, metadata=metadata))
         except OSError as error:
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error

@@ -242,7 +242,7 @@ def test_the_command_line_tells_in_one_line(tmp_path: Path, capsys: pytest.Captu
     assert weights_convert(harm, "-o", tmp_path / "folder") != 0
     assert f"{harm} names {os.name}.system" in one_line(capsys.readouterr().err)
     assert weights_convert(file, "-o", file) != 0
-    assert f"cannot write weights to {file}" in one_line(capsys.readouterr().err)
+    assert f"cannot create the folder {file}" in one_line(capsys.readouterr().err)
 
 
 def one_line(text: str) -> str:
