@@ -101,6 +101,28 @@ class UnknownPhraseError(RequestError):
     code = "unknown_phrase"
 
 
+class NodeRestarted(Sam3NodeError):  # noqa: N818 - an occurrence to react to, such as StopIteration
+    """Raised when the object ids of a camera have begun again, so that an id names another object than before.
+
+    The node was started again, or it dropped a silent camera and serves it anew. `camera` names the camera. Attributes
+    that are not known are None, in particular `new_epoch` and `node` when the node has refused a request.
+    """
+
+    code = "node_restarted"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        camera: str | None = None,
+        old_epoch: int | None = None,
+        new_epoch: int | None = None,
+        node: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.camera, self.old_epoch, self.new_epoch, self.node = camera, old_epoch, new_epoch, node
+
+
 class CapacityError(RequestError):
     """Raised when the maximum number of objects is already tracked."""
 

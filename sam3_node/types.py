@@ -33,6 +33,8 @@ A state and the tensors in it are never modified."""
 
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of one second."""
+CAMERA_SILENT_S = 3.0
+"""Seconds without a frame after which a camera does not count as one that sends."""
 
 
 # Owners of resources
@@ -218,6 +220,10 @@ class MaskFrame:
     prompts: tuple[str, ...] = ()
     instances: tuple[Instance, ...] = ()
     clock: Clock = "system"
+    node: str | None = None
+    """The node's name for its present run, 16 random hex digits; None in results of a replay."""
+    epoch: int | None = None
+    """Random number of the camera's ids. The ids of another epoch are those of other objects. None in a replay."""
 
     @property
     def key(self) -> FrameKey:

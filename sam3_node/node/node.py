@@ -8,16 +8,19 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.session import Session
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, poll
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
-from .operations import handle_request, has_changed_state
+from .ages import AgeLimits
+from .operations import describe_change, handle_request, has_changed_state
 from .stats import CameraStats, rss_bytes
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ class Node:
         self._stats: dict[str, CameraStats] = {}
         self._refused = 0
         self._pack_us = 0
+        live = settings.transport.delivery == "newest"
+        self._ages = AgeLimits(settings.tracker.max_age_ms, live)
+        self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
         self._open_sockets = ExitStack()
 
@@ -66,6 +72,7 @@ class Node:
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(ControlServer(transport.control))
         self.perception = Perception.load(self._settings)
+        self.perception.session = self._session
         self.perception.describe()  # computes the weights' digests now; later it would delay frames
         self._frames = self._open_sockets.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
@@ -148,7 +155,7 @@ class Node:
         """Carry out a request. If it has changed the state, publish it as an event for recorders."""
         reply = handle_request(self, request)
         if has_changed_state(request, reply):
-            self._publish_event(request.op, request.args)
+            self._publish_event(request.op, describe_change(request, reply))
         return reply
 
     def _publish_event(self, op: str, args: dict[str, Any]) -> None:
@@ -160,9 +167,21 @@ class Node:
         if received is None or not self._admit(received.frame.camera):
             return
         stats = self._stats[received.frame.camera]
+        refusal = self._ages.check_frame(received)
+        if refusal is not None:
+            self._frames.leave_out(received)
+            stats.leave_out(*refusal)
+            self._log_failure(received, refusal.reason)
+            return
         stats.begin(received.frame, received.received_ns, received.skipped)
         try:
-            self._publish(self._step(received), stop)
+            begin_ns = time.perf_counter_ns()
+            masks = self._step(received)
+            reason = self._ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
+            if reason is not None:
+                self._withhold(received, reason)
+                return
+            self._publish(masks, stop)
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
             self._log_failure(received, error)
@@ -177,7 +196,20 @@ class Node:
         pipeline = self.perception.pipelines[received.frame.camera]
         masks = pipeline.step(received.frame, received.received_ns, received.skipped)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
-        return replace(masks, stages_us={**masks.stages_us, "pack": self._pack_us})
+        stages_us = {**masks.stages_us, "pack": self._pack_us}
+        return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
+
+    def _withhold(self, received: ReceivedFrame, reason: str) -> None:
+        """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
+        frame = received.frame
+        self._stats[frame.camera].withhold(reason)
+        self._log_failure(received, reason)
+        self._publish_event(
+            FAILED, {"camera": frame.camera, "seq": frame.seq, "error": reason, "withheld": True}
+        )
+
+    def _silent_s(self, camera: str) -> float | None:
+        return self._frames.silent_s(camera)
 
     def _publish(self, masks: MaskFrame, stop: threading.Event) -> None:
         """Send the masks. Lossless delivery waits until every subscriber has space; requests are answered meanwhile."""
@@ -205,9 +237,9 @@ class Node:
                 log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
             return False
         log.info("camera %s: new, served", camera)
-        self.perception.serve(camera)
+        pipeline = self.perception.serve(camera)
         self._publish_event(SERVED, {"camera": camera})
-        self._stats[camera] = CameraStats()
+        self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera))
         return True
 
     def _drop_idle_camera(self) -> bool:
@@ -220,14 +252,18 @@ class Node:
         self._publish_event(DROPPED, {"camera": camera})
         return True
 
-    def _log_failure(self, received: ReceivedFrame, error: Exception) -> None:
+    def _log_failure(self, received: ReceivedFrame, error: Exception | str) -> None:
         """Log at most one failure per second, with a traceback for unexpected errors. All failures are counted."""
         now_s = time.monotonic()
         if now_s < self._next_failure_log_s:
             return
         self._next_failure_log_s = now_s + FAILURE_LOG_EVERY_S
-        frame, expected = received.frame, isinstance(error, Sam3NodeError)
-        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
+        frame = received.frame
+        if isinstance(error, str):
+            log.warning("camera %s: %s", frame.camera, error)
+        else:
+            expected = isinstance(error, Sam3NodeError)
+            log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
 
     def _log_stats(self) -> None:
         now_s = time.monotonic()

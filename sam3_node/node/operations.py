@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
@@ -34,6 +34,11 @@ class OperationHost(Protocol):
 
 def handle_request(host: OperationHost, request: Request) -> Reply:
     """Carry out a request and return the reply. It never raises: every error becomes an error reply."""
+    session = host.perception.session
+    return replace(_make_reply(host, request), node=session.node if session else None)
+
+
+def _make_reply(host: OperationHost, request: Request) -> Reply:
     try:
         if request.op in NODE_QUERIES:
             _checked_arguments(request.op, request.args, ())
@@ -67,6 +72,17 @@ def has_changed_state(request: Request, reply: Reply) -> bool:
     return request.op in CHANGES and (reply.error is None or reply.error.code == INTERNAL_ERROR)
 
 
+def describe_change(request: Request, reply: Reply) -> dict[str, Any]:
+    """Return the arguments of a request for its event, so that it can be repeated in another session.
+
+    The camera that the request was applied to is added, and the epoch is left out.
+    """
+    args = {name: value for name, value in request.args.items() if name != "epoch"}
+    if isinstance(reply.result, dict) and "camera" in reply.result:
+        args["camera"] = reply.result["camera"]
+    return args
+
+
 def _checked_arguments(op: str, args: Mapping[str, Any], allowed: Sequence[str]) -> Fields:
     fields = Fields(dict(args), op)
     unknown = sorted(set(fields.names()) - set(allowed))
@@ -82,26 +98,28 @@ def _add_object(perception: Perception, args: Fields) -> dict[str, Any]:
     label = args.text("label") if args.has("label") else "object"
     if len(label) > MAX_LABEL_CHARACTERS:
         raise RequestError(f"label: expected at most {MAX_LABEL_CHARACTERS} characters, found {len(label)}")
+    age = _check_age(perception, pipeline, args)
     added = pipeline.add(_prompt(args), label, _seq(args))
-    return {"id": added.id, "camera": pipeline.camera, **_describe_result(added.result, perception)}
+    return {"id": added.id, **_origin(pipeline), **age, **_describe_result(added.result, perception)}
 
 
 def _refine_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     object_id = args.integer("id")
+    age = _check_age(perception, pipeline, args)
     result = pipeline.refine(object_id, _prompt(args), _seq(args))
-    return {"id": object_id, "camera": pipeline.camera, **_describe_result(result, perception)}
+    return {"id": object_id, **_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
 def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     pipeline.remove(args.integer("id"))
-    return {"id": args.integer("id"), "camera": pipeline.camera}
+    return {"id": args.integer("id"), **_origin(pipeline)}
 
 
 def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
     objects = [
-        {"camera": pipeline.camera, **asdict(status)}
+        {**_origin(pipeline), **_silence(perception, pipeline), **asdict(status)}
         for pipeline in _pipelines(perception, args)
         for status in pipeline.objects
     ]
@@ -110,8 +128,9 @@ def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
 
 def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
+    age = _check_age(perception, pipeline, args)
     result = pipeline.segment(_prompt(args), _seq(args))
-    return {"camera": pipeline.camera, **_describe_result(result, perception)}
+    return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
@@ -145,9 +164,9 @@ def _resume(perception: Perception, args: Fields) -> dict[str, Any]:
 Operation = Callable[[Perception, Fields], Any]
 
 CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
-    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label")),
-    "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS)),
-    "remove_object": (_remove_object, ("id", "camera")),
+    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "epoch")),
+    "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "epoch")),
+    "remove_object": (_remove_object, ("id", "camera", "epoch")),
     "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),
@@ -169,16 +188,66 @@ def _pipelines(perception: Perception, args: Fields) -> list[Pipeline]:
 
 
 def _pipeline(perception: Perception, args: Fields) -> Pipeline:
-    """Return the pipeline of the camera in `args`, or of the only camera if `args` names none."""
-    cameras = ", ".join(perception.pipelines) or "none yet"
+    """Return the pipeline of the camera in `args`, or of the only camera that sends if `args` names none.
+
+    Raises NodeRestarted if `args` has the epoch of other ids.
+    """
+    pipeline = _find_pipeline(perception, args)
+    session = perception.session
+    if session is not None and args.has("epoch") and (pipeline or args.has("camera")):
+        camera, current = (pipeline.camera, pipeline.epoch) if pipeline else (args.text("camera"), None)
+        session.check_epoch(camera, args.integer("epoch"), current)
+    if pipeline is None:
+        raise _camera_error(perception, args)
+    return pipeline
+
+
+def _find_pipeline(perception: Perception, args: Fields) -> Pipeline | None:
+    pipelines, session = perception.pipelines, perception.session
+    if args.has("camera"):
+        return pipelines.get(args.text("camera"))
+    sending = [camera for camera in pipelines if session is None or session.sends(camera)]
+    names = sending or list(pipelines)
+    return pipelines[names[0]] if len(names) == 1 else None
+
+
+def _camera_error(perception: Perception, args: Fields) -> RequestError:
+    cameras = ", ".join(perception.pipelines)
+    if not cameras:
+        return RequestError(f"{args.what}: no camera has sent a frame yet; start one: sam3-node camera …")
     if args.has("camera"):
         camera = args.text("camera")
-        if camera not in perception.pipelines:
-            raise RequestError(f"no camera {camera!r:.60}: expected a camera that has sent frames: {cameras}")
-        return perception.pipelines[camera]
-    if len(perception.pipelines) != 1:
-        raise RequestError(f"camera: expected a name unless exactly one camera sends frames, found {cameras}")
-    return next(iter(perception.pipelines.values()))
+        return RequestError(f"no camera {camera!r:.60}: expected a camera that has sent frames: {cameras}")
+    return RequestError(f"camera: expected a name unless exactly one camera sends frames, found {cameras}")
+
+
+def _origin(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the fields that say whose ids these are."""
+    epoch = {} if pipeline.epoch is None else {"epoch": pipeline.epoch}
+    return {"camera": pipeline.camera, **epoch}
+
+
+def _silence(perception: Perception, pipeline: Pipeline) -> dict[str, Any]:
+    silent_s = perception.session.silent_s(pipeline.camera) if perception.session else None
+    return {} if silent_s is None else {"silent_s": round(silent_s, 3)}
+
+
+def _check_age(perception: Perception, pipeline: Pipeline, args: Fields) -> dict[str, Any]:
+    """Return the age of the frame that a prompt applies to; UnknownFrameError if it is too old.
+
+    An object that enters on the next frame needs a camera that sends. While the node is paused, frames may be old.
+    """
+    session = perception.session
+    if session is None:
+        return {}
+    if args.what == "add_object" and not args.has("seq"):
+        if not perception.paused:
+            session.check_next_frame(pipeline.camera)
+        return {}
+    age_ms = session.prompt_age_ms(pipeline.age_origin_ns(_seq(args)))
+    if not perception.paused:
+        session.check_prompt_age(pipeline.camera, age_ms)
+    return {} if age_ms is None else {"age_ms": age_ms}
 
 
 def _prompt(args: Fields) -> FramePrompt:

@@ -6,8 +6,9 @@ import os
 import resource
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..types import Frame
 
@@ -18,12 +19,18 @@ RATE_FRAMES = 100
 class CameraStats:
     """Counts of one camera's frames (received = stepped + failed + skipped), and times of the last 1000 frames.
 
+    Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
+    were `withheld` are among the stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds
+    since its last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int | None = None, silent_s: Callable[[], float | None] = lambda: None) -> None:
         self.stepped = self.failed = self.skipped = 0
+        self.too_old = self.clock_ahead = self.withheld = 0
+        self._left_out = 0  # since the last step
+        self._epoch, self._silent_s = epoch, silent_s
         self.last_seq: int | None = None
         self.last_error: str | None = None
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
@@ -37,7 +44,8 @@ class CameraStats:
 
     def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
         """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
-        self.skipped += skipped
+        self.skipped += max(0, skipped - self._left_out)
+        self._left_out = 0
         self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
 
     def end(self, frame: Frame, received_ns: int) -> None:
@@ -47,6 +55,22 @@ class CameraStats:
         self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
         self._ends_s.append(time.monotonic())
 
+    def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> None:
+        """Record that a frame was skipped because of its time."""
+        self.skipped += 1
+        self._left_out += 1
+        if kind == "too_old":
+            self.too_old += 1
+        else:
+            self.clock_ahead += 1
+        self.last_error = reason
+
+    def withhold(self, reason: str) -> None:
+        """Record that a frame was stepped, but its masks were too old to publish."""
+        self.stepped += 1
+        self.withheld += 1
+        self.last_error = reason
+
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
         self.failed += 1
@@ -54,11 +78,17 @@ class CameraStats:
 
     def describe(self) -> dict[str, Any]:
         """Return the counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
+        silent_s = self._silent_s()
         return {
+            "epoch": self._epoch,
+            "silent_s": None if silent_s is None else round(silent_s, 3),
             "received": self.stepped + self.failed + self.skipped,
             "stepped": self.stepped,
             "skipped": self.skipped,
             "failed": self.failed,
+            "too_old": self.too_old,
+            "clock_ahead": self.clock_ahead,
+            "withheld": self.withheld,
             "last_seq": self.last_seq,
             "last_error": self.last_error,
             "fps": self._rate(),

@@ -25,6 +25,8 @@ class CachedFrame(NamedTuple):
     logits: dict[int, Tensor]
     """[h, w] of each object on the frame, as tracked or as prompted later"""
     scaling: Scaling
+    age_origin_ns: int = 0
+    """Unix time from which its age is measured; 0 for a frame from a saved state"""
 
     def state(self) -> State:
         """Return the state that `from_state` takes."""

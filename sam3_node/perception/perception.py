@@ -21,6 +21,7 @@ from ..settings import Settings
 from ..types import MaskEncoding
 from .loading import load_configured_detector, load_model
 from .pipeline import Pipeline, require_tracking
+from .session import Session
 
 
 class Perception:
@@ -31,6 +32,8 @@ class Perception:
 
     def __init__(self, settings: Settings, model: TrackerModel, detector: Detector | None) -> None:
         self.paused = False
+        self.session: Session | None = None
+        """Set by a live node before it serves a camera."""
         self.settings, self.model, self.detector = settings, model, detector
         self._pipelines: dict[str, Pipeline] = {}
         self._prompt_set: PromptSet | None = None
@@ -71,6 +74,8 @@ class Perception:
             pipeline = Pipeline(
                 self.model, self.settings.tracker, camera, self.detector, self.settings.detector
             )
+            if self.session is not None:
+                pipeline.epoch = self.session.make_epoch()
             if self._prompt_set is not None:
                 pipeline.set_prompts(self._prompt_set)
             self._pipelines[camera] = pipeline
@@ -107,8 +112,9 @@ class Perception:
         return cleaned
 
     def status(self) -> dict[str, Any]:
-        """Return the names of model and detector, the prompts, the device and the dtype."""
+        """Return the names of model and detector, the prompts, the device and the dtype; the node's name if live."""
         return {
+            **({"node": self.session.node} if self.session else {}),
             "paused": self.paused,
             "model": self.model.name,
             "can_track": self.model.can_track,

@@ -69,6 +69,8 @@ class Pipeline:
         detection: DetectorSettings | None = None,
     ) -> None:
         self.camera = camera
+        self.epoch: int | None = None
+        """Set by a live node: ids of another epoch name other objects."""
         self._model = model
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
         self._objects = ObjectRegistry(settings.max_objects)
@@ -112,7 +114,8 @@ class Pipeline:
                     FrameContext(image, features, number, scaling, frame.capture_ns), tracks
                 )
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        self._frame_cache.add(CachedFrame(frame.seq, number, features, logits, scaling))
+        origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
+        self._frame_cache.add(CachedFrame(frame.seq, number, features, logits, scaling, origin_ns))
         on_host = copy_to_host(tracks.logits, tracks.scores, tracks.visible)
         with timer.host("masks"):
             instances = self._instances(tracks.ids, on_host, (frame.height, frame.width), frame.capture_ns)
@@ -196,6 +199,13 @@ class Pipeline:
         """Remove all objects. Cached frames stay, so prompts on them still work."""
         for status in self.objects:
             self.remove(status.id)
+
+    def age_origin_ns(self, seq: int | None = None) -> int:
+        """Return the Unix time from which the age of the cached frame `seq`, or of the latest for None, is measured.
+
+        Raises UnknownFrameError if the frame is not cached.
+        """
+        return self._frame_cache.get(seq).age_origin_ns
 
     @torch.inference_mode()
     def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:

@@ -33,6 +33,8 @@ class Step(NamedTuple):
     skipped: int = 0
     failed: bool = False
     """True if the live node's step on this frame raised an exception."""
+    withheld: bool = False
+    """True if the live node did not publish the masks of this frame, because they were too old."""
     edits: tuple[Edit, ...] = ()
     """Edits to make on the frame after its step. Masks that they return become the frame's masks."""
 

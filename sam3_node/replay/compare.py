@@ -31,7 +31,7 @@ class MaskComparison:
 def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) -> MaskComparison:
     """Compare replayed masks with recorded ones, both in the order of the steps.
 
-    All fields must be equal, except the times of the stages and of publishing.
+    All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
     remaining, count, identical, first = iter(replayed), 0, 0, None
     masks = next(remaining, None)
@@ -40,7 +40,7 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
         if masks is None or masks.key != expected.key:
             first = first or _describe(expected, "was not replayed")
             continue
-        difference = _find_difference(_without_times(masks), _without_times(expected))
+        difference = _find_difference(_without_session(masks), _without_session(expected))
         identical += difference is None
         first = first or (difference and _describe(expected, difference))
         masks = next(remaining, None)
@@ -53,8 +53,8 @@ def _describe(masks: MaskFrame, difference: str) -> str:
     return f"camera {masks.camera}, frame {masks.seq} {difference}"
 
 
-def _without_times(masks: MaskFrame) -> MaskFrame:
-    return replace(masks, stages_us={}, published_ns=0)
+def _without_session(masks: MaskFrame) -> MaskFrame:
+    return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
 
 
 def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:

@@ -21,18 +21,20 @@ WINDOW = 256
 
 
 class LoggedStep(NamedTuple):
-    """A frame that the live node stepped. If the step failed, only camera and seq are recorded."""
+    """A frame that the live node stepped. If its masks were not published, only camera and seq are recorded."""
 
     camera: str
     seq: int
     capture_ns: int | None = None
     received_ns: int = 0
     skipped: int = 0
+    withheld: bool = False
+    """True if the masks were too old to publish"""
 
     @property
     def failed(self) -> bool:
         """True if the step raised an exception."""
-        return self.capture_ns is None
+        return self.capture_ns is None and not self.withheld
 
     def matches(self, frame: Frame) -> bool:
         """Return True if this step was on this frame."""
@@ -76,7 +78,8 @@ class _LogReader:
         if event.op == FAILED:
             camera, seq = args.text("camera"), args.integer("seq")
             self.last_seq[camera] = seq
-            yield LoggedStep(camera, seq)
+            withheld = args.has("withheld") and args.flag("withheld")
+            yield LoggedStep(camera, seq, withheld=withheld)
             return
         if event.op == SERVED:
             self.last_seq[args.text("camera")] = None
@@ -155,7 +158,7 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
         elif isinstance(entry, Gap):
             notes.add_gap(entry.text)
         elif (frame := matcher.find(entry)) is not None:
-            yield Step(frame, entry.received_ns, entry.skipped, entry.failed)
+            yield Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
         else:
             notes.add_gap(
                 f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "

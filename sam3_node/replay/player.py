@@ -78,6 +78,8 @@ class Player:
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
         self.stages_us.update(masks.stages_us)
+        if step.withheld:
+            return None
         if step.failed:
             self.counts["not_failed"] += 1
             log.warning("camera %s: frame %d failed in the node, but not here", frame.camera, frame.seq)

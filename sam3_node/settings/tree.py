@@ -136,6 +136,12 @@ class TrackerSettings(Section):
     """Number of recent frames whose features are kept, so that prompts can name one of them."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of others are counted and dropped. A camera silent for 10 s frees its slot."""
+    max_age_ms: float = Field(1000.0, ge=0.0, le=1e9)
+    """Skip frames that are older than this when their step starts, and withhold masks that are older than this plus
+    three median steps; 0 uses frames of any age. Live delivery only. Ages count from the capture if the camera's clock
+    is system, else from the arrival."""
+    max_prompt_age_s: float = Field(10.0, ge=0.0, le=1e6)
+    """Refuse prompts on a frame that is older than this; 0 accepts frames of any age. Live delivery only."""
 
 
 class DetectorSettings(Section):

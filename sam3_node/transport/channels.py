@@ -111,6 +111,7 @@ class FrameSubscriber(Receiver[Frame]):
     ) -> None:
         topics = [frame_topic(camera) for camera in cameras]
         self._last_seq: dict[str, int] = {}
+        self._seq_before: int | None = None  # of the frame that was taken last
         super().__init__(endpoints, delivery, topics, unpack_frame, MAX_FRAME_BYTES, max_cameras)
 
     def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
@@ -122,6 +123,7 @@ class FrameSubscriber(Receiver[Frame]):
         if taken is None:
             return None
         frame, received_ns = taken
+        self._seq_before = self._last_seq.get(frame.camera)
         # a restarted camera counts from 0 again: it skipped nothing
         skipped = max(0, frame.seq - self._last_seq.get(frame.camera, frame.seq) - 1)
         self._last_seq.pop(frame.camera, None)
@@ -129,6 +131,13 @@ class FrameSubscriber(Receiver[Frame]):
         if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently
             del self._last_seq[next(iter(self._last_seq))]
         return ReceivedFrame(frame, received_ns, skipped)
+
+    def leave_out(self, received: ReceivedFrame) -> None:
+        """Count the frame that was taken last as skipped, before the next frame of its camera."""
+        if self._seq_before is None:
+            self._last_seq.pop(received.frame.camera, None)
+        else:
+            self._last_seq[received.frame.camera] = self._seq_before
 
 
 def _stamp_frame(frame: Frame) -> Frame:

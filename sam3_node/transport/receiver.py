@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -130,7 +131,7 @@ class Receiver(Listener, Generic[M]):
         self._topics = frozenset(topics)
         self._unpack = unpack
         self._max_cameras = max_cameras
-        self._last_heard_s: dict[str, float] = {}  # by camera, the longest silent first
+        self._last_heard_s: OrderedDict[str, float] = OrderedDict()  # by camera, the longest silent first
         self._numbers = itertools.count()
         self._rejected = 0
         self._last_error: str | None = None
@@ -152,6 +153,11 @@ class Receiver(Listener, Generic[M]):
     def wakeup(self) -> int:
         """File descriptor that is readable exactly while a message waits."""
         return self._inbox.fileno()
+
+    def silent_s(self, camera: str) -> float | None:
+        """Return the seconds since the last message of a camera arrived; None if none has."""
+        heard_s = self._last_heard_s.get(camera)
+        return None if heard_s is None else time.monotonic() - heard_s
 
     def close(self) -> None:
         """Stop the thread and close its sockets. Calls that wait in `take` return None. Idempotent."""
@@ -201,10 +207,11 @@ class Receiver(Listener, Generic[M]):
 
     def _admit(self, camera: str) -> None:
         now_s = time.monotonic()
-        if self._last_heard_s.pop(camera, None) is None and len(self._last_heard_s) >= self._max_cameras:
+        if camera not in self._last_heard_s and len(self._last_heard_s) >= self._max_cameras:
             silent, heard_s = next(iter(self._last_heard_s.items()))
             if now_s - heard_s < CAMERA_IDLE_S:
                 raise WireError(f"expected at most {self._max_cameras} cameras, found another: {camera}")
             del self._last_heard_s[silent]
             self._inbox.discard(silent)
         self._last_heard_s[camera] = now_s
+        self._last_heard_s.move_to_end(camera)

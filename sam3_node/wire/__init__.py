@@ -6,13 +6,14 @@ from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, un
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
-from .messages import pack_masks, unpack_masks
+from .messages import MAX_EPOCH, pack_masks, unpack_masks
 from .topics import frame_topic, masks_topic
 
 __all__ = [
     "DROPPED",
     "EVENTS_TOPIC",
     "FAILED",
+    "MAX_EPOCH",
     "SERVED",
     "VERSION",
     "Event",

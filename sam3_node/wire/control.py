@@ -1,4 +1,4 @@
-"""Control messages: a request {v, id, op, args} and its reply {v, id, ok, result | error {code, message}}.
+"""Control messages: a request {v, id, op, args} and its reply {v, id, ok, result | error {code, message}, node?}.
 
 Arguments and results hold masks as maps of `masks.encode_mask`.
 """
@@ -39,6 +39,8 @@ class Reply:
     id: int
     result: Any = None
     error: Failure | None = None
+    node: str | None = None
+    """The node's name for its present run, as in its masks."""
 
     @property
     def ok(self) -> bool:
@@ -66,17 +68,20 @@ def unpack_request(data: Buffer) -> Request:
 
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
-    head = {"v": VERSION, "id": reply.id, "ok": reply.ok}
+    body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.ok}
     if reply.error is None:
-        return pack(head | {"result": reply.result})
-    return pack(head | {"error": {"code": reply.error.code, "message": reply.error.message}})
+        body["result"] = reply.result
+    else:
+        body["error"] = {"code": reply.error.code, "message": reply.error.message}
+    return pack(body if reply.node is None else body | {"node": reply.node})
 
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
     fields = Fields(unpack(data, what="reply", limits=_LIMITS), "reply")
     fields.require_version()
+    node = fields.text("node") if fields.has("node") else None
     if fields.flag("ok"):
-        return Reply(fields.integer("id"), fields.any("result"))
+        return Reply(fields.integer("id"), fields.any("result"), node=node)
     error = fields.fields("error")
-    return Reply(fields.integer("id"), error=Failure(error.text("code"), error.text("message")))
+    return Reply(fields.integer("id"), error=Failure(error.text("code"), error.text("message")), node=node)

@@ -22,9 +22,10 @@ _LIMITS = Limits(total_bytes=16 << 20)
 class Event:
     """The n-th event of a node; `n` counts from 0 without gaps.
 
-    For a control request that changed the node, `op` and `args` are those of the request. The other events are FAILED
-    (args: camera, seq, error), processing of a frame raised an error; SERVED (args: camera), the node starts to serve
-    a camera; and DROPPED (args: camera), the node stops serving a camera and removes its objects.
+    For a control request that changed the node, `op` and `args` are those of the request, with its camera and without
+    its epoch. The other events are FAILED (args: camera, seq, error, withheld?), a frame was processed without masks to
+    publish, because of an error or, with `withheld` true, because they were too old; SERVED (args: camera), the node
+    starts to serve a camera; and DROPPED (args: camera), the node stops serving a camera and removes its objects.
     """
 
     n: int

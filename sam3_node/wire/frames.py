@@ -13,6 +13,8 @@ from .topics import frame_topic, read_camera
 
 MODELS = ("none", "brown_conrady", "fisheye")
 MAX_COEFFS = 14
+MAX_CAPTURE_NS = 2**62
+"""Largest time of capture: in Unix time it is in the year 2116."""
 _LIMITS = Limits(total_bytes=64 << 10)
 
 
@@ -54,7 +56,7 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
     frame = Frame(
         camera=read_camera(header, parts[0]),
         seq=header.integer("seq"),
-        capture_ns=header.integer("capture_ns"),
+        capture_ns=header.integer("capture_ns", high=MAX_CAPTURE_NS),
         width=header.integer("width", 1, MAX_SIDE),
         height=header.integer("height", 1, MAX_SIDE),
         encoding=header.choice("encoding", get_args(ColourEncoding)),

@@ -11,6 +11,8 @@ from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
 from .masks import MAX_MASK_PIXELS, decode_mask, encode_mask
 from .topics import masks_topic, read_camera
 
+MAX_EPOCH = 2**53 - 1
+"""Largest epoch: every language reads it exactly, also as a float."""
 _LIMITS = Limits(total_bytes=64 << 20)
 
 
@@ -32,6 +34,7 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
         "model": masks.model,
         "prompts": masks.prompts,
         "instances": [_pack_instance(instance, encoding) for instance in masks.instances],
+        **_drop_none(node=masks.node, epoch=masks.epoch),
     }
     return [masks_topic(masks.camera), pack(body)]
 
@@ -57,7 +60,13 @@ def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
         model=body.text("model"),
         prompts=body.texts("prompts"),
         instances=_unpack_instances(body.sequence("instances"), (height, width)),
+        node=body.text("node") if body.has("node") else None,
+        epoch=body.integer("epoch", high=MAX_EPOCH) if body.has("epoch") else None,
     )
+
+
+def _drop_none(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _unpack_stages(stages: Fields) -> dict[str, int]:
@@ -76,8 +85,9 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
         "frames_since_seen": instance.frames_since_seen,
         "mask": encode_mask(instance.mask, encoding),
     }
-    optional = {"position_m": instance.position_m, "frame": instance.frame, "extent_m": instance.extent_m}
-    return fields | {key: value for key, value in optional.items() if value is not None}
+    return fields | _drop_none(
+        position_m=instance.position_m, frame=instance.frame, extent_m=instance.extent_m
+    )
 
 
 def _unpack_instances(values: Sequence[object], size: tuple[int, int]) -> tuple[Instance, ...]:

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from sam3_node.client import PerceptionClient
-from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
+from sam3_node.errors import NodeRestarted, RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import unpack_masks
@@ -219,6 +219,8 @@ def test_each_process_may_be_killed_and_started_again(
     shown(watcher)
     node.kill()
     again = rig.node()
+    with pytest.raises(NodeRestarted, match="camera cam0 have begun again"):
+        fresh_masks()
     fresh_masks()
     shown(watcher)
     assert client.status()["cameras"]["cam0"]["objects"] == 0

@@ -107,6 +107,13 @@ def masks_with_device_clock() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
 
 
+NODE = "0123456789abcdef"
+
+
+def masks_with_epoch() -> MaskFrame:
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, 19, node=NODE, epoch=2**53 - 1)
+
+
 def _request(op: str, **args: Any) -> Example:
     return Example(
         Request(17, op, args), lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0])
@@ -123,6 +130,7 @@ EXAMPLES = {
     "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
+    "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41
@@ -132,6 +140,7 @@ EXAMPLES = {
     ),
     "request-refine-object": _request("refine_object", id=3, points=[[1.0, 1.0]], labels=[0]),
     "request-remove-object": _request("remove_object", id=3),
+    "request-remove-object-epoch": _request("remove_object", id=3, camera="wrist-1", epoch=2**53 - 1),
     "request-list-objects": _request("list_objects"),
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
     "request-reset": _request("reset"),
@@ -140,6 +149,10 @@ EXAMPLES = {
     "request-status": _request("status"),
     "reply-id": _reply(Reply(17, {"id": 3})),
     "reply-mask": _reply(Reply(17, {"mask": encode_mask(DRIVER, "rle"), "score": 0.5})),
+    "reply-node": _reply(Reply(17, {"id": 3}, node=NODE)),
+    "reply-error-node": _reply(
+        Reply(17, error=Failure("node_restarted", "object ids of wrist-1 have begun again"), node=NODE)
+    ),
     "reply-nothing": _reply(Reply(17)),
     "reply-error": _reply(Reply(17, error=Failure("unknown_object", "expected a tracked id, found 9"))),
 }

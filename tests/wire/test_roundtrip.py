@@ -32,6 +32,8 @@ from sam3_node.wire import (
 from tests.support.wire_examples import plain
 
 naturals = st.integers(0, 2**63 - 1)
+capture_times = st.integers(0, 2**62)
+epochs = st.integers(0, 2**53 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 cameras = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -66,7 +68,7 @@ def frames(draw):
     )
     return Frame(
         draw(cameras),
-        *(draw(naturals), draw(naturals), width, height, encoding),
+        *(draw(naturals), draw(capture_times), width, height, encoding),
         draw(st.binary(min_size=size, max_size=size)),
         draw(st.sampled_from(["system", "monotonic", "device"])),
         draw(naturals),
@@ -98,6 +100,8 @@ def mask_frames(draw):
         draw(st.lists(words, max_size=3).map(tuple)),
         tuple(draw(instances(id, size)) for id in ids),
         draw(st.sampled_from(["system", "monotonic", "device"])),
+        draw(st.none() | words),
+        draw(st.none() | epochs),
     )
 
 

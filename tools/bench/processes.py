@@ -44,7 +44,9 @@ class Processes:
 
     def client(self, timeout_ms: int = 30000) -> PerceptionClient:
         """Return a client of the node on these endpoints."""
-        return PerceptionClient(self.masks, self.control, timeout_ms=timeout_ms)
+        return PerceptionClient(
+            self.masks, self.control, timeout_ms=timeout_ms, on_restart=lambda restart: None
+        )
 
     def __enter__(self) -> Self:
         return self

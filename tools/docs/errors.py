@@ -27,6 +27,8 @@ ADVICE = {
     "UnknownObjectError": "List the objects (`sam3-node object list`).",
     "UnknownFrameError": "Raise `tracker.feature_cache`, or prompt on a newer frame.",
     "UnknownPhraseError": "Use one of the nearest phrases that the message names, or add the phrase to the vocabulary.",
+    "NodeRestarted": "Forget every object id of that camera and add the objects again; the next call goes on. See "
+    "[restarts](python-api.md#restarts).",
     "CapacityError": "`tracker.max_objects` are tracked: remove one.",
     "MissingExtraError": "Install the extra that the message names.",
     "OutputError": "Check the path, the rights and the free space.",

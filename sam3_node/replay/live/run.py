@@ -231,7 +231,13 @@ class LivePlayer:
             self.stages_us.update(masks.stages_us)
             # as in a replay without a node, the same job gives the same bytes
             masks = replace(
-                masks, received_ns=step.received_ns, published_ns=0, skipped=step.skipped, stages_us={}
+                masks,
+                received_ns=step.received_ns,
+                published_ns=0,
+                skipped=step.skipped,
+                stages_us={},
+                node=None,
+                epoch=None,
             )
         for edit in step.edits:
             reply = self._request(edit)

@@ -1,0 +1,16 @@
+"""The client for robot policies: it reads the newest masks and controls the node while it runs.
+
+It needs pyzmq, msgpack, numpy and zstandard only.
+"""
+
+from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
+from .values import AddedObject, Segmentation, TrackedObject
+
+__all__ = [
+    "CONTROL_ENDPOINT",
+    "MASKS_ENDPOINT",
+    "AddedObject",
+    "PerceptionClient",
+    "Segmentation",
+    "TrackedObject",
+]

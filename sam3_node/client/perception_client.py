@@ -1,0 +1,291 @@
+"""The client for robot policies: it reads the newest masks and controls the node while it runs.
+
+It needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from ..errors import NodeRestarted, RequestError, TransportError
+from ..transport import ControlClient, MaskSubscriber
+from ..types import Closeable, Delivery, MaskFrame
+from ..wire import Fields
+from .diagnosis import Wanted, diagnose, find_sending_camera
+from .sessions import KnownEpochs
+from .values import (
+    AddedObject,
+    MaskLike,
+    PixelBox,
+    Points,
+    Segmentation,
+    TrackedObject,
+    check_begins,
+    drop_none,
+    pack_prompt,
+    read_epoch,
+    read_object,
+    read_segmentation,
+)
+
+MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
+CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
+POLL_S = 0.05
+
+
+class PerceptionClient(Closeable):
+    """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
+
+    It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
+    ignored. Requests raise RequestError or a subclass (UnknownObjectError, UnknownFrameError, CapacityError) when the
+    node refuses them, and TransportError when it does not answer within `timeout_ms`. The argument `camera` is
+    optional while one camera sends frames.
+
+    Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
+    raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
+    that with the error instead, and goes on itself. A request that names an id of an earlier epoch always raises it.
+    """
+
+    def __init__(
+        self,
+        masks: str = MASKS_ENDPOINT,
+        control: str = CONTROL_ENDPOINT,
+        *,
+        delivery: Delivery = "newest",
+        cameras: Sequence[str] = (),
+        timeout_ms: int = 2000,
+        on_restart: Callable[[NodeRestarted], object] | None = None,
+    ) -> None:
+        self._on_restart = on_restart
+        self._epochs = KnownEpochs()
+        self._held: deque[MaskFrame] = deque()
+        self._closed = False
+        self._wanted = Wanted(masks, control, delivery, tuple(cameras))
+        self._control = ControlClient(control, timeout_ms)
+        try:
+            self._masks = MaskSubscriber(masks, delivery, cameras)
+        except BaseException:
+            self._control.close()
+            raise
+
+    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
+        """Return the newest masks that were not returned before; cameras take turns.
+
+        Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`. Raises NodeRestarted
+        once when the ids of a camera have begun again; the next call returns its masks.
+        """
+        masks = self._take_held() if self._held else self._masks.take(timeout_ms)
+        if masks is None:
+            return None
+        restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
+        if restart is not None and self._on_restart is None:
+            self._held.append(masks)
+        self._report(restart)
+        return masks
+
+    def __iter__(self) -> Iterator[MaskFrame]:
+        """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator."""
+        return cast(Iterator[MaskFrame], iter(self.latest, None))
+
+    @property
+    def connected(self) -> bool:
+        """True while a peer is connected at the masks endpoint of the node."""
+        return bool(self._masks.connected)
+
+    def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
+        """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
+
+        With `cameras`, other cameras do not count. Raises TransportError that says what is missing when there is none
+        within `timeout_ms` (None: no limit). Node and camera may start later than this call.
+        """
+        deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
+        while not self._closed:
+            # without a node, a request would wait longer than the deadline
+            description = self._describe_node() if self.connected else None
+            camera = find_sending_camera(description, self._wanted.cameras)
+            if camera is not None:
+                return camera
+            if time.monotonic() > deadline_s:
+                raise TransportError(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
+            time.sleep(POLL_S)
+        raise TransportError("cannot wait for a camera: this client is closed")
+
+    def diagnosis(self) -> str:
+        """Return one line that says what keeps masks from arriving, and what to do about it.
+
+        It asks the node, and takes up to the client's `timeout_ms` if none answers.
+        """
+        return diagnose(self._describe_node(), self._wanted, self.connected)
+
+    def add_object(
+        self,
+        *,
+        points: Points | None = None,
+        labels: Sequence[int] | None = None,
+        box: PixelBox | None = None,
+        mask: MaskLike | None = None,
+        label: str | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> AddedObject:
+        """Track a new object. The result holds its id.
+
+        Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
+        `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
+        the mask. Without `seq`, it applies to the next frame that arrives.
+        """
+        check_begins(points, labels, box, mask)
+        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq)
+        try:
+            result = self._call_with_epoch("add_object", args, camera)
+        except NodeRestarted:
+            if self._on_restart is None:
+                raise
+            result = self._call_with_epoch("add_object", args, camera)
+        added = AddedObject(
+            result.integer("id"),
+            result.text("camera"),
+            read_segmentation(result) if result.has("mask") else None,
+            read_epoch(result),
+        )
+        self._report(self._epochs.meet(added.camera, added.epoch))
+        return added
+
+    def refine_object(
+        self,
+        id: int,
+        *,
+        points: Points | None = None,
+        labels: Sequence[int] | None = None,
+        box: PixelBox | None = None,
+        mask: MaskLike | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> Segmentation:
+        """Correct a tracked object at once. The prompts are those of `add_object`.
+
+        They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
+        frame. Raises RequestError for an object that has not been on a frame yet.
+        """
+        args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
+        return read_segmentation(self._call_with_epoch("refine_object", args, self._name_camera(camera)))
+
+    def remove_object(self, id: int, *, camera: str | None = None) -> None:
+        """Stop tracking an object."""
+        self._call_with_epoch("remove_object", {"id": id}, self._name_camera(camera))
+
+    def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
+        """Return the objects that are tracked now."""
+        objects = self._call("list_objects", drop_none(camera=camera)).sequence("objects")
+        tracked = [read_object(Fields(value, "list_objects: object")) for value in objects]
+        for item in tracked:
+            self._report(self._epochs.meet(item.camera, item.epoch))
+        return tracked
+
+    def segment(
+        self,
+        *,
+        points: Points | None = None,
+        labels: Sequence[int] | None = None,
+        box: PixelBox | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> Segmentation:
+        """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        check_begins(points, labels, box)
+        args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
+        return read_segmentation(self._call("segment", args))
+
+    def set_prompts(
+        self,
+        prompts: Sequence[str],
+        *,
+        scores: Mapping[str, float] | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> None:
+        """Replace the names of the objects to look for. An empty list stops the search.
+
+        Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
+        detection to start an object, and `most` the maximum number of objects.
+        """
+        limits = drop_none(scores=dict(scores) if scores else None, most=dict(most) if most else None)
+        self._control.call("set_prompts", prompts=list(prompts), **limits)
+
+    def reset(self, *, camera: str | None = None) -> None:
+        """Remove all objects, of one camera or of all."""
+        self._control.call("reset", **drop_none(camera=camera))
+
+    def pause(self) -> None:
+        """Stop processing frames until `resume`."""
+        self._control.call("pause")
+
+    def resume(self) -> None:
+        """Process frames again."""
+        self._control.call("resume")
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the node."""
+        return cast(dict[str, Any], self._control.call("status"))
+
+    def close(self) -> None:
+        """Close both connections. Idempotent."""
+        self._closed = True
+        self._held.clear()
+        self._masks.close()
+        self._control.close()
+
+    def _describe_node(self) -> dict[str, Any] | None:
+        """Return the node's description of itself, None if no node answers."""
+        try:
+            return cast(dict[str, Any], self._control.call("describe"))
+        except TransportError:
+            return None
+
+    def _take_held(self) -> MaskFrame:
+        """Return the masks that were held back by an error, or newer ones of their camera."""
+        held = self._held.popleft()
+        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
+        if newer is not None and newer.camera == held.camera:
+            return newer
+        if newer is not None:
+            self._held.append(newer)
+        return held
+
+    def _report(self, restart: NodeRestarted | None) -> None:
+        """Raise the error, or call `on_restart` with it. None is no error."""
+        if restart is None:
+            return
+        if self._on_restart is None:
+            raise restart
+        self._on_restart(restart)
+
+    def _name_camera(self, camera: str | None) -> str | None:
+        """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
+        names = self._epochs.names()
+        if camera is None and len(names) > 1:
+            raise RequestError(
+                f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"
+            )
+        return camera
+
+    def _call_with_epoch(self, op: str, args: dict[str, Any], camera: str | None) -> Fields:
+        """Send a request that the node refuses if the ids of the camera have begun again."""
+        known = self._epochs.find(camera)
+        if known is None:
+            return self._call(op, args | drop_none(camera=camera))
+        camera, epoch = known
+        try:
+            return self._call(op, args | {"camera": camera, "epoch": epoch})
+        except NodeRestarted as error:
+            error.camera, error.old_epoch = camera, epoch
+            self._epochs.forget(camera, epoch)
+            if self._on_restart is not None:
+                self._on_restart(error)
+            raise
+
+    def _call(self, op: str, args: dict[str, Any]) -> Fields:
+        return Fields(self._control.call(op, **args), op)

@@ -1,0 +1,147 @@
+"""Arguments of requests and values of replies, as the client's users see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RequestError
+from ..types import Mask, TrackState
+from ..wire import Fields, decode_mask, encode_mask
+
+MaskLike = Mask | npt.NDArray[np.bool_]
+Points = Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]
+PixelBox = Sequence[float] | npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedObject:
+    """One entry of the node's list of objects. `score` is in 0..1. `age` and `frames_since_seen` count frames."""
+
+    id: int
+    camera: str
+    label: str
+    state: TrackState
+    score: float
+    age: int
+    frames_since_seen: int
+    epoch: int | None = None
+    """of the camera's ids"""
+    silent_s: float | None = None
+    """Seconds since the last frame of the camera arrived"""
+
+
+@dataclass(frozen=True, slots=True)
+class Segmentation:
+    """The mask of a prompt on frame `seq`. `score` is in 0..1.
+
+    `age_ms` is the age of that frame when the node carried out the request; None with lossless delivery.
+    """
+
+    seq: int
+    score: float
+    mask: Mask
+    age_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AddedObject:
+    """A new object. `id` is unique for each `camera` as long as `epoch` stays the same.
+
+    `segmentation` is set if the prompt named a frame by `seq`.
+    """
+
+    id: int
+    camera: str
+    segmentation: Segmentation | None
+    epoch: int | None = None
+
+
+def pack_prompt(
+    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
+) -> dict[str, Any]:
+    """Return the arguments of a prompt. Raises RequestError for the wrong shape."""
+    return drop_none(
+        points=None if points is None else _to_floats(points, "points", (-1, 2)),
+        labels=None if labels is None else [int(label) for label in labels],
+        box=None if box is None else _to_box(box),
+        mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _to_mask(mask)),
+    )
+
+
+def check_begins(
+    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None = None
+) -> None:
+    """Raise RequestError for a prompt of points outside the object alone. They can only correct a mask."""
+    if points is not None and labels is not None and box is None and mask is None and not any(labels):
+        raise RequestError(
+            "points: expected a point inside the object, or a box, beside the points outside it, found none"
+        )
+
+
+def drop_none(**args: Any) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in args.items() if value is not None}
+
+
+def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
+    expected = "[[x, y], ...]" if len(shape) == 2 else "[x0, y0, x1, y1]"
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{name}: expected numbers {expected}, found {values!r:.80}") from error
+    if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
+        raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
+    return cast(list[Any], array.tolist())
+
+
+def _to_box(box: PixelBox) -> list[Any]:
+    """Return a box as floats. Raises RequestError for one that is smaller than a pixel."""
+    values = _to_floats(box, "box", (4,))
+    x0, y0, x1, y1 = values
+    if 0 < x1 - x0 < 1 or 0 < y1 - y0 < 1:
+        are_fractions = all(0 <= value <= 1 for value in values)
+        hint = "multiply the fractions by its width and height" if are_fractions else "mark a larger part"
+        raise RequestError(
+            f"box: expected pixels (x0, y0, x1, y1) of the camera's frame, at least 1 wide and high, found {values}; "
+            f"{hint}"
+        )
+    return values
+
+
+def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
+    full = np.asarray(full)
+    if full.ndim != 2 or full.dtype != np.bool_:
+        raise RequestError(f"mask: expected bool [height, width], found {full.dtype} {list(full.shape)}")
+    return Mask.from_full(full)
+
+
+def read_segmentation(fields: Fields) -> Segmentation:
+    """Read the mask in a reply."""
+    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask")
+    age_ms = fields.number("age_ms") if fields.has("age_ms") else None
+    return Segmentation(fields.integer("seq"), fields.number("score"), mask, age_ms)
+
+
+def read_epoch(fields: Fields) -> int | None:
+    """Read the epoch of ids in a reply; None if it has none."""
+    return fields.integer("epoch") if fields.has("epoch") else None
+
+
+def read_object(fields: Fields) -> TrackedObject:
+    """Read an entry of the list of objects."""
+    return TrackedObject(
+        id=fields.integer("id"),
+        camera=fields.text("camera"),
+        label=fields.text("label"),
+        state=fields.choice("state", get_args(TrackState)),
+        score=fields.number("score"),
+        age=fields.integer("age"),
+        frames_since_seen=fields.integer("frames_since_seen"),
+        epoch=read_epoch(fields),
+        silent_s=fields.number("silent_s") if fields.has("silent_s") else None,
+    )

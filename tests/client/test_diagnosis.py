@@ -1,0 +1,115 @@
+"""The client says why no masks come, and waits for a camera: with real sockets and, at the end, a real node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import RequestError, TransportError
+from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.wire import Reply
+from tests.support.node_rig import Rig, masks_where, until
+from tests.support.transport_peer import wait_until
+
+TCP = "tcp://127.0.0.1:*"
+NOBODY = "tcp://127.0.0.1:9"
+TRANSPORT = {"delivery": "newest", "frames": ["tcp://a:1", "tcp://b:1"], "masks": "tcp://127.0.0.1:7"}
+SENDING = {"stepped": 3, "silent_s": 0.1, "last_error": None}
+SILENT = SENDING | {"silent_s": 12.3}
+FAILING = SENDING | {"stepped": 0, "last_error": "WireError: bad"}
+
+
+@contextmanager
+def describing_node(paused: bool = False, **cameras: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Open the sockets of a node that answers `describe` with these cameras; yield its endpoints."""
+    description = {"paused": paused, "cameras": cameras, "settings": {"transport": TRANSPORT}}
+    done = threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            if received := control.receive(20):
+                control.reply(received[0], Reply(received[1].id, description))
+
+    with ControlServer(TCP) as control, MaskPublisher(TCP) as masks:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield masks.endpoint, control.endpoint
+        finally:
+            done.set()
+            thread.join()
+
+
+def diagnose(endpoints: tuple[str, str], connected: bool = True, **options: Any) -> str:
+    with PerceptionClient(*endpoints, **options) as client:
+        wait_until(lambda: client.connected == connected)
+        return client.diagnosis()
+
+
+@pytest.mark.parametrize(
+    ("state", "cameras", "said"),
+    [
+        ({"paused": True}, (), "the node is paused: resume it with client.resume()"),
+        ({}, (), "no camera has sent a frame yet; start one: sam3-node camera … (the node reads frames from"),
+        ({"cam0": SENDING}, ("left",), "all masks are of other cameras, cam0; expected left"),
+        ({"cam0": SILENT}, (), "the cameras send no frames: cam0 for 12 s"),
+        ({"cam0": FAILING}, (), "the node cannot use the frames of its cameras: cam0: WireError: bad"),
+        ({"cam0": SENDING, "left": SILENT}, (), "masks are published for cam0, left"),
+    ],
+)
+def test_the_state_of_the_node_and_its_cameras(state: Any, cameras: tuple[str, ...], said: str) -> None:
+    with describing_node(**state) as endpoints:
+        assert diagnose(endpoints, cameras=cameras).startswith(said)
+
+
+def test_wrong_endpoints_and_delivery() -> None:
+    with describing_node(cam0=SENDING) as (masks, control):
+        assert "start one with sam3-node run" in diagnose((NOBODY, NOBODY), False, timeout_ms=100)
+        assert "no node answers at tcp://127.0.0.1:9" in diagnose((masks, NOBODY), timeout_ms=100)
+        assert "it binds tcp://127.0.0.1:7" in diagnose((NOBODY, control), False)
+        assert "set transport.delivery alike" in diagnose((NOBODY, control), False, delivery="every")
+
+
+def test_waiting_for_a_camera_ends_in_time_and_with_the_client() -> None:
+    with PerceptionClient(NOBODY, NOBODY, timeout_ms=100) as client:
+        with pytest.raises(TransportError, match="no camera sent frames within 50 ms: no node is connected"):
+            client.wait_for_camera(50)
+        threading.Timer(0.1, client.close).start()
+        with pytest.raises(TransportError, match="this client is closed"):
+            client.wait_for_camera(None)
+    with describing_node(cam0=SILENT, left=SENDING) as endpoints:
+        with PerceptionClient(*endpoints) as client:
+            assert client.wait_for_camera() == "left"
+        with (
+            PerceptionClient(*endpoints, cameras=["cam0"]) as client,
+            pytest.raises(TransportError, match="cam0 for 12 s"),
+        ):
+            client.wait_for_camera(50)
+
+
+def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    try:
+        rig.node()
+        with rig.client() as client:
+            until(lambda: client.connected, "a connection")
+            assert "no camera has sent a frame yet; start one" in client.diagnosis()
+            with pytest.raises(
+                RequestError, match="no camera has sent a frame yet; start one: sam3-node camera"
+            ):
+                client.add_object(points=[(160, 120)])
+            rig.camera()
+            assert client.wait_for_camera() == "cam0"
+            added = client.add_object(points=[(160, 120)]).id
+            masks_where(client, lambda masks: [instance.id for instance in masks.instances] == [added], "it")
+            assert client.diagnosis().startswith("masks are published for cam0")
+            client.pause()
+            assert "the node is paused" in client.diagnosis()
+    finally:
+        rig.close()
