@@ -12,9 +12,10 @@ import cv2
 
 from ..errors import CameraError, Sam3NodeError, WireError, did_you_mean
 from ..geometry import scale_intrinsics
+from ..processes.waiting import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport.channels import FramePublisher
-from ..types import Buffer, Depth, Frame
+from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
@@ -25,6 +26,7 @@ _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mp
 
 _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
+_SUBSCRIBE_S = 0.1  # a subscription arrives shortly after its connection
 _STOP_LINGER_MS = 300  # a stop does not wait longer for a peer that hangs
 
 
@@ -40,16 +42,22 @@ class CameraSummary:
 def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
-    Prints one line when ready and one at the end. `seq` counts captured images from 0. Raises CameraError, BagError,
+    A source that ends waits for its first receiver, unless `camera.wait` is false. Prints one line when ready and one
+    at the end, and on stderr what it waits for. `seq` counts captured images from 0. Raises CameraError, BagError,
     SettingsError (calibration) or TransportError if it cannot start.
     """
     camera, transport = settings.camera, settings.transport
     calibration = load_calibration(camera.calibration) if camera.calibration else None
     source = open_camera(camera.source, camera, stop)
     try:
-        with FramePublisher(transport.frames[0], transport.delivery) as publisher:
+        with (
+            FramePublisher(transport.frames[0], transport.delivery) as publisher,
+            WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
+        ):
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
             print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
+            if source.is_finite and camera.wait:
+                _wait_for_receiver(publisher, stop)
             summary = _publish(source, publisher, camera, calibration, stop)
             if stop.is_set():
                 publisher.close(_STOP_LINGER_MS)
@@ -57,6 +65,28 @@ def run_camera(settings: Settings, stop: threading.Event) -> CameraSummary:
         source.close()
     print(f"camera {camera.name} {_describe(summary)}", flush=True)
     return summary
+
+
+def _wait_for_receiver(publisher: FramePublisher, stop: threading.Event) -> None:
+    """Wait until a peer is connected, or `stop` is set."""
+    while not publisher.peers.wait(_SEND_TIMEOUT_MS) and not stop.is_set():
+        pass
+    stop.wait(_SUBSCRIBE_S)
+
+
+def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
+    """Say why nobody receives frames; "" if somebody does."""
+    if publisher.peers.connected:
+        return ""
+    if publisher.peers.refused:
+        return (
+            f"camera: a peer at {publisher.endpoint} cannot receive frames: this camera delivers {delivery!r}; set "
+            "transport.delivery alike for camera and node"
+        )
+    return (
+        f"camera: nobody receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
+        "transport.frames of the camera or the node"
+    )
 
 
 def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None = None) -> CameraSource:

@@ -128,6 +128,7 @@ class SceneSource:
         self.name = uri
         self.scene = Scene.from_uri(uri)
         self._loop = loop
+        self.is_finite = self.scene.frames > 0 and not loop
         self._pacer = Pacer(fps or self.scene.fps, stop)
         self._closed = False
 

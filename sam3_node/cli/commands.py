@@ -6,7 +6,8 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,7 +43,7 @@ def run(args: Namespace, settings: Settings) -> None:
     require("transformers", "node")
     from ..node.node import Node
 
-    with Node(settings) as node:
+    with Node(settings) as node, _notify_about_frames("run", settings):
         # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the process
         node.main_loop(stop_on_signals())
 
@@ -65,7 +66,8 @@ def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import run_record
 
-    run_record(settings, stop_on_signals())
+    with _notify_about_frames("record", settings):
+        run_record(settings, stop_on_signals())
 
 
 def demo(args: Namespace, settings: Settings) -> None:
@@ -82,17 +84,54 @@ def doctor(args: Namespace, settings: Settings) -> int:
     return run_doctor(settings)
 
 
-def _connect(args: Namespace, settings: Settings) -> PerceptionClient:
+@contextmanager
+def _connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
+    """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
     from ..client import PerceptionClient
+    from ..processes.waiting import WaitingNotice
+    from .probe import NodeProbe
 
     transport = settings.transport
-    return PerceptionClient(transport.masks, transport.control, timeout_ms=round(args.timeout * 1000))
+    with (
+        PerceptionClient(transport.masks, transport.control, timeout_ms=round(args.timeout * 1000)) as client,
+        NodeProbe(settings) as probe,
+        WaitingNotice(probe.explain_answer),
+    ):
+        yield client
+
+
+@contextmanager
+def _notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
+    """Say on stderr why the node gets no frames, until it processes some."""
+    from ..processes.waiting import WaitingNotice, print_notice
+    from .probe import NodeProbe
+
+    if settings.transport.control.endswith("*"):  # the port is known to the node only
+        yield
+        return
+    with (
+        NodeProbe(settings) as probe,
+        WaitingNotice(probe.explain_frames, lambda line: print_notice(f"{command}: {line}")),
+    ):
+        yield
+
+
+def _report_idle(settings: Settings) -> None:
+    """Say on stderr why the node does not act on what it was given, such as that it is paused."""
+    from ..processes.waiting import print_notice
+    from .probe import NodeProbe
+
+    with NodeProbe(settings) as probe:
+        if reason := probe.explain_frames():
+            print_notice(f"nothing happens yet: {reason}")
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
     with _connect(args, settings) as client:
         print(client.add_object(**_make_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
+    if args.seq is None:
+        _report_idle(settings)
 
 
 def object_refine(args: Namespace, settings: Settings) -> None:
@@ -134,6 +173,7 @@ def set_prompts(args: Namespace, settings: Settings) -> None:
     """Set the names of the objects to look for."""
     with _connect(args, settings) as client:
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))
+    _report_idle(settings)
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:

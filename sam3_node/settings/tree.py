@@ -84,6 +84,8 @@ class CameraSettings(Section):
     """Calibration file (TOML, see calibration/example.toml). Each frame message carries its intrinsics."""
     loop: bool = False
     """Start a finite source again when it ends."""
+    wait: bool = True
+    """Start a finite source when somebody receives its frames. false: start it at once."""
     frames: int = Field(0, ge=0)
     """Stop after this many frames; 0 never stops."""
 

@@ -47,6 +47,7 @@ class Publisher(Closeable):
         else:
             self._bound = BoundSocket(zmq.PUSH, endpoint, EVERY_QUEUE, max_bytes, heartbeats=False)
         self.endpoint = self._bound.endpoint
+        self.peers = self._bound.peers
 
     def close(self, linger_ms: int | None = None) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.

@@ -11,6 +11,7 @@ import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
+from .peers import PeerCounter
 
 Socket: TypeAlias = zmq.Socket[Any]
 
@@ -66,6 +67,7 @@ class BoundSocket:
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
         self.socket = open_socket(kind, queue, max_bytes, heartbeats, self._context)
+        self.peers = PeerCounter(self.socket)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -75,6 +77,7 @@ class BoundSocket:
 
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
+        self.peers.close()
         self.socket.close(linger_ms)
         self._context.term()
 
