@@ -76,16 +76,11 @@ def _wait_for_receiver(publisher: FramePublisher, stop: threading.Event) -> None
 
 def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
     """Say why nobody receives frames; "" if somebody does."""
-    if publisher.peers.connected:
+    if publisher.peers.wait(0):
         return ""
-    if publisher.peers.refused:
-        return (
-            f"camera: a peer at {publisher.endpoint} cannot receive frames: this camera delivers {delivery!r}; set "
-            "transport.delivery alike for camera and node"
-        )
     return (
         f"camera: nobody receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
-        "transport.frames of the camera or the node"
+        f"transport.frames or transport.delivery (here {delivery!r}) of the camera or the node"
     )
 
 

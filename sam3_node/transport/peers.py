@@ -13,29 +13,16 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 
 class PeerCounter:
-    """Counter of a socket's peers, which reads the events of its monitor. Create it before the socket is bound.
+    """Counter of a socket's connected peers, from the events of its monitor. Create it before the socket is bound.
 
-    A connection is refused if its handshake fails: the peer has a socket of another kind, as with another
-    `transport.delivery`, or speaks no ZeroMQ. Any thread may call it.
+    Any thread may call it.
     """
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._lock = threading.Lock()
-        self._connected = self._refused = self._ending = 0
-
-    @property
-    def connected(self) -> int:
-        """Number of peers that are connected now."""
-        self.wait(0)
-        return self._connected
-
-    @property
-    def refused(self) -> int:
-        """Number of connections so far whose handshake failed."""
-        self.wait(0)
-        return self._refused
+        self._connected = self._failed = 0
 
     def wait(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms` for an event. Return True if a peer is connected."""
@@ -56,9 +43,8 @@ class PeerCounter:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected += 1
         elif event & _FAILED:  # DISCONNECTED follows
-            self._refused += 1
-            self._ending += 1
-        elif self._ending:
-            self._ending -= 1
+            self._failed += 1
+        elif self._failed:
+            self._failed -= 1
         else:
             self._connected = max(0, self._connected - 1)

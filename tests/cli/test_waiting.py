@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -17,21 +16,49 @@ from sam3_node.cli.watch import run_watch
 from sam3_node.processes import waiting
 from sam3_node.settings import Settings, load_settings
 from sam3_node.transport import ControlServer, FrameSubscriber
-from sam3_node.types import Delivery
 from sam3_node.wire import Reply
 from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, describing_node
-from tests.support.node_rig import PATIENCE_S, until
+from tests.support.node_rig import until
 
+PATIENCE_S = 60.0
 SMALL = "scene:shapes?width=96&height=64&fps=30"
 
 
+class Printed:
+    """Everything that a test has printed so far."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture, self._out, self._err = capture, "", ""
+
+    @property
+    def out(self) -> str:
+        self._read()
+        return self._out
+
+    @property
+    def err(self) -> str:
+        self._read()
+        return self._err
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text is on stderr."""
+        until(lambda: text in self.err, f"{text!r}, found {self._err!r}", PATIENCE_S)
+
+    def wait_for_endpoint(self) -> str:
+        """Wait until a camera is ready. Return its endpoint."""
+        return until(lambda: self.out, "the ready line", PATIENCE_S).split()[4]
+
+    def _read(self) -> None:
+        out, err = self._capture.readouterr()
+        self._out, self._err = self._out + out, self._err + err
+
+
 @pytest.fixture(autouse=True)
-def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """Return what is printed on stderr; notices come soon."""
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Make notices come soon, and read what is printed."""
     monkeypatch.setattr(waiting, "NOTICE_S", 0.1)
     monkeypatch.setattr(waiting, "REPEAT_S", 0.05)
-    with contextlib.redirect_stderr(io.StringIO()) as printed:
-        yield printed
+    return Printed(capsys)
 
 
 @contextmanager
@@ -47,10 +74,6 @@ def running(run: Callable[..., object], *arguments: Any) -> Iterator[threading.E
         assert not thread.is_alive()
 
 
-def wait_for(notices: io.StringIO, text: str) -> None:
-    until(lambda: text in notices.getvalue(), f"{text!r}, found {notices.getvalue()!r}")
-
-
 def watch(settings: Settings, stop: threading.Event) -> None:
     run_watch(settings, None, 0, stop, io.StringIO())
 
@@ -59,9 +82,9 @@ def settings_for(masks: str, control: str, **others: str) -> Settings:
     return load_settings(None, {"transport.masks": masks, "transport.control": control, **others})
 
 
-def test_watch_without_a_node(notices: io.StringIO) -> None:
+def test_watch_without_a_node(printed: Printed) -> None:
     with running(watch, settings_for(NOBODY, NOBODY)):
-        wait_for(notices, f"watch: no node is connected at {NOBODY}")
+        printed.wait_for(f"watch: no node is connected at {NOBODY}")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +97,7 @@ def test_watch_without_a_node(notices: io.StringIO) -> None:
     ],
 )
 def test_watch_beside_a_node_that_publishes_nothing(
-    state: dict[str, Any], delivery: str, said: str, notices: io.StringIO
+    state: dict[str, Any], delivery: str, said: str, printed: Printed
 ) -> None:
     with describing_node(**state) as endpoints:
         settings = load_settings(
@@ -86,7 +109,7 @@ def test_watch_beside_a_node_that_publishes_nothing(
             },
         )
         with running(watch, settings):
-            wait_for(notices, said)
+            printed.wait_for(said)
 
 
 def camera_settings(source: str, delivery: str = "newest") -> Settings:
@@ -96,47 +119,33 @@ def camera_settings(source: str, delivery: str = "newest") -> Settings:
 
 
 @pytest.mark.parametrize("delivery", ["newest", "every"])
-def test_a_camera_that_nobody_hears(delivery: str, notices: io.StringIO) -> None:
+def test_a_camera_that_nobody_hears(delivery: str, printed: Printed) -> None:
     with running(run_camera, camera_settings(SMALL, delivery)):
-        wait_for(notices, "camera: nobody receives frames from tcp://")
+        printed.wait_for("camera: nobody receives frames from tcp://")
 
 
-@pytest.mark.parametrize(("here", "there"), [("newest", "every"), ("every", "newest")])
-def test_a_camera_and_a_node_of_another_delivery(
-    here: Delivery, there: Delivery, notices: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with running(run_camera, camera_settings(SMALL, here)):
-        printed = until(lambda: capsys.readouterr().out, "the ready line")
-        with FrameSubscriber([printed.split()[4]], there):
-            wait_for(notices, f"cannot receive frames: this camera delivers {here!r}")
-
-
-def test_a_source_that_ends_waits_for_its_receiver(
-    notices: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_that_ends_waits_for_its_receiver(printed: Printed) -> None:
     with running(run_camera, camera_settings(SMALL + "&frames=5", "newest")):
-        printed = until(lambda: capsys.readouterr().out, "the ready line")
-        wait_for(notices, "camera: nobody receives frames")
-        with FrameSubscriber([printed.split()[4]]) as subscriber:
+        endpoint = printed.wait_for_endpoint()
+        printed.wait_for("camera: nobody receives frames")
+        with FrameSubscriber([endpoint]) as subscriber:
             received = subscriber.take(int(PATIENCE_S * 1000))
             assert received is not None
             assert received.frame.seq == 0
-        until(lambda: "captured 5 frames" in capsys.readouterr().out, "the end")
+        until(lambda: "captured 5 frames" in printed.out, "the end", PATIENCE_S)
 
 
-def test_a_control_command_says_why_it_waits_and_ends_with_its_timeout(notices: io.StringIO) -> None:
+def test_a_control_command_says_why_it_waits_and_ends_with_its_timeout(printed: Printed) -> None:
     arguments = ["status", "--timeout", "1.5", "--transport.control", NOBODY]
     assert cli.main(arguments) == 3
-    lines = notices.getvalue().splitlines()
+    lines = printed.err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith(f"no node answers at {NOBODY}: start it with sam3-node run")
     assert "within 1500 ms" in lines[1]
 
 
 @pytest.mark.parametrize("command", [["prompt", "red mug"], ["object", "add", "--point", "3,3"]])
-def test_what_is_accepted_by_a_paused_node_is_said_to_wait(
-    command: list[str], notices: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_accepted_by_a_paused_node_is_said_to_wait(command: list[str], printed: Printed) -> None:
     transport = {"delivery": "newest", "frames": [], "masks": ""}
     description = {"paused": True, "cameras": {"cam0": SENDING}, "settings": {"transport": transport}}
     results = {
@@ -153,5 +162,5 @@ def test_what_is_accepted_by_a_paused_node_is_said_to_wait(
 
         with running(serve):
             assert cli.main([*command, "--transport.control", server.endpoint]) == 0
-    assert notices.getvalue().startswith("nothing happens yet: the node is paused")
-    assert capsys.readouterr().out == ("4\n" if command[0] == "object" else "")
+    assert printed.err.startswith("nothing happens yet: the node is paused")
+    assert printed.out == ("4\n" if command[0] == "object" else "")
