@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import OutputError, RequestError, require
+from ..errors import OutputError, RequestError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..types import Mask
 
 ANSWER_TIMEOUT_S = 3.0
+PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
+"""Model that made the text vectors in public checkpoints of YOLO-World."""
 
 Command = Callable[[Namespace, Settings], int | None]
 """A command. It returns its exit code; None means 0."""
@@ -200,9 +202,10 @@ def vocabulary_list(args: Namespace, settings: Settings) -> None:
 
 
 def weights_convert(args: Namespace, settings: Settings) -> None:
-    """Convert a checkpoint and print a line about the result."""
+    """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
     for module in ("torch", "transformers", "safetensors"):
         require(module, "node")
+    from ..detection.load import VOCABULARY
     from ..models.yolo.convert import convert_checkpoint
 
     model = convert_checkpoint(args.file, args.out)
@@ -210,6 +213,10 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
     print(
         f"{args.out}: YOLO-World, {millions:.1f} M parameters, phrase vectors of {model.config.text_channels}"
     )
+    vocabulary = _read_vocabulary(args.file)
+    if vocabulary is not None:
+        vocabulary.save(args.out / VOCABULARY)
+        print(_describe_vocabulary(args.out / VOCABULARY, vocabulary))
 
 
 def status(args: Namespace, settings: Settings) -> None:
@@ -245,6 +252,25 @@ def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | Non
     from ..detection.clip_text import ClipText
 
     return ClipText(folder, model=model)
+
+
+def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
+    """Return the classes in a YOLO-World checkpoint as a vocabulary. Warn and return None if it has none."""
+    from ..detection.vocabulary import Vocabulary
+    from ..models.yolo.convert import read_phrase_vectors
+
+    found = read_phrase_vectors(checkpoint)
+    try:
+        if found is None:
+            raise VocabularyError("it has no text vectors with names")
+        return Vocabulary(found[0], found[1].numpy(), PUBLIC_TEXT_ENCODER)
+    except VocabularyError as error:
+        print(
+            f"sam3-node: warning: {checkpoint}: no vocabulary was written: {error}; build one with "
+            "sam3-node vocabulary build, or set detector.text_encoder",
+            file=sys.stderr,
+        )
+        return None
 
 
 def _describe_vocabulary(path: Path, vocabulary: Vocabulary) -> str:
