@@ -6,6 +6,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,20 +113,22 @@ def test_watch_beside_a_node_that_publishes_nothing(
             printed.wait_for(said)
 
 
-def camera_settings(source: str, delivery: str = "newest") -> Settings:
+def camera_settings(folder: Path, source: str, delivery: str = "newest") -> Settings:
+    """Return settings with an endpoint that no other process of this machine can know."""
+    frames = f"ipc://{folder}/frames"
     return load_settings(
-        None, {"camera.source": source, "transport.delivery": delivery, "transport.frames": TCP}
+        None, {"camera.source": source, "transport.delivery": delivery, "transport.frames": frames}
     )
 
 
 @pytest.mark.parametrize("delivery", ["newest", "every"])
-def test_a_camera_that_nobody_hears(delivery: str, printed: Printed) -> None:
-    with running(run_camera, camera_settings(SMALL, delivery)):
-        printed.wait_for("camera: nobody receives frames from tcp://")
+def test_a_camera_that_nobody_hears(delivery: str, printed: Printed, tmp_path: Path) -> None:
+    with running(run_camera, camera_settings(tmp_path, SMALL, delivery)):
+        printed.wait_for("camera: nobody receives frames from ipc://")
 
 
-def test_a_source_that_ends_waits_for_its_receiver(printed: Printed) -> None:
-    with running(run_camera, camera_settings(SMALL + "&frames=5", "newest")):
+def test_a_source_that_ends_waits_for_its_receiver(printed: Printed, tmp_path: Path) -> None:
+    with running(run_camera, camera_settings(tmp_path, SMALL + "&frames=5", "newest")):
         endpoint = printed.wait_for_endpoint()
         printed.wait_for("camera: nobody receives frames")
         with FrameSubscriber([endpoint]) as subscriber:
