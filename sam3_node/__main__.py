@@ -1,8 +1,32 @@
-"""Run the command line as `python -m sam3_node`."""
+"""Entry point of `sam3-node` and `python -m sam3_node`. Ctrl-C is quiet from its first line on."""
 
+import os
+import signal
 import sys
 
-from .cli.main import main
+# before all other imports, which take a part of a second: there is nothing to close yet
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+from .processes.signals import INTERRUPTED, exit_on_interrupt, raise_on_interrupt  # noqa: E402
+
+
+def main() -> int:
+    """Run the command line and return its exit code."""
+    from .cli.main import main as run_command
+
+    raise_on_interrupt()
+    try:
+        code = run_command()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    exit_on_interrupt()
+    if code == INTERRUPTED:
+        # leave without the interpreter's exit: it would wait for threads, such as those of a download
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
 
 if __name__ == "__main__":
     sys.exit(main())

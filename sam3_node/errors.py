@@ -5,7 +5,9 @@ The first line of a class docstring states when the error is raised; the documen
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -25,6 +27,12 @@ class TransportError(Sam3NodeError):
     """Raised when a socket cannot be opened or a peer does not answer in time."""
 
     code = "transport"
+
+
+class NoAnswerError(TransportError):
+    """Raised when a node does not answer a request in time; it may still execute the request."""
+
+    code = "no_answer"
 
 
 class SettingsError(Sam3NodeError):
@@ -163,3 +171,13 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{module} is not installed; it comes with the extra '{extra}': {install_advice(extra)}"
         ) from error
+
+
+def did_you_mean(found: object, names: Iterable[str]) -> str:
+    """Return "; did you mean NAME?" with the name that is most similar to `found`, or "" if none is similar.
+
+    Upper and lower case count as equal. The text goes at the end of an error message.
+    """
+    by_key = {name.casefold(): name for name in names}
+    nearest = difflib.get_close_matches(str(found).casefold(), by_key, n=1)
+    return f"; did you mean {by_key[nearest[0]]}?" if nearest else ""

@@ -20,6 +20,32 @@ GUARD = "guard"
 """Whoever holds the lock of this file may create temporary folders and remove abandoned ones."""
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents, unless they exist. Raises OutputError that names the folder."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot create the folder {path}: {error.strerror}; choose another") from error
+
+
+def prepare_output(path: Path, overwrite: bool = True) -> None:
+    """Create the folder of a file that will be written later, and check that the file can be written.
+
+    Raises OutputError if the folder cannot be created, if the file cannot be written, or, without `overwrite`, if it
+    exists.
+    """
+    make_folder(path.parent)
+    is_new = not path.exists()
+    if not is_new and not overwrite:
+        raise OutputError(f"{path} exists already: choose another name, or delete it")
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another file") from error
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that after a crash either the old or the new content is there. Raises OSError."""
     with atomic_file(path) as file:

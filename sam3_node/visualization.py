@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from .errors import OutputError
+from .files import make_folder
 from .types import NANOSECONDS, Box, Closeable, Image, Instance, Mask, MaskFrame
 
 Colour = tuple[int, int, int]
@@ -240,14 +241,6 @@ class TimedVideoWriter(Closeable):
             self._open()
         if self._writer is not None:
             self._writer.close()
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents. Raises OutputError that names the folder."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create the folder {path}: {error.strerror}") from error
 
 
 def write_image(path: Path, image: Image) -> None:

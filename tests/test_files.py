@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import OutputError
-from sam3_node.files import atomic_file, temp_dir, write_atomically
+from sam3_node.files import atomic_file, prepare_output, temp_dir, write_atomically
 
 
 def list_temp_dirs(temporary: Path) -> list[Path]:
@@ -51,3 +51,19 @@ def test_a_missing_temporary_folder_is_an_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(OutputError, match="set TMPDIR"), temp_dir():
         pass
+
+
+def test_an_output_is_prepared_without_a_trace_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "out.png"
+    prepare_output(path)
+    assert path.parent.is_dir()
+    assert not path.exists()
+    path.write_bytes(b"earlier")
+    prepare_output(path)
+    assert path.read_bytes() == b"earlier"
+    with pytest.raises(OutputError, match="exists already"):
+        prepare_output(path, overwrite=False)
+    with pytest.raises(OutputError, match="cannot create the folder"):
+        prepare_output(path / "inside")
+    with pytest.raises(OutputError, match="cannot write"):
+        prepare_output(path.parent)

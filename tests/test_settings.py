@@ -168,7 +168,7 @@ def test_every_field_has_a_help_text() -> None:
 def test_an_old_name_is_accepted_and_logged_once(
     old: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sam3_node.settings._WARNED_NAMES", set())
+    monkeypatch.setattr("sam3_node.settings.tree._WARNED_NAMES", set())
     section, name = old.split(".")
     profile = tmp_path / "old.toml"
     profile.write_text(f"[{section}]\n{now} = 0.1\n")
@@ -186,5 +186,57 @@ def test_the_command_line_hides_old_names_and_takes_them(capsys: pytest.CaptureF
     assert main(["run", "--detector.doubt", "2"]) == 2
     assert "detector.min_track_score" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["run", "--help"])
+        main(["run", "--help-settings"])
     assert "doubt" not in capsys.readouterr().out.replace("--detector.min_track_score", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("[tracker]\nbank_sise = 3", "bank_size"),
+        ("[trucker]\nbank_size = 3", "tracker"),
+        ("[model]\nbank_size = 3", "tracker.bank_size"),
+        ("[camera]\nencoding = 'jpg'", "jpeg"),
+        ("[detector]\nkind = 'yolo_world'", "yolo-world"),
+        ("[transport]\ndelivery = 'Newest'", "newest"),
+        ("[[group.cameras]]\nsorce = 'webcam:0'", "source"),
+        ("[group]\nprocesses = ['camera', 'nod']", "node"),
+    ],
+)
+def test_a_misspelt_name_in_a_profile_is_answered_with_the_nearest(
+    tmp_path: Path, text: str, nearest: str
+) -> None:
+    assert f"did you mean {nearest}?" in load_error(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("SAM3_MODEL_NAME", "SAM3_MODEL__NAME"),
+        ("SAM3_MODLE__NAME", "SAM3_MODEL__NAME"),
+        ("SAM3_TRACKER__BANK", "SAM3_TRACKER__BANK_SIZE"),
+        ("sam3_camera__nam", "SAM3_CAMERA__NAME"),
+    ],
+)
+def test_an_unknown_variable_is_an_error_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, variable: str, nearest: str
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    text = load_error()
+    assert variable in text
+    assert f"did you mean {nearest}?" in text
+
+
+def test_variables_of_other_programs_sections_and_any_case_are_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SAM_MODEL", "3")
+    monkeypatch.setenv("SAM3_CAMERA", '{"name": "left"}')
+    monkeypatch.setenv("sam3_camera__fps", "7")
+    camera = load_settings().camera
+    assert (camera.name, camera.fps) == ("left", 7)
+
+
+def test_a_misspelt_profile_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    profile = write(tmp_path, "")
+    assert f"did you mean {profile}?" in load_error(tmp_path / "profil.toml")

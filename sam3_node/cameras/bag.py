@@ -43,6 +43,7 @@ class BagSource:
             raise BagError(f"{name}: expected frames, found none that is whole ({self._bag.lost})")
         self._start_ns = first.capture_ns
         self._loop = loop
+        self.is_finite = not loop
         self._closed = False
         self._grid = Pacer(fps, stop) if fps else None
         self._pacer = StampPacer(stop)

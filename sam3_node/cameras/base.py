@@ -48,6 +48,10 @@ class CameraSource(Protocol):
     def name(self) -> str:
         """The uri that opened it."""
 
+    @property
+    def is_finite(self) -> bool:
+        """True if the source ends by itself."""
+
     def __iter__(self) -> Iterator[CapturedImage]: ...
 
     def close(self) -> None:

@@ -10,20 +10,24 @@ from pathlib import Path
 
 import cv2
 
-from ..errors import CameraError, WireError
+from ..errors import CameraError, Sam3NodeError, WireError, did_you_mean
 from ..geometry import scale_intrinsics
 from ..processes.notify import Watchdog
+from ..processes.waiting import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport.channels import FramePublisher
-from ..types import Buffer, Depth, Frame
+from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
 from .calibration import Calibration, load_calibration
 
 SOURCES = "scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX"
+_SCHEMES = ("scene", "bag", "video", "webcam")
+_VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 
 _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
+_SUBSCRIBE_S = 0.1  # a subscription arrives shortly after its connection
 _STOP_LINGER_MS = 300  # a stop does not wait longer for a peer that hangs
 
 
@@ -39,16 +43,22 @@ class CameraSummary:
 def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | None = None) -> CameraSummary:
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
-    Prints one line when ready and one at the end. `seq` counts captured images from 0. Raises CameraError, BagError,
+    A source that ends waits for its first receiver, unless `camera.wait` is false. Prints one line when ready and one
+    at the end, and on stderr what it waits for. `seq` counts captured images from 0. Raises CameraError, BagError,
     SettingsError (calibration) or TransportError if it cannot start.
     """
     camera, transport = settings.camera, settings.transport
     calibration = load_calibration(camera.calibration) if camera.calibration else None
     source = open_camera(camera.source, camera, stop)
     try:
-        with FramePublisher(transport.frames[0], transport.delivery) as publisher:
+        with (
+            FramePublisher(transport.frames[0], transport.delivery) as publisher,
+            WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
+        ):
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
             print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
+            if source.is_finite and camera.wait:
+                _wait_for_receiver(publisher, stop)
             summary = _publish(source, publisher, camera, calibration, stop, watchdog or Watchdog())
             if stop.is_set():
                 publisher.close(_STOP_LINGER_MS)
@@ -56,6 +66,23 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
         source.close()
     print(f"camera {camera.name} {_describe(summary)}", flush=True)
     return summary
+
+
+def _wait_for_receiver(publisher: FramePublisher, stop: threading.Event) -> None:
+    """Wait until a peer is connected, or `stop` is set."""
+    while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
+        pass
+    stop.wait(_SUBSCRIBE_S)
+
+
+def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
+    """Say why nobody receives frames; "" if somebody does."""
+    if publisher.wait_for_peer(0):
+        return ""
+    return (
+        f"camera: nobody receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
+        f"transport.frames or transport.delivery (here {delivery!r}) of the camera or the node"
+    )
 
 
 def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None = None) -> CameraSource:
@@ -89,7 +116,33 @@ def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None
         from .webcam import open_webcam
 
         return open_webcam(address, settings, stop)
-    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}")
+    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
+
+
+def _suggest_source(uri: str) -> str:
+    """Return "; did you mean SOURCE?" for a path without a scheme, a bare index or a misspelt scheme, else ""."""
+    _, separator, address = uri.partition(":")
+    if separator:
+        return did_you_mean(uri, [f"{scheme}:{address}" for scheme in _SCHEMES])
+    path = Path(uri).expanduser()
+    if path.suffix.lower() in _VIDEO_SUFFIXES:
+        return f"; did you mean video:{uri}?"
+    if path.exists() and not uri.startswith("/dev/"):
+        return f"; did you mean bag:{uri}?" if _is_recording(path) else ""
+    if uri.isdecimal() or uri.startswith("/dev/video"):
+        return f"; did you mean webcam:{uri.removeprefix('/dev/video')}?"
+    return did_you_mean(f"scene:{uri}", ("scene:tabletop", "scene:shapes"))
+
+
+def _is_recording(path: Path) -> bool:
+    """Return True if the path holds a recording of any format that can be read."""
+    from ..bags.bag import open_bag
+
+    try:
+        open_bag(path).close()
+    except Sam3NodeError:
+        return False
+    return True
 
 
 def frame_from(

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 import cv2
 import numpy as np
 
-from ..errors import CameraError
+from ..errors import CameraError, did_you_mean
 from ..types import Image
 from .base import CapturedImage
 from .pacing import Pacer
@@ -88,7 +88,8 @@ class Scene:
         """
         drawing, _, query = uri.removeprefix("scene:").partition("?")
         if drawing != "shapes":
-            raise CameraError(f"expected scene:shapes or scene:tabletop, found {uri!r}")
+            nearest = did_you_mean(f"scene:{drawing}", ("scene:shapes", "scene:tabletop"))
+            raise CameraError(f"expected scene:shapes or scene:tabletop, found {uri!r}{nearest}")
         return cls(**dict(_parameter(key, text) for key, text in parse_qsl(query, keep_blank_values=True)))
 
     def render(self, index: int) -> tuple[Image, Image]:
@@ -127,6 +128,7 @@ class SceneSource:
         self.name = uri
         self.scene = Scene.from_uri(uri)
         self._loop = loop
+        self.is_finite = self.scene.frames > 0 and not loop
         self._pacer = Pacer(fps or self.scene.fps, stop)
         self._closed = False
 

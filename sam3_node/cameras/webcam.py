@@ -31,6 +31,7 @@ class WebcamSource:
         self, name: str, open_device: Callable[[], cv2.VideoCapture], fps: float, stop: threading.Event
     ) -> None:
         self.name = name
+        self.is_finite = False
         self._open_device = open_device
         self._limit = RateLimit(fps)
         self._stop = stop

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import OutputError, RequestError, require
+from ..errors import OutputError, RequestError, VocabularyError, require
+from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from ..detection.vocabulary import Vocabulary
     from ..types import Mask
 
-CONTROL_TIMEOUT_MS = 3000
+ANSWER_TIMEOUT_S = 3.0
+PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
+"""Model that made the text vectors in public checkpoints of YOLO-World."""
 
 Command = Callable[[Namespace, Settings], int | None]
 """A command. It returns its exit code; None means 0."""
@@ -45,7 +50,7 @@ def run(args: Namespace, settings: Settings) -> None:
         from ..node.node import Node
 
         raise_descriptor_limit()
-        with Node(settings) as node:
+        with Node(settings) as node, _notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
             node.main_loop(stop_on_signals(), watchdog)
@@ -72,7 +77,7 @@ def record(args: Namespace, settings: Settings) -> None:
     from ..recording.recorder import run_record
 
     raise_descriptor_limit()
-    with _watch(settings) as watchdog:
+    with _watch(settings) as watchdog, _notify_about_frames("record", settings):
         run_record(settings, stop_on_signals(), watchdog=watchdog)
 
 
@@ -95,35 +100,71 @@ def _watch(settings: Settings) -> Watchdog:
     return Watchdog(settings.group.hang_s, os.environ)
 
 
-def _connect(settings: Settings) -> PerceptionClient:
+@contextmanager
+def _connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
+    """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
     from ..client import PerceptionClient
+    from ..processes.waiting import WaitingNotice
+    from .probe import NodeProbe
 
-    return PerceptionClient(
-        settings.transport.masks, settings.transport.control, timeout_ms=CONTROL_TIMEOUT_MS
-    )
+    transport = settings.transport
+    with (
+        PerceptionClient(transport.masks, transport.control, timeout_ms=round(args.timeout * 1000)) as client,
+        NodeProbe(settings) as probe,
+        WaitingNotice(probe.explain_answer),
+    ):
+        yield client
+
+
+@contextmanager
+def _notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
+    """Say on stderr why the node gets no frames, until it processes some."""
+    from ..processes.waiting import WaitingNotice, print_notice
+    from .probe import NodeProbe
+
+    if settings.transport.control.endswith("*"):  # the port is known to the node only
+        yield
+        return
+    with (
+        NodeProbe(settings) as probe,
+        WaitingNotice(probe.explain_frames, lambda line: print_notice(f"{command}: {line}")),
+    ):
+        yield
+
+
+def _report_idle(settings: Settings) -> None:
+    """Say on stderr why the node does not act on what it was given, such as that it is paused."""
+    from ..processes.waiting import print_notice
+    from .probe import NodeProbe
+
+    with NodeProbe(settings) as probe:
+        if reason := probe.explain_frames():
+            print_notice(f"nothing happens yet: {reason}")
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         print(client.add_object(**_make_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
+    if args.seq is None:
+        _report_idle(settings)
 
 
 def object_refine(args: Namespace, settings: Settings) -> None:
     """Correct an object and print a line about its mask."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
 
 
 def object_remove(args: Namespace, settings: Settings) -> None:
     """Stop tracking an object."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.remove_object(args.id, camera=args.camera)
 
 
 def object_list(args: Namespace, settings: Settings) -> None:
     """Print one line for each object."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         objects = client.list_objects(camera=args.camera)
     for tracked in objects:
         unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
@@ -135,7 +176,9 @@ def object_list(args: Namespace, settings: Settings) -> None:
 
 def segment(args: Namespace, settings: Settings) -> None:
     """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
-    with _connect(settings) as client:
+    if args.out is not None:
+        prepare_output(args.out)
+    with _connect(args, settings) as client:
         segmentation = client.segment(**_make_prompt(args))
     print(_describe(segmentation))
     if args.out is not None:
@@ -144,8 +187,9 @@ def segment(args: Namespace, settings: Settings) -> None:
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
     """Set the names of the objects to look for."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))
+    _report_idle(settings)
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:
@@ -153,6 +197,7 @@ def vocabulary_build(args: Namespace, settings: Settings) -> None:
     require("safetensors", "node")
     from ..detection.vocabulary_build import build_vocabulary, read_phrases, read_source
 
+    prepare_output(args.out)
     phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
     sources = [read_source(path, args.model) for path in args.sources]
     vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
@@ -171,9 +216,10 @@ def vocabulary_list(args: Namespace, settings: Settings) -> None:
 
 
 def weights_convert(args: Namespace, settings: Settings) -> None:
-    """Convert a checkpoint and print a line about the result."""
+    """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
     for module in ("torch", "transformers", "safetensors"):
         require(module, "node")
+    from ..detection.load import VOCABULARY
     from ..models.yolo.convert import convert_checkpoint
 
     model = convert_checkpoint(args.file, args.out)
@@ -181,29 +227,33 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
     print(
         f"{args.out}: YOLO-World, {millions:.1f} M parameters, phrase vectors of {model.config.text_channels}"
     )
+    vocabulary = _read_vocabulary(args.file)
+    if vocabulary is not None:
+        vocabulary.save(args.out / VOCABULARY)
+        print(_describe_vocabulary(args.out / VOCABULARY, vocabulary))
 
 
 def status(args: Namespace, settings: Settings) -> None:
     """Print the status of the node as JSON."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         print(json.dumps(client.status(), indent=2))
 
 
 def pause(args: Namespace, settings: Settings) -> None:
     """Make the node skip frames until `resume`."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.pause()
 
 
 def resume(args: Namespace, settings: Settings) -> None:
     """Make the node process frames again."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.resume()
 
 
 def reset(args: Namespace, settings: Settings) -> None:
     """Remove all objects, of one camera or of all."""
-    with _connect(settings) as client:
+    with _connect(args, settings) as client:
         client.reset(camera=args.camera)
 
 
@@ -218,6 +268,25 @@ def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | Non
     return ClipText(folder, model=model)
 
 
+def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
+    """Return the classes in a YOLO-World checkpoint as a vocabulary. Warn and return None if it has none."""
+    from ..detection.vocabulary import Vocabulary
+    from ..models.yolo.convert import read_phrase_vectors
+
+    found = read_phrase_vectors(checkpoint)
+    try:
+        if found is None:
+            raise VocabularyError("it has no text vectors with names")
+        return Vocabulary(found[0], found[1].numpy(), PUBLIC_TEXT_ENCODER)
+    except VocabularyError as error:
+        print(
+            f"sam3-node: warning: {checkpoint}: no vocabulary was written: {error}; build one with "
+            "sam3-node vocabulary build, or set detector.text_encoder",
+            file=sys.stderr,
+        )
+        return None
+
+
 def _describe_vocabulary(path: Path, vocabulary: Vocabulary) -> str:
     return f"{path}: {len(vocabulary)} phrases, model {vocabulary.model}, dimension {vocabulary.dimension}"
 
@@ -230,6 +299,13 @@ def _describe(segmentation: Segmentation) -> str:
 
 def _make_prompt(args: Namespace) -> dict[str, Any]:
     points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
+    marked = [*(value for point in points for value in point), *(args.box or ())]
+    if marked and all(0 <= value <= 1 for value in marked):
+        print(
+            "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
+            "fractions of its size",
+            file=sys.stderr,
+        )
     return {
         "points": points or None,
         "labels": labels or None,

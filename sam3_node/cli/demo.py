@@ -19,6 +19,7 @@ from ..bags import LabelledClip
 from ..cameras.bag import TABLETOP
 from ..client import PerceptionClient
 from ..errors import ProcessError, UnknownFrameError
+from ..files import prepare_output
 from ..processes.group import CAMERA_READY, NODE_READY, print_line
 from ..processes.supervisor import Group, Process
 from ..settings import CameraSettings, Settings, TransportSettings
@@ -41,6 +42,7 @@ def run_demo(out: Path, seconds: float | None = None, settings: Settings | None 
     BagError for a damaged recording.
     """
     settings = settings or Settings()
+    prepare_output(out / "overlay.mp4")
     recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import require
+from ..files import prepare_output
 from ..settings import Settings
 from .commands import AddCommand
 
@@ -164,6 +165,7 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     from ..models import load_tracker
     from .progress import ProgressBar
 
+    prepare_output(args.out)
     source = settings.model
     recipe = load_recipe(args.recipe) if args.recipe else None
     dtype = "float32" if source.dtype == "auto" else source.dtype

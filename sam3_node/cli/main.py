@@ -6,59 +6,63 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import Sam3NodeError
-from ..settings import load_settings, old_names, options
+from ..errors import NoAnswerError, Sam3NodeError
+from ..processes.signals import INTERRUPTED
+from ..settings import load_settings
 from . import commands, engine, replay
-from .commands import AddCommand, Command
+from .commands import AddCommand
+from .parser import (
+    CommandParser,
+    add_command,
+    add_command_group,
+    make_settings_parser,
+    parse_limit,
+    parse_numbers,
+    parse_timeout,
+)
 from .terminal import printable
 
+FAILED, NO_ANSWER = 2, 3
+"""Exit codes of errors. argparse exits with 2, too."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for a Sam3NodeError (printed on stderr), 130 after Ctrl-C."""
-    args = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    """Run one command and return its exit code. Sam3NodeErrors are printed on stderr."""
     try:
+        args = _parser().parse(arguments)
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
         overrides = {name: value for name, value in vars(args).items() if "." in name}
         code = args.run(args, load_settings(args.profile, overrides))
         sys.stdout.flush()
         return code or 0
     except Sam3NodeError as error:
         print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
-        return 2
+        return NO_ANSWER if isinstance(error, NoAnswerError) else FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # the reader of the output has gone; the interpreter's flush at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """A formatter that leaves the settings out of the usage line, which they would fill."""
-
-    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        shown = [action for action in actions if "." not in action.dest or not action.option_strings]
-        super().add_usage(usage, shown, groups, prefix)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="sam3-node",
         description="Track objects: receive camera frames over ZeroMQ, publish instance masks.",
-        epilog="Every command takes --profile FILE.toml and one option for each setting: sam3-node run --help",
-        allow_abbrev=False,
+        epilog="Every command takes --profile FILE.toml and one option for each setting: "
+        "sam3-node run --help-settings",
     )
     parser.add_argument("--version", action="version", version=f"sam3-node {_read_version()}")
     parsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add = partial(_add_command, _make_settings_parser())
+    add = partial(add_command, make_settings_parser())
     _add_stream_commands(parsers, add)
     _add_object_commands(parsers, add)
     _add_prompt_commands(parsers, add)
@@ -70,28 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_calibrate_commands(parsers, add)
     replay.add_replay_command(parsers, add)
     return parser
-
-
-def _add_command(
-    common: argparse.ArgumentParser, parsers: Any, name: str, run: Command, text: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = parsers.add_parser(
-        name,
-        parents=[common],
-        help=text,
-        description=text,
-        allow_abbrev=False,
-        formatter_class=_HelpFormatter,
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_command_group(parsers: Any, name: str, text: str) -> Any:
-    """Add a command that has commands of its own. Return their subparsers."""
-    return parsers.add_parser(name, help=text, description=text).add_subparsers(
-        metavar="COMMAND", required=True
-    )
 
 
 def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
@@ -120,7 +102,7 @@ def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
 
 
 def _add_object_commands(parsers: Any, add: AddCommand) -> None:
-    objects = _add_command_group(
+    objects = add_command_group(
         parsers, "object", "add, correct, remove and list the tracked objects of a running node"
     )
     add_object = add(objects, "add", commands.object_add, "track a new object and print its id")
@@ -141,6 +123,8 @@ def _add_object_commands(parsers: Any, add: AddCommand) -> None:
     list_objects = add(objects, "list", commands.object_list, "list the tracked objects")
     for parser in (remove, list_objects):
         _add_camera_option(parser)
+    for parser in (add_object, refine, remove, list_objects):
+        _add_timeout(parser)
 
 
 def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
@@ -149,13 +133,14 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
     segment.add_argument(
         "--out", type=Path, metavar="MASK.png", help="image file for the mask, with 255 inside"
     )
+    _add_timeout(segment)
     prompt = add(parsers, "prompt", commands.set_prompts, "set the names of objects to look for")
     prompt.add_argument(
         "names", nargs="*", metavar="NAME", help='name such as "red mug"; without names the search stops'
     )
     prompt.add_argument(
         "--score",
-        type=_parse_limit(float),
+        type=parse_limit(float),
         action="append",
         default=[],
         metavar="NAME=SCORE",
@@ -163,12 +148,13 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
     )
     prompt.add_argument(
         "--most",
-        type=_parse_limit(int),
+        type=parse_limit(int),
         action="append",
         default=[],
         metavar="NAME=COUNT",
         help="maximum number of objects of this name; may be repeated",
     )
+    _add_timeout(prompt)
 
 
 def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
@@ -183,15 +169,17 @@ def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
 
 
 def _add_node_commands(parsers: Any, add: AddCommand) -> None:
-    add(parsers, "status", commands.status, "print the status of a running node as JSON")
-    add(parsers, "pause", commands.pause, "make a running node skip frames until resume")
-    add(parsers, "resume", commands.resume, "make a paused node process frames again")
+    status = add(parsers, "status", commands.status, "print the status of a running node as JSON")
+    pause = add(parsers, "pause", commands.pause, "make a running node skip frames until resume")
+    resume = add(parsers, "resume", commands.resume, "make a paused node process frames again")
     reset = add(parsers, "reset", commands.reset, "remove all objects, of one camera or of all")
     reset.add_argument("--camera", metavar="NAME", help="remove only the objects of this camera")
+    for parser in (status, pause, resume, reset):
+        _add_timeout(parser)
 
 
 def _add_vocabulary_commands(parsers: Any, add: AddCommand) -> None:
-    vocabulary = _add_command_group(
+    vocabulary = add_command_group(
         parsers, "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
     )
     build = add(vocabulary, "build", commands.vocabulary_build, "write a vocabulary file")
@@ -242,7 +230,7 @@ def _add_vocabulary_commands(parsers: Any, add: AddCommand) -> None:
 
 
 def _add_weights_commands(parsers: Any, add: AddCommand) -> None:
-    weights = _add_command_group(parsers, "weights", "convert checkpoints of models")
+    weights = add_command_group(parsers, "weights", "convert checkpoints of models")
     convert = add(
         weights,
         "convert",
@@ -264,7 +252,7 @@ def _add_prompt_options(parser: argparse.ArgumentParser, default_frame: str) -> 
     """Add the options that mark an object on a frame, in pixels."""
     parser.add_argument(
         "--point",
-        type=_parse_numbers(2),
+        type=parse_numbers(2),
         action="append",
         default=[],
         metavar="X,Y",
@@ -272,13 +260,13 @@ def _add_prompt_options(parser: argparse.ArgumentParser, default_frame: str) -> 
     )
     parser.add_argument(
         "--exclude",
-        type=_parse_numbers(2),
+        type=parse_numbers(2),
         action="append",
         default=[],
         metavar="X,Y",
         help="point outside the object; may be repeated",
     )
-    parser.add_argument("--box", type=_parse_numbers(4), metavar="X0,Y0,X1,Y1", help="box around the object")
+    parser.add_argument("--box", type=parse_numbers(4), metavar="X0,Y0,X1,Y1", help="box around the object")
     parser.add_argument(
         "--seq", type=int, metavar="N", help=f"number of a recent frame; default: {default_frame}"
     )
@@ -291,47 +279,15 @@ def _add_camera_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, float]]:
-    def limit(text: str) -> tuple[str, float]:
-        name, equals, value = text.rpartition("=")
-        if not equals or not name:
-            raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, found {text!r}")
-        return name, parse(value)
-
-    return limit
-
-
-def _parse_numbers(count: int) -> Callable[[str], tuple[float, ...]]:
-    def numbers(text: str) -> tuple[float, ...]:
-        values = tuple(float(part) for part in text.split(","))
-        if len(values) != count:
-            raise argparse.ArgumentTypeError(f"expected {count} numbers separated by commas, found {text!r}")
-        return values
-
-    return numbers
-
-
-def _make_settings_parser() -> argparse.ArgumentParser:
-    """Create the parent parser of all commands: --profile, and one option for each setting."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile", type=Path, metavar="FILE.toml", help="TOML file of settings")
-    groups: dict[str, Any] = {}
-    for option in options():
-        section, _, name = option.name.partition(".")
-        if not option.is_text:
-            continue
-        if section not in groups:
-            groups[section] = parser.add_argument_group(f"{section} settings")
-        groups[section].add_argument(
-            f"--{option.name}",
-            default=argparse.SUPPRESS,
-            metavar="{" + ",".join(option.choices) + "}" if option.choices else name.upper(),
-            help=f"{option.help} [{option.default}]".replace("%", "%%"),
-            **({"nargs": "?", "const": "true"} if option.is_flag else {}),
-        )
-    for old_name in old_names():
-        parser.add_argument(f"--{old_name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    return parser
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=parse_timeout,
+        default=commands.ANSWER_TIMEOUT_S,
+        metavar="S",
+        help=f"seconds to wait for the node's answer [{commands.ANSWER_TIMEOUT_S:g}]; exit code "
+        f"{NO_ANSWER} when they pass",
+    )
 
 
 def _read_version() -> str:

@@ -8,18 +8,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import SettingsError, WireError
+from ..errors import OutputError, SettingsError, WireError
+from ..files import prepare_output
 from ..settings import Settings
 from ..transport.channels import FrameSubscriber
 from ..types import Frame, Image, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image
 
+SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
 MAX_FRAMES = 48
 MAX_BYTES = 256 << 20
 MAX_MESSAGES = 16
 MAX_VIDEOS = 16
 LATE_FRAME_S = 0.2
+
+
+def check_video_path(path: Path) -> None:
+    """Create the folder of a new video. Raises OutputError if it cannot be written, or exists already."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise OutputError(
+            f"cannot write a video to {path}: expected a name that ends in {' or '.join(SUFFIXES)}"
+        )
+    prepare_output(path, overwrite=False)
 
 
 class OverlayVideo:

@@ -14,10 +14,12 @@ from typing import TextIO, TypeVar
 
 import numpy as np
 
+from ..processes.waiting import WaitingNotice, print_notice
 from ..settings import Settings
 from ..transport.channels import MaskSubscriber
 from ..types import NANOSECONDS, Instance, MaskFrame
-from .overlay_video import OverlayVideo
+from .overlay_video import OverlayVideo, check_video_path
+from .probe import NodeProbe
 from .terminal import printable
 
 T = TypeVar("T")
@@ -112,6 +114,11 @@ class Screen:
         self._drawn_lines = 0
         self._write(line + "\n")
 
+    def notify(self, line: str) -> None:
+        """Print a line on stderr that is not overwritten."""
+        self._drawn_lines = 0
+        print_notice(f"watch: {line}")
+
     def _redraw(self) -> None:
         columns, rows = shutil.get_terminal_size()
         lines = [line for camera in sorted(self._latest) for line in self._latest[camera]]
@@ -136,15 +143,22 @@ def run_watch(
     """
     screen, statistics = Screen(out or sys.stdout), Statistics()
     transport = settings.transport
+    if overlay is not None:
+        check_video_path(overlay)
     with (
         MaskSubscriber(transport.masks, transport.delivery) as subscriber,
+        NodeProbe(settings) as probe,
         _open_overlay(settings, overlay, screen) as video,
+        WaitingNotice(
+            lambda: probe.explain_masks(lambda: bool(subscriber.connected)), screen.notify
+        ) as notice,
     ):
         screen.print_line(f"watch masks from {transport.masks}")
         while not stop.is_set() and (not frames or statistics.frames < frames):
             masks = subscriber.take(100)
             if masks is None:
                 continue
+            notice.progress()
             age_ms = statistics.add(masks, time.time_ns())
             screen.show(masks, age_ms, statistics.fps(masks.camera))
             if video is not None:

@@ -24,6 +24,7 @@ from .values import (
     Points,
     Segmentation,
     TrackedObject,
+    check_begins,
     drop_none,
     pack_prompt,
     read_epoch,
@@ -140,6 +141,7 @@ class PerceptionClient(Closeable):
         `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
         the mask. Without `seq`, it applies to the next frame that arrives.
         """
+        check_begins(points, labels, box, mask)
         args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq)
         try:
             result = self._call_with_epoch("add_object", args, camera)
@@ -197,6 +199,7 @@ class PerceptionClient(Closeable):
         camera: str | None = None,
     ) -> Segmentation:
         """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        check_begins(points, labels, box)
         args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
         return read_segmentation(self._call("segment", args))
 

@@ -68,9 +68,19 @@ def pack_prompt(
     return drop_none(
         points=None if points is None else _to_floats(points, "points", (-1, 2)),
         labels=None if labels is None else [int(label) for label in labels],
-        box=None if box is None else _to_floats(box, "box", (4,)),
+        box=None if box is None else _to_box(box),
         mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _to_mask(mask)),
     )
+
+
+def check_begins(
+    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None = None
+) -> None:
+    """Raise RequestError for a prompt of points outside the object alone. They can only correct a mask."""
+    if points is not None and labels is not None and box is None and mask is None and not any(labels):
+        raise RequestError(
+            "points: expected a point inside the object, or a box, beside the points outside it, found none"
+        )
 
 
 def drop_none(**args: Any) -> dict[str, Any]:
@@ -87,6 +97,20 @@ def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
     if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
         raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
     return cast(list[Any], array.tolist())
+
+
+def _to_box(box: PixelBox) -> list[Any]:
+    """Return a box as floats. Raises RequestError for one that is smaller than a pixel."""
+    values = _to_floats(box, "box", (4,))
+    x0, y0, x1, y1 = values
+    if 0 < x1 - x0 < 1 or 0 < y1 - y0 < 1:
+        are_fractions = all(0 <= value <= 1 for value in values)
+        hint = "multiply the fractions by its width and height" if are_fractions else "mark a larger part"
+        raise RequestError(
+            f"box: expected pixels (x0, y0, x1, y1) of the camera's frame, at least 1 wide and high, found {values}; "
+            f"{hint}"
+        )
+    return values
 
 
 def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:

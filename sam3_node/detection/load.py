@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ModelError, VocabularyError
+from ..errors import ModelError, VocabularyError, did_you_mean
 from .base import Detector
 from .phrase_encoder import PhraseEncoder
 from .vocabulary import Vocabulary, VocabularyWithFallback
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..models import TrackerModel
 
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
+KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
 VOCABULARY = "vocabulary.safetensors"
 
 File = str | os.PathLike[str]
@@ -48,6 +49,7 @@ def load_detector(
     if kind not in ("sam3-concept", "grounding-dino"):
         raise ModelError(
             f"expected a detector yolo-world, sam3-concept or grounding-dino, found {kind!r:.60}"
+            f"{did_you_mean(kind, KINDS)}"
         )
     if vocabulary is not None or text_encoder is not None:
         raise VocabularyError(
@@ -83,6 +85,11 @@ def _load_yolo_world(
     if is_nano and not NANO.is_dir():
         raise ModelError(f"no folder {NANO}: expected the bundled detector; name a folder with detector.name")
     folder = NANO if is_nano else Path(name)
+    if not folder.is_dir():
+        raise ModelError(
+            f"no folder {name}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
+            f"(detector.name){did_you_mean(name, ['nano', *map(str, folder.parent.glob('*/'))])}"
+        )
     model = load_yolo_world(folder, device=device, dtype=dtype)
     return YoloWorldDetector(
         model,

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError
+from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError, did_you_mean
 from ..files import write_atomically
 from .phrase_encoder import PhraseEncoder, Vectors, check_phrase_encoder, normalise_rows
 from .phrases import clean_phrase, nearest_phrases, phrase_key, quote_phrase
@@ -61,6 +61,11 @@ class Vocabulary:
                     f"expected a vocabulary of version {VERSION}, found {metadata.get('version', 'no version')}"
                 )
             return cls(_read_phrases(metadata), vectors, metadata.get("model", ""))
+        except FileNotFoundError as error:
+            siblings = map(str, Path(path).parent.glob("*.safetensors"))
+            raise VocabularyError(
+                f"cannot read {os.fspath(path)}: no such file{did_you_mean(os.fspath(path), siblings)}; {BUILD_HINT}"
+            ) from error
         except (OSError, SafetensorError) as error:
             raise VocabularyError(
                 f"cannot read {os.fspath(path)}: expected a vocabulary in safetensors, found {error}; {BUILD_HINT}"
@@ -73,7 +78,6 @@ class Vocabulary:
         metadata = {"version": VERSION, "model": self.model, "phrases": json.dumps(self.phrases)}
         target = Path(path)
         try:
-            target.parent.stat()  # an absent folder is an error: it is probably misspelt
             write_atomically(target, save({"vectors": self.vectors}, metadata=metadata))
         except OSError as error:
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error

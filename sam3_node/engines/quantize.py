@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from ..errors import EngineError, OutputError, require
+from ..files import make_folder
 from ..models import TrackerModel
 from ..settings import Section
 from ..types import Image
@@ -117,8 +118,8 @@ class Scales(Section):
 
     def save(self, path: Path) -> None:
         """Write the scales as JSON. Raises OutputError where that fails."""
+        make_folder(path.parent)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self.model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror}") from error

@@ -18,10 +18,18 @@ from transformers import AutoConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ModelError
+from ..errors import ModelError, did_you_mean
 
 FAST_TOKENIZER = "tokenizer.json"
 PREPROCESSING = "preprocessor_config.json"
+
+
+KNOWN = (
+    "nano",
+    "facebook/sam3",
+    *(f"facebook/sam2.1-hiera-{size}" for size in ("tiny", "small", "base-plus", "large")),
+)
+"""Names of weights that an error message may suggest."""
 
 
 class Normalisation(NamedTuple):
@@ -112,10 +120,16 @@ def read_normalisation(name: str, default: Normalisation) -> Normalisation:
 
 
 def _check_folder(name: str) -> None:
-    """Raise ModelError if the name looks like a folder and there is no such folder."""
+    """Raise ModelError if the name looks like a folder and there is no such folder, or is no name of any weights."""
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
     if is_path and not os.path.isdir(name):
         raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
+    if "/" not in name and not os.path.isdir(name):
+        folders = [path.name for path in Path().glob("*/")]
+        raise ModelError(
+            f"no weights {name!r}: expected nano (bundled), a folder with config.json and weights, or a hub name such "
+            f"as facebook/sam3{did_you_mean(name, [*folders, *KNOWN])}"
+        )
 
 
 @contextmanager

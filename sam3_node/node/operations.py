@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from ..detection.phrases import clean_label
-from ..errors import RequestError, Sam3NodeError, WireError
+from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline, PromptResult
 from ..perception.prompts import FramePrompt
@@ -59,7 +59,9 @@ def carry_out(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
     Raises RequestError or a subclass, or WireError for arguments of the wrong type.
     """
     if op not in CHANGES and op not in QUERIES:
-        raise RequestError(f"unknown operation {op!r:.60}: expected one of {', '.join(OPERATIONS)}")
+        raise RequestError(
+            f"unknown operation {op!r:.60}: expected one of {', '.join(OPERATIONS)}{did_you_mean(op[:60], OPERATIONS)}"
+        )
     operation, allowed = CHANGES[op] if op in CHANGES else QUERIES[op]
     return operation(perception, _checked_arguments(op, args, allowed))
 

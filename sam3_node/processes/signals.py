@@ -1,10 +1,70 @@
-"""Conversion of stop signals to an event."""
+"""Reactions to stop signals: end at once, raise KeyboardInterrupt, or set an event."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of SIGINT, as shells count."""
+PATIENCE_S = 3.0
+
+
+def exit_on_interrupt() -> None:
+    """Make SIGINT end the process at once with INTERRUPTED, while there is nothing to close."""
+    signal.signal(signal.SIGINT, _exit)
+
+
+def raise_on_interrupt() -> None:
+    """Make SIGINT raise KeyboardInterrupt, so that the main thread closes what is open.
+
+    A second SIGINT ends the process at once. So does the first one after PATIENCE_S if the main thread is in a library
+    that runs no Python code, and at once if the exception would be raised where Python ignores exceptions.
+    """
+    interruption = _Interruption()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGINT, interruption.handle)
+    signal.set_wakeup_fd(writer)
+    sys.unraisablehook = interruption.report_unraisable
+    threading.Thread(target=interruption.watch, args=(reader,), name="interrupt", daemon=True).start()
+
+
+class _Interruption:
+    """The state of one interruption: whether the main thread has raised KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._is_raised = False
+        self._report_other = sys.unraisablehook
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt for the first signal, and exit for the second."""
+        if self._is_raised:
+            _exit(number, frame)
+        self._is_raised = True
+        raise KeyboardInterrupt
+
+    def watch(self, reader: int) -> None:
+        """Exit if the main thread has not raised PATIENCE_S after a SIGINT. Runs in a thread."""
+        while os.read(reader, 1) != bytes([signal.SIGINT]):
+            pass
+        time.sleep(PATIENCE_S)
+        if not self._is_raised and signal.getsignal(signal.SIGINT) == self.handle:
+            _exit(signal.SIGINT, None)
+
+    def report_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Exit if the ignored exception is a KeyboardInterrupt; report others as before."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _exit(signal.SIGINT, None)
+        self._report_other(unraisable)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 def stop_on_signals() -> threading.Event:

@@ -63,6 +63,10 @@ class Publisher(Closeable):
         """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
         return self._newest or bool(self._bound.socket.poll(timeout_ms, zmq.POLLOUT))
 
+    def wait_for_peer(self, timeout_ms: int) -> bool:
+        """Wait at most `timeout_ms`. Return True if a peer is connected."""
+        return self._bound.wait_for_peer(timeout_ms)
+
     def close(self, linger_ms: int | None = None) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.
 

@@ -15,7 +15,14 @@ from typing import Any
 
 import zmq
 
-from ..errors import BusyError, RequestError, Sam3NodeError, TransportError, WireError
+from ..errors import (
+    BusyError,
+    NoAnswerError,
+    RequestError,
+    Sam3NodeError,
+    TransportError,
+    WireError,
+)
 from ..types import Buffer, Closeable
 from ..wire import (
     INTERNAL_ERROR,
@@ -233,7 +240,7 @@ class ControlClient(Closeable):
     def call(self, op: str, **args: Any) -> Any:
         """Request an operation and return its result.
 
-        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises TransportError
+        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError
         when no node is connected or no reply arrives in time; in the latter case the node may still execute the
         operation.
         """
@@ -267,7 +274,7 @@ class ControlClient(Closeable):
         ):
             return
         self._reopen()
-        raise TransportError(
+        raise NoAnswerError(
             f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
             " start the node, or correct the endpoint"
         )
@@ -282,7 +289,7 @@ class ControlClient(Closeable):
             if reply.id == request.id or (reply.id == 0 and not reply.ok):
                 return reply
         self._reopen()
-        raise TransportError(
+        raise NoAnswerError(
             f"no answer to '{request.op}' from {self._endpoint} within {self._timeout_ms} ms:"
             " the node is busy or hangs, or another program uses that endpoint"
         )

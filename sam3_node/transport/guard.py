@@ -25,7 +25,9 @@ MAX_CONNECTIONS = 1000
 LOG_EVERY_S = 10.0
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
+_OPENED_OR_CLOSED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = _OPENED_OR_CLOSED | _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_MONITOR_STOPPED
 
 
 @dataclass(slots=True)
@@ -49,9 +51,18 @@ class ConnectionGuard:
         self._next_log_s = 0.0
         self.cut_off = 0
         """Number of connections that were shut down."""
+        self._peers = self._failed = (
+            0  # handshakes that succeeded; those that failed, until the connection ends
+        )
+        self._peers_changed = threading.Condition()
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._thread = threading.Thread(target=self._run, name="connection guard", daemon=True)
         self._thread.start()
+
+    def wait_for_peer(self, timeout_ms: int) -> bool:
+        """Wait at most `timeout_ms`. Return True if a peer is connected. Any thread may call it."""
+        with self._peers_changed:
+            return self._peers_changed.wait_for(lambda: self._peers > 0, timeout_ms / 1000)
 
     def join(self) -> None:
         """Wait until the thread has ended, after the socket's monitor was stopped."""
@@ -69,12 +80,25 @@ class ConnectionGuard:
             event, descriptor = message["event"], message["value"]
             if event == zmq.EVENT_MONITOR_STOPPED:
                 return False
+            self._count_peers(event)
             if event == zmq.EVENT_ACCEPTED and sys.platform == "linux":
                 self._add(descriptor)
-            else:
+            elif event & _OPENED_OR_CLOSED:
                 self._connections.pop(descriptor, None)
             timeout_ms = 0
         return True
+
+    def _count_peers(self, event: int) -> None:
+        with self._peers_changed:
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._peers += 1
+                self._peers_changed.notify_all()
+            elif event & _FAILED:  # DISCONNECTED follows
+                self._failed += 1
+            elif event == zmq.EVENT_DISCONNECTED and self._failed:
+                self._failed -= 1
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._peers = max(0, self._peers - 1)
 
     def _add(self, descriptor: int) -> None:
         state = _inspect_tcp(descriptor)

@@ -98,6 +98,10 @@ class BoundSocket:
             raise _explain("bind", endpoint, error) from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
+    def wait_for_peer(self, timeout_ms: int) -> bool:
+        """Wait at most `timeout_ms`. Return True if a peer is connected."""
+        return self._guard.wait_for_peer(timeout_ms)
+
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
         if not self.socket.closed:

@@ -143,7 +143,11 @@ def test_an_image_that_cannot_be_decoded_is_left_out(
 ) -> None:
     frames = [frame_at(0), replace(frame_at(1), colour=b"not a JPEG"), frame_at(2)]
     path = write_recording(tmp_path / "table.mcap", frames)
-    overrides = {"camera.source": f"bag:{path}", "transport.frames": "tcp://127.0.0.1:0"}
+    overrides = {
+        "camera.source": f"bag:{path}",
+        "camera.wait": "false",
+        "transport.frames": "tcp://127.0.0.1:0",
+    }
     summary = run_camera(load_settings(overrides=overrides), threading.Event())
     assert (summary.captured, summary.unsent) == (3, 1)
     assert "image 1 is left out: jpeg image: expected a complete jpeg" in caplog.text

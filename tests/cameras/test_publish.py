@@ -139,7 +139,11 @@ def test_a_real_recording_is_resized_and_sent_as_jpeg() -> None:
 
 def test_run_camera_reports_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     settings = load_settings(
-        overrides={"camera.source": SMALL + "&frames=4", "transport.frames": "tcp://127.0.0.1:0"}
+        overrides={
+            "camera.source": SMALL + "&frames=4",
+            "camera.wait": "false",
+            "transport.frames": "tcp://127.0.0.1:0",
+        }
     )
     summary = run_camera(settings, threading.Event())
     assert (summary.captured, summary.unsent) == (4, 0)

@@ -110,3 +110,32 @@ def test_a_real_recording() -> None:
     captured = list(itertools.islice(open_camera(f"video:{ROBOT_ARM}", CameraSettings(fps=200)), 20))
     assert {item.pixels().shape for item in captured} == {(720, 1280, 3)}
     assert captured[19].times["media_ns"] == 19 * 40_000_000
+
+
+@pytest.mark.parametrize(
+    ("source", "nearest"),
+    [
+        ("clip.MP4", "video:clip.MP4"),
+        ("webcm:0", "webcam:0"),
+        ("vidoe:clip.mp4", "video:clip.mp4"),
+        ("0", "webcam:0"),
+        ("/dev/video2", "webcam:2"),
+        ("tabletop", "scene:tabletop"),
+        ("scene:tabeltop", "scene:tabletop"),
+    ],
+)
+def test_a_source_without_its_kind_or_misspelt_is_answered_with_the_nearest(
+    source: str, nearest: str
+) -> None:
+    with pytest.raises(CameraError, match=rf"did you mean {nearest}\?$"):
+        open_camera(source, FAST)
+
+
+def test_a_bare_path_of_a_recording_is_answered_with_its_kind(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    with pytest.raises(CameraError, match=r"found '[^']*'$"):
+        open_camera(str(images), FAST)
+    cv2.imwrite(str(images / "0.png"), np.zeros((48, 64, 3), np.uint8))
+    with pytest.raises(CameraError, match=rf"did you mean bag:{images}\?$"):
+        open_camera(str(images), FAST)

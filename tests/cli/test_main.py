@@ -65,7 +65,7 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
 
 
 def test_every_setting_is_an_option_with_its_help() -> None:
-    text = " ".join(sam3_node("run", "--help").stdout.split())
+    text = " ".join(sam3_node("run", "--help-settings").stdout.split())
     for option in options():
         if option.is_text:
             assert f"--{option.name}" in text
@@ -85,6 +85,10 @@ def test_version() -> None:
         (("camera", "hologram:0"), "hologram"),
         (("camera", "video:nowhere.mp4"), "nowhere.mp4"),
         (("object", "add", "--mask", "nowhere.png"), "nowhere.png"),
+        (("camera", "bag:nowhere.mcap"), "nowhere.mcap"),
+        (("camera", "bag:."), "bag:."),
+        (("camera", "webcam:99"), "webcam:99"),
+        (("camera", "README.mp4"), "video:README.mp4"),
         (("watch", "--transport.masks", "nonsense"), "nonsense"),
     ],
 )
@@ -99,9 +103,10 @@ def test_an_error_is_one_line_and_exit_code_2(arguments: tuple[str, ...], named:
 
 def test_a_request_without_a_node_is_an_error() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    done = sam3_node("status", "--transport.control", endpoint)
-    assert done.returncode == 2
+    done = sam3_node("status", "--timeout", "0.5", "--transport.control", endpoint)
+    assert done.returncode == 3
     assert endpoint in done.stderr
+    assert "within 500 ms" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -111,12 +116,108 @@ def test_a_request_without_a_node_is_an_error() -> None:
         ("segment", "--box", "a,b,c,d"),
         ("prompt", "mug", "--most", "mug"),
         ("fly",),
+        ("status", "--timeout", "0"),
+        ("status", "--timeout", "nan"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     done = sam3_node(*arguments)
     assert done.returncode == 2
     assert "error: " in done.stderr
+
+
+def fail(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a command that fails with 2 prints on stderr."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as error:
+        code = int(str(error.code))
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["wach"], "watch"),
+        (["object", "ad"], "add"),
+        (["watch", "--overlya", "a.mp4"], "--overlay"),
+        (["camera", "--camera.fsp=3"], "--camera.fps"),
+        (["camera", "--camera.encoding", "jpg"], "jpeg"),
+        (["run", "--detector.kind", "groundingdino"], "grounding-dino"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(
+    arguments: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"did you mean {nearest}?" in fail(arguments, capsys)
+
+
+@pytest.mark.parametrize("command", ["reset", "object add", "watch"])
+def test_help_shows_what_concerns_the_command_and_where_the_settings_are(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, found in (("--help", False), ("--help-settings", True)):
+        with pytest.raises(SystemExit):
+            cli.main([*command.split(), option])
+        text = capsys.readouterr().out
+        assert ("--tracker.bank_size" in text) is found
+        assert "--help-settings" in text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "advice"),
+    [
+        (("--exclude", "3,3"), "a point inside the object, or a box"),
+        (("--box", "0.1,0.2,0.5,0.6"), "multiply the fractions"),
+        (("--box", "10,10,10.5,40"), "mark a larger part"),
+    ],
+)
+def test_a_prompt_that_cannot_be_meant_is_refused_before_it_is_sent(
+    prompt: tuple[str, ...], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["object", "add"], ["segment"]):
+        assert advice in fail([*command, *prompt], capsys)
+
+
+@pytest.mark.parametrize("prompt", [("--point", "0.4,0.5"), ("--box", "0,0,1,1")])
+def test_a_prompt_in_the_first_pixel_is_warned_about(
+    prompt: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    assert cli.main(["segment", *prompt, "--timeout", "0.1", "--transport.control", endpoint]) == 3
+    assert "sam3-node: warning: the prompt marks only the first pixel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("watch", "--overlay"),
+        ("segment", "--point", "3,3", "--out"),
+        ("demo", "--out"),
+        ("vocabulary", "build", "mug", "-o"),
+        ("calibrate", "fp8", "nowhere.mcap", "-o"),
+    ],
+)
+def test_outputs_are_checked_before_the_start(
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "folder" / "out.mp4"
+    assert f"cannot create the folder {tmp_path}/file/folder" in fail([*arguments, str(path)], capsys)
+    folder = tmp_path / "a.mp4" / "overlay.mp4"
+    folder.mkdir(parents=True)
+    path = folder.parent if arguments[0] == "demo" else folder
+    assert "overlay.mp4" in fail([*arguments, str(path)], capsys)
+
+
+def test_an_overlay_replaces_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.mp4").write_text("earlier")
+    assert "exists already" in fail(["watch", "--overlay", str(tmp_path / "a.mp4")], capsys)
+    assert "expected a name that ends in .mp4" in fail(
+        ["watch", "--overlay", str(tmp_path / "a.gif")], capsys
+    )
 
 
 def test_doctor_reports_the_core(tmp_path: Path) -> None:

@@ -172,3 +172,16 @@ def test_an_unknown_kind_is_refused() -> None:
 def test_the_door_is_light() -> None:
     code = "import sys, sam3_node.detection.load; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_misspelt_kinds_weights_and_vocabularies_are_answered_with_the_nearest(
+    weights: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"did you mean yolo-world\?"):
+        load_detector("yoloworld")
+    with pytest.raises(ModelError, match=r"did you mean nano\?"):
+        load_detector("yolo-world", "nanoo")
+    with pytest.raises(ModelError, match=r"did you mean .*tiny-yolo\?"):
+        load_detector("yolo-world", weights / "tiny-yol")
+    with pytest.raises(VocabularyError, match=r"did you mean .*names\.safetensors\?"):
+        Vocabulary.load(weights / "name.safetensors")

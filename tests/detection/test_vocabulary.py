@@ -160,10 +160,11 @@ def test_saving_replaces_a_file_whole_or_not_at_all(file: Path, tmp_path: Path) 
     vocabulary("cup").save(file)
     assert Vocabulary.load(file).phrases == ("cup",)
     (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "folder", tmp_path / "nowhere/names", file / "names", Path("/")):
+    vocabulary("mug").save(tmp_path / "new" / "names")
+    for path in (tmp_path / "folder", file / "names", Path("/")):
         with pytest.raises(OutputError, match="cannot write"):
             vocabulary("mug").save(path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", file.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", file.name, "new"]
 
 
 def test_loading_needs_no_torch(file: Path) -> None:

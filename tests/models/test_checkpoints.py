@@ -200,3 +200,17 @@ def test_preprocess_squashes_to_the_models_square_in_rgb() -> None:
     pixels = model.preprocess(image)
     assert pixels.shape == (1, 3, 112, 112)
     assert torch.allclose(pixels[0, :, 5, 5], torch.tensor([1.0, -1.0, -1.0]))
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest_and_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("sam3_node.models.pretrained.AutoConfig.from_pretrained", refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "robot-weights").mkdir()
+    for name, nearest in (("nanoo", "nano"), ("robot-weigths", "robot-weights")):
+        with pytest.raises(ModelError, match=rf"did you mean {nearest}\?"):
+            load_tracker(name)

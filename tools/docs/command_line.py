@@ -9,7 +9,7 @@ from sam3_node.cli import main as cli
 
 from .tables import code, table
 
-_COMMON = ("help", "profile")
+_COMMON = ("help", "profile", argparse.SUPPRESS)
 
 
 def command_reference() -> str:

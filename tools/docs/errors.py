@@ -13,6 +13,7 @@ ADVICE = {
     "WireError": "Check the peer against wire version 1. A request with wrong arguments answers `bad_request` instead.",
     "TransportError": 'Check the endpoint: malformed, taken, or nobody answers in time. After "no answer" the node may '
     "still carry the request out.",
+    "NoAnswerError": "Start the node, or correct the endpoint; wait longer: `--timeout`, or in Python `timeout_ms`.",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
     "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
     "BagError": "Check the file and `--topics`. A damaged recording is read up to the damage.",

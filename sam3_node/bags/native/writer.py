@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import OutputError, WireError, require
+from ...files import make_folder
 from ...types import Buffer, Closeable, Depth, Frame, Intrinsics, MaskFrame
 from ...wire import decode_depth, encode_depth, masks_topic, pack_frame, pack_masks
 from ..formats.mcap_stream import MAGIC
@@ -300,8 +301,8 @@ def _create(path: Path, overwrite: bool) -> _RecordingFile:
         raise OutputError(
             f"expected a new file for the recording, found {path}, which is never overwritten; choose another name"
         )
+    make_folder(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         return _RecordingFile(path, overwrite)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error

@@ -27,6 +27,7 @@ INERT = re.compile(
     r"|numpy\._?core\.multiarray\.scalar|numpy\.dtype"
 )
 FAMILY = "MaxSigmoidAttnBlock"  # a class of module that occurs only in this architecture
+TEXT_VECTORS = "txt_feats"
 FIRST_VERSION = "ImagePoolingAttn"
 
 RENAMED = tuple(
@@ -68,9 +69,9 @@ SCALAR = re.compile(r"heads\.\d\.contrast\.(bias|logit_scale)")  # in some files
 def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
     """Write a checkpoint's network as a float32 folder that `load_yolo_world` reads, and return the network.
 
-    Text vectors in the checkpoint are dropped, because they are an input. Raises ModelError for a file that is damaged,
-    names an unexpected class or function, or has no YOLO-World of version 2. Raises OutputError if `folder` cannot be
-    written.
+    The text vectors are an input of the network; `read_phrase_vectors` reads them. Raises ModelError for a file that is
+    damaged, names an unexpected class or function, or has no YOLO-World of version 2. Raises OutputError if `folder`
+    cannot be written.
     """
     tensors = read_checkpoint(source)
     state = dict(_rename_tensor(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
@@ -81,6 +82,22 @@ def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
     model = build(config, state, origin=str(source))
     save_yolo_world(model, folder)
     return model
+
+
+def read_phrase_vectors(path: Path) -> tuple[tuple[str, ...], Tensor] | None:
+    """Read the names of a checkpoint's classes and their text vectors [N, D]; None if it has none that match.
+
+    Call it after `convert_checkpoint`, which checks the file. No code of the checkpoint is run.
+    """
+    root = _load_root(path, _foreign_names(path))
+    stored = root.stored if isinstance(root, _Inert) else {}
+    names, vectors = stored.get("names"), stored.get(TEXT_VECTORS)
+    if isinstance(names, dict):
+        names = [names.get(index) for index in range(len(names))]
+    if not isinstance(names, list) or not isinstance(vectors, Tensor) or vectors.ndim != 3:
+        return None
+    rows = vectors[0].detach().float()
+    return (tuple(map(str, names)), rows) if len(names) == len(rows) > 0 else None
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ...errors import ModelError, OutputError
+from ...files import make_folder
 from ..weight_loading import check_digest, digest_path, pick_device, pick_dtype, write_digest
 from .config import YoloWorldConfig
 from .network import YoloWorld
@@ -47,8 +48,8 @@ def load_yolo_world(
 def save_yolo_world(model: YoloWorld, folder: Path) -> None:
     """Write config.json, model.safetensors and its digest into a folder. Create the folder if needed."""
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(model.config.to_json(), indent=2) + "\n")
         (folder / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
         write_digest(folder / WEIGHTS)

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from sam3_node.cli.main import main
+from sam3_node.detection.load import load_detector
+from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
 from sam3_node.models.yolo.config import SCALES
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
@@ -227,7 +229,9 @@ def test_what_is_missing_or_misshapen_is_told(
 def test_the_command_line_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = checkpoint(tmp_path), tmp_path / "new" / "folder"
     assert weights_convert(file, "-o", folder) == 0
-    assert capsys.readouterr().out == f"{folder}: YOLO-World, 0.1 M parameters, phrase vectors of 12\n"
+    printed = capsys.readouterr()
+    assert printed.out == f"{folder}: YOLO-World, 0.1 M parameters, phrase vectors of 12\n"
+    assert "no vocabulary was written: it has no text vectors with names" in printed.err
     assert load_yolo_world(folder).config == TINY
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
@@ -236,13 +240,28 @@ def test_the_command_line_converts(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
 
 
+def test_the_vocabulary_in_the_checkpoint_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout, names = PublicLayout(), {0: "red mug", 1: "table", 2: "knife"}
+    network = layout.network(tiny_yolo())
+    network.names, network.txt_feats = names, phrases(3)[None]
+    folder = tmp_path / "folder"
+    assert weights_convert(layout.save(tmp_path / "public.pt", model=network), "-o", folder) == 0
+    assert "vocabulary.safetensors: 3 phrases" in capsys.readouterr().out
+    vocabulary = Vocabulary.load(folder / "vocabulary.safetensors")
+    assert vocabulary.phrases == ("red mug", "table", "knife")
+    torch.testing.assert_close(torch.from_numpy(vocabulary.encode(["knife"])[0].copy()), phrases(3)[2])
+    assert load_detector("yolo-world", folder).prepare(["table"]).phrases == ("table",)
+
+
 def test_the_command_line_tells_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     harm, file = tmp_path / "harm.pt", checkpoint(tmp_path)
     torch.save({"model": Call(os.system, "true")}, harm)
     assert weights_convert(harm, "-o", tmp_path / "folder") != 0
     assert f"{harm} names {os.name}.system" in one_line(capsys.readouterr().err)
     assert weights_convert(file, "-o", file) != 0
-    assert f"cannot write weights to {file}" in one_line(capsys.readouterr().err)
+    assert f"cannot create the folder {file}" in one_line(capsys.readouterr().err)
 
 
 def one_line(text: str) -> str:

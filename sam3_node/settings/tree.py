@@ -1,34 +1,29 @@
-"""The tree of all settings, and how a profile, the environment and the command line fill it.
-
-The command line overrides the environment (SAM3_*), and the environment overrides the TOML profile. The string
-under each field is its help text on the command line and in the documentation.
-"""
+"""The tree of all settings. The string under each field is its help on the command line and in the documentation."""
 
 from __future__ import annotations
 
 import logging
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
-from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
-from .errors import SettingsError
-from .types import ColourEncoding, Delivery, MaskEncoding
+from ..types import ColourEncoding, Delivery, MaskEncoding
 
 
 def _split(value: object) -> object:
     return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
+
+PREFIX, DELIMITER = "SAM3_", "__"
+"""An environment variable SAM3_SECTION__FIELD is the setting section.field."""
 
 _WARNED_NAMES: set[str] = set()
 _log = logging.getLogger(__name__)
@@ -89,6 +84,8 @@ class CameraSettings(Section):
     """Calibration file (TOML, see calibration/example.toml). Each frame message carries its intrinsics."""
     loop: bool = False
     """Start a finite source again when it ends."""
+    wait: bool = True
+    """Start a finite source when somebody receives its frames. false: start it at once."""
     frames: int = Field(0, ge=0)
     """Stop after this many frames; 0 never stops."""
 
@@ -213,8 +210,8 @@ class Settings(BaseSettings):
     """All settings of a deployment. Create it with `load_settings`, or directly from sections."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SAM3_",
-        env_nested_delimiter="__",
+        env_prefix=PREFIX,
+        env_nested_delimiter=DELIMITER,
         extra="forbid",
         use_attribute_docstrings=True,
         frozen=True,
@@ -272,118 +269,6 @@ def old_names() -> Iterator[str]:
     for section, holder in Settings.model_fields.items():
         for name in holder.annotation.renamed:  # type: ignore[union-attr]
             yield f"{section}.{name}"
-
-
-Layers = Mapping[str, Mapping[str, Any]]
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file. Raises SettingsError that names the file and the position of the fault."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from error
-
-
-def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """Build the tree from a TOML profile, the environment and `overrides` ({"model.name": "nano", …}).
-
-    Relative paths in the profile start at its folder; other relative paths start at the working directory.
-    Raises SettingsError that names each wrong field as section.field, and the layer that set it.
-    """
-    layers = {f"in {profile}": _resolve_paths(read_toml(profile), profile)} if profile is not None else {}
-    layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
-    try:
-        return Settings(**_merge({name: _apply_current_names(layer) for name, layer in layers.items()}))
-    except ValidationError as error:
-        raise SettingsError(_explain(error, layers)) from error
-
-
-def _resolve_paths(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
-    """Make the paths of a profile absolute: files, folders, and names of weights such as ./weights."""
-    folder = profile.absolute().parent
-    cameras = tree.get("group", {}).get("cameras", []) if isinstance(tree.get("group"), dict) else []
-    for camera in (tree.get("camera"), *(cameras if isinstance(cameras, list) else [])):
-        if isinstance(camera, dict):
-            _resolve_camera_paths(camera, folder)
-    for section in (tree.get("model"), tree.get("detector")):
-        if isinstance(section, dict) and str(section.get("name")).startswith(("./", "../")):
-            section["name"] = str(folder / section["name"])
-    for name, field in (("detector", "vocabulary"), ("detector", "text_encoder"), ("record", "out")):
-        section = tree.get(name)
-        if isinstance(section, dict) and isinstance(section.get(field), str):
-            section[field] = str(folder / section[field])
-    engine = tree.get("engine")
-    if isinstance(engine, dict) and isinstance(engine.get("folder"), str):
-        engine["folder"] = str(folder / Path(engine["folder"]).expanduser())
-    return tree
-
-
-def _resolve_camera_paths(camera: dict[str, Any], folder: Path) -> None:
-    calibration, source = camera.get("calibration"), camera.get("source")
-    if isinstance(calibration, str):
-        camera["calibration"] = str(folder / calibration)
-    if isinstance(source, str) and source.startswith(("bag:", "video:")):
-        scheme, _, path = source.partition(":")
-        camera["source"] = f"{scheme}:{folder / path}"
-
-
-def _environment() -> dict[str, Any]:
-    try:
-        return EnvSettingsSource(Settings)()
-    except EnvironmentDecodeError as error:
-        raise SettingsError(f"settings in the environment: {error} ({error.__cause__})") from error
-
-
-def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    tree: dict[str, dict[str, Any]] = {}
-    for path, value in overrides.items():
-        section, _, name = path.partition(".")
-        tree.setdefault(section, {})[name] = value
-    return tree
-
-
-def _apply_current_names(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer with the current names of its fields, so that layers merge by name."""
-    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
-    return {
-        name: section.with_current_names(fields)
-        if isinstance(fields, Mapping) and (section := sections.get(name)) is not None
-        else fields
-        for name, fields in layer.items()
-    }
-
-
-def _merge(layers: Layers) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for layer in layers.values():
-        for section, fields in layer.items():
-            lower = tree.get(section)
-            if isinstance(lower, Mapping) and isinstance(fields, Mapping):
-                tree[section] = {**lower, **fields}
-            else:
-                tree[section] = fields
-    return tree
-
-
-def _explain(error: ValidationError, layers: Layers) -> str:
-    lines = []
-    for item in error.errors():
-        field, layer = ".".join(map(str, item["loc"])), _find_layer(item["loc"], layers)
-        lines.append(f"{field}: {item['msg']} (found {item['input']!r} {layer})")
-    return "invalid settings: " + "; ".join(lines)
-
-
-def _find_layer(location: tuple[int | str, ...], layers: Layers) -> str:
-    """Return the name of the highest-priority layer that sets this section and field."""
-    for name, layer in reversed(list(layers.items())):
-        fields = layer.get(str(location[0]), {})
-        names_field = len(location) == 1 or not isinstance(fields, Mapping) or location[1] in fields
-        if location[0] in layer and names_field:
-            return name
-    return "by default"
 
 
 def _format_value(value: object) -> str:

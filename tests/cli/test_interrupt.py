@@ -1,0 +1,140 @@
+"""Ctrl-C at any moment: exit code 130, and no traceback. The moments are events: an import, a socket, a line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tests.support.node_rig import PATIENCE_S, until
+
+Moment = Callable[[subprocess.Popen[str]], object]
+
+
+def read_until(stream: TextIO | None, text: str) -> None:
+    """Read lines until one contains `text`."""
+    assert stream is not None
+    for line in stream:
+        if text in line:
+            return
+    raise AssertionError(f"ended without {text!r}")
+
+
+def interrupt(at: Moment, *arguments: str, options: tuple[str, ...] = ()) -> None:
+    """Send SIGINT to a command at a moment. Check that it ends with 130 and without a traceback."""
+    command = [sys.executable, *options, "-m", "sam3_node", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            at(process)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    for word in ("Traceback", "KeyboardInterrupt", "Exception ignored"):
+        assert word not in out + err
+    assert process.returncode == 130
+
+
+IMPORTS = ("-X", "importtime")
+"""Options that make Python print each import on stderr when it is complete."""
+
+
+def imported(module: str) -> Moment:
+    """Return the moment at which a module has been imported."""
+    return lambda process: read_until(process.stderr, f" {module}\n")
+
+
+@pytest.mark.parametrize(
+    "module", ["sam3_node.processes.signals", "argparse", "pydantic_core", "sam3_node.cli.main"]
+)
+def test_during_the_imports(module: str) -> None:
+    interrupt(imported(module), "status", options=IMPORTS)
+
+
+@pytest.mark.parametrize("module", ["torch._C", "torch.nn"])
+def test_while_doctor_imports_what_it_checks(module: str) -> None:
+    interrupt(imported(module), "doctor", options=IMPORTS)
+
+
+@pytest.mark.parametrize("module", ["torch._C", "sam3_node.models.pretrained"])
+def test_an_engine_build(tmp_path: Path, module: str) -> None:
+    interrupt(imported(module), "engine", "build", "--engine.folder", str(tmp_path), options=IMPORTS)
+
+
+def test_while_the_node_loads_its_model(tmp_path: Path) -> None:
+    endpoints = {name: f"ipc://{tmp_path}/{name}" for name in ("frames", "masks", "control")}
+    arguments = [word for name, value in endpoints.items() for word in (f"--transport.{name}", value)]
+    bound = tmp_path / "control"  # the node binds, then loads
+    interrupt(lambda _: until(bound.exists, "the control socket"), "run", *arguments)
+
+
+@pytest.fixture
+def silent_peer() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_while_it_waits_for_a_connection(silent_peer: socket.socket) -> None:
+    endpoint = f"tcp://127.0.0.1:{silent_peer.getsockname()[1]}"
+    interrupt(lambda _: silent_peer.accept(), "status", "--transport.control", endpoint)
+
+
+def test_the_demo_stops_its_processes(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    interrupt(lambda process: read_until(process.stdout, "node |"), "demo", "--out", str(folder))
+    assert not folder.exists()
+
+
+STUCK = """
+import ctypes
+from sam3_node.processes import signals
+signals.PATIENCE_S = 0.1
+signals.raise_on_interrupt()
+lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, unlocked
+libc = ctypes.CDLL(None)
+libc.pthread_mutex_lock(lock)
+print("up", flush=True)
+libc.pthread_mutex_lock(lock)
+"""
+
+
+def test_a_library_that_never_returns_is_left() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=PATIENCE_S) == 130
+
+
+SWALLOWS = """
+import sys
+from sam3_node.processes.signals import raise_on_interrupt
+raise_on_interrupt()
+print("up", flush=True)
+while True:
+    try:
+        sys.stdin.read(1)
+    except KeyboardInterrupt:
+        print("swallowed", flush=True)
+"""
+
+
+def test_a_second_signal_ends_what_swallows_the_first() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SWALLOWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in ("up\n", "swallowed\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=PATIENCE_S) == 130

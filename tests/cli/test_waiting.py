@@ -1,0 +1,169 @@
+"""Every command says on stderr what it waits for: no node, no camera, a paused node, nobody who receives."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.cameras.publish import run_camera
+from sam3_node.cli import main as cli
+from sam3_node.cli.watch import run_watch
+from sam3_node.processes import waiting
+from sam3_node.settings import Settings, load_settings
+from sam3_node.transport import ControlServer, FrameSubscriber
+from sam3_node.wire import Reply
+from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, describing_node
+from tests.support.node_rig import until
+
+PATIENCE_S = 60.0
+SMALL = "scene:shapes?width=96&height=64&fps=30"
+
+
+class Printed:
+    """Everything that a test has printed so far."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture, self._out, self._err = capture, "", ""
+
+    @property
+    def out(self) -> str:
+        self._read()
+        return self._out
+
+    @property
+    def err(self) -> str:
+        self._read()
+        return self._err
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text is on stderr."""
+        until(lambda: text in self.err, f"{text!r}, found {self._err!r}", PATIENCE_S)
+
+    def wait_for_endpoint(self) -> str:
+        """Wait until a camera is ready. Return its endpoint."""
+        return until(lambda: self.out, "the ready line", PATIENCE_S).split()[4]
+
+    def _read(self) -> None:
+        out, err = self._capture.readouterr()
+        self._out, self._err = self._out + out, self._err + err
+
+
+@pytest.fixture(autouse=True)
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Make notices come soon, and read what is printed."""
+    monkeypatch.setattr(waiting, "NOTICE_S", 0.1)
+    monkeypatch.setattr(waiting, "REPEAT_S", 0.05)
+    return Printed(capsys)
+
+
+@contextmanager
+def running(run: Callable[..., object], *arguments: Any) -> Iterator[threading.Event]:
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(*arguments, stop))
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def watch(settings: Settings, stop: threading.Event) -> None:
+    run_watch(settings, None, 0, stop, io.StringIO())
+
+
+def settings_for(masks: str, control: str, **others: str) -> Settings:
+    return load_settings(None, {"transport.masks": masks, "transport.control": control, **others})
+
+
+def test_watch_without_a_node(printed: Printed) -> None:
+    with running(watch, settings_for(NOBODY, NOBODY)):
+        printed.wait_for(f"watch: no node is connected at {NOBODY}")
+
+
+@pytest.mark.parametrize(
+    ("state", "delivery", "said"),
+    [
+        ({"paused": True}, "newest", "watch: the node is paused"),
+        ({}, "newest", "watch: no camera has sent a frame yet"),
+        ({"cam0": SILENT}, "newest", "watch: the cameras send no frames"),
+        ({"cam0": SENDING}, "every", "delivers 'newest', this client expects 'every'"),
+    ],
+)
+def test_watch_beside_a_node_that_publishes_nothing(
+    state: dict[str, Any], delivery: str, said: str, printed: Printed
+) -> None:
+    with describing_node(**state) as endpoints:
+        settings = load_settings(
+            None,
+            {
+                "transport.masks": endpoints[0],
+                "transport.control": endpoints[1],
+                "transport.delivery": delivery,
+            },
+        )
+        with running(watch, settings):
+            printed.wait_for(said)
+
+
+def camera_settings(folder: Path, source: str, delivery: str = "newest") -> Settings:
+    """Return settings with an endpoint that no other process of this machine can know."""
+    frames = f"ipc://{folder}/frames"
+    return load_settings(
+        None, {"camera.source": source, "transport.delivery": delivery, "transport.frames": frames}
+    )
+
+
+@pytest.mark.parametrize("delivery", ["newest", "every"])
+def test_a_camera_that_nobody_hears(delivery: str, printed: Printed, tmp_path: Path) -> None:
+    with running(run_camera, camera_settings(tmp_path, SMALL, delivery)):
+        printed.wait_for("camera: nobody receives frames from ipc://")
+
+
+def test_a_source_that_ends_waits_for_its_receiver(printed: Printed, tmp_path: Path) -> None:
+    with running(run_camera, camera_settings(tmp_path, SMALL + "&frames=5", "newest")):
+        endpoint = printed.wait_for_endpoint()
+        printed.wait_for("camera: nobody receives frames")
+        with FrameSubscriber([endpoint]) as subscriber:
+            received = subscriber.take(int(PATIENCE_S * 1000))
+            assert received is not None
+            assert received.frame.seq == 0
+        until(lambda: "captured 5 frames" in printed.out, "the end", PATIENCE_S)
+
+
+def test_a_control_command_says_why_it_waits_and_ends_with_its_timeout(printed: Printed) -> None:
+    arguments = ["status", "--timeout", "1.5", "--transport.control", NOBODY]
+    assert cli.main(arguments) == 3
+    lines = printed.err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"no node answers at {NOBODY}: start it with sam3-node run")
+    assert "within 1500 ms" in lines[1]
+
+
+@pytest.mark.parametrize("command", [["prompt", "red mug"], ["object", "add", "--point", "3,3"]])
+def test_what_is_accepted_by_a_paused_node_is_said_to_wait(command: list[str], printed: Printed) -> None:
+    transport = {"delivery": "newest", "frames": [], "masks": ""}
+    description = {"paused": True, "cameras": {"cam0": SENDING}, "settings": {"transport": transport}}
+    results = {
+        "describe": description,
+        "set_prompts": {"prompts": ["red mug"]},
+        "add_object": {"id": 4, "camera": "cam0"},
+    }
+    with ControlServer(TCP) as server:
+
+        def serve(stop: threading.Event) -> None:
+            while not stop.is_set():
+                if received := server.receive(20):
+                    server.reply(received[0], Reply(received[1].id, results[received[1].op]))
+
+        with running(serve):
+            assert cli.main([*command, "--transport.control", server.endpoint]) == 0
+    assert printed.err.startswith("nothing happens yet: the node is paused")
+    assert printed.out == ("4\n" if command[0] == "object" else "")
