@@ -219,6 +219,7 @@ def test_an_error_with_bytes_of_a_path_is_shown(served: Served, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", fail)
+        patch.setattr(node_module.log, "disabled", True)  # parallel test processes cannot send such a log
         until(lambda: served.camera.send(picture(0)) and served.status()["cameras"]["cam1"]["failed"], "it")
     shown = served.status()["cameras"]["cam1"]["last_error"]
     assert shown.startswith("RuntimeError: file \\udcffxxx")
