@@ -141,6 +141,8 @@ class TrackerSettings(Section):
     """Number of recent frames whose features are kept, so that prompts can name one of them."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of others are counted and dropped. A camera silent for 10 s frees its slot."""
+    max_frame_pixels: int = Field(8192 * 8192, ge=1, le=16384 * 16384)
+    """Maximum number of pixels of a frame. Larger frames, and compressed ones that decode slower, are refused."""
 
 
 class DetectorSettings(Section):
