@@ -297,11 +297,11 @@ UNSAFE = {
 }
 
 
-def expose(path: Path, how: str) -> None:
+def expose(path: Path, how: str, outside: Path) -> None:
     if how == "owner":
         os.chown(path, 12345, -1)
     elif how == "link":
-        elsewhere = path.parents[2] / f"elsewhere {path.name}"
+        elsewhere = outside / "elsewhere"
         path.rename(elsewhere)
         path.symlink_to(elsewhere)
     else:
@@ -327,7 +327,7 @@ def test_plans_that_other_users_can_change_are_never_read(
 ) -> None:
     built = saved(store)
     mode = stat.S_IMODE(UNSAFE[place](built).stat().st_mode)
-    expose(UNSAFE[place](built), how)
+    expose(UNSAFE[place](built), how, store.folder.parent)
     if place != "manifest":
         with pytest.raises(EngineError, match=hint):
             built.read_plan("encode")
