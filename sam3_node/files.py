@@ -1,12 +1,16 @@
-"""Files that are written completely or not at all, and temporary folders that no killed process leaves behind."""
+"""Files that are written completely or not at all, and folders that other users of the machine cannot change.
+
+Temporary folders lie in one that all users may write to, so no path there is followed through a symbolic link.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -60,8 +64,9 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.parent / f"{path.name}{UNFINISHED}"
+    unfinished.unlink(missing_ok=True)  # left by a killed process
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:  # a symbolic link in its place is never followed
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -70,6 +75,59 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def child_path(folder: Path, name: str) -> Path:
+    """Return `folder`/`name` for a name that comes from a message or a recording, such as that of a camera.
+
+    Raises OutputError for a name that would lead out of the folder.
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise OutputError(f"expected a name that can name a file in {folder}, found {name!r:.80}")
+    return folder / name
+
+
+def make_private_dir(path: Path) -> None:
+    """Create a folder of mode 0700, unless it exists, and its parents. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file of mode 0600. Raises OSError, also if it exists."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file. Raises OSError, PermissionError if `describe_exposure` finds a reason at the opened file."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        if reason := _describe_status(path, os.fstat(file.fileno()), stat.S_ISREG):
+            raise PermissionError(None, reason, str(path))
+        return file.read()
+
+
+def describe_exposure(folder: Path) -> str | None:
+    """Return why users besides this one and root can change a folder, and what to do; None if they cannot.
+
+    A symbolic link, and what is no folder, are reasons. Raises OSError if there is nothing at the path.
+    """
+    return _describe_status(folder, folder.lstat(), stat.S_ISDIR)
+
+
+def _describe_status(path: Path, status: os.stat_result, is_expected: Callable[[int], bool]) -> str | None:
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a symbolic link, which is not followed; name {path.resolve()} itself"
+    if not is_expected(status.st_mode):
+        return f"{path} is of another kind ({stat.filemode(status.st_mode)}); remove it"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to user {status.st_uid}; if it can be trusted: chown -R {os.geteuid()} {path}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(status.st_mode)
+        return (
+            f"{path} can be written by others (mode {mode:04o}); if it can be trusted: chmod -R go-w {path}"
+        )
+    return None
 
 
 def _sync_folder(folder: Path) -> None:
@@ -85,11 +143,14 @@ def _sync_folder(folder: Path) -> None:
 def temp_dir() -> Iterator[Path]:
     """Create a folder below the system's temporary folder (`TMPDIR`), and remove it at the end of the block.
 
-    The next call removes the folders of processes that were killed. Raises OutputError if the folder cannot be created.
+    The next call removes the folders of processes that were killed. Raises OutputError if the folder cannot be created,
+    or if another user can change its parent.
     """
     root = Path(tempfile.gettempdir()) / f"sam3-node-{os.getuid()}"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
+        if reason := describe_exposure(root):
+            raise OutputError(f"no temporary files are created: {reason}, or set TMPDIR")
         lock = _create_locked(root)
     except OSError as error:
         raise OutputError(
@@ -104,7 +165,7 @@ def temp_dir() -> Iterator[Path]:
 
 def _create_locked(root: Path) -> IO[bytes]:
     """Remove abandoned folders, then create a new folder and return its locked lock file."""
-    with (root / GUARD).open("wb") as guard:
+    with open(os.open(root / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         for path in root.glob("*.lock"):
             with path.open("rb") as abandoned:

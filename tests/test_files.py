@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -10,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import OutputError
-from sam3_node.files import atomic_file, prepare_output, temp_dir, write_atomically
+from sam3_node.files import (
+    GUARD,
+    UNFINISHED,
+    atomic_file,
+    child_path,
+    prepare_output,
+    temp_dir,
+    write_atomically,
+)
 
 
 def list_temp_dirs(temporary: Path) -> list[Path]:
@@ -67,3 +77,74 @@ def test_an_output_is_prepared_without_a_trace_in_the_file(tmp_path: Path) -> No
         prepare_output(path / "inside")
     with pytest.raises(OutputError, match="cannot write"):
         prepare_output(path.parent)
+
+
+def test_a_symbolic_link_in_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f"value{UNFINISHED}").symlink_to(victim)
+    write_atomically(tmp_path / "value", b"new")
+    assert (victim.read_text(), (tmp_path / "value").read_bytes()) == ("mine", b"new")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the folder that holds the temporary folders of this user; it does not exist."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"sam3-node-{os.getuid()}"
+
+
+def test_temporary_folders_are_for_their_user_alone(root: Path) -> None:
+    with temp_dir() as folder:
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        assert folder.parent == root
+
+
+def test_a_symbolic_link_in_place_of_the_temporary_folder_is_refused(root: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / GUARD).write_text("mine")
+    (home / "old.lock").touch()
+    root.symlink_to(home)
+    with pytest.raises(OutputError, match=r"is a symbolic link.*set TMPDIR"), temp_dir():
+        pass
+    assert sorted(path.name for path in home.iterdir()) == [GUARD, "old.lock"]
+    assert (home / GUARD).read_text() == "mine"
+
+
+def test_a_symbolic_link_in_place_of_the_guard_is_not_followed(root: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    root.mkdir(mode=0o700)
+    (root / GUARD).symlink_to(victim)
+    with pytest.raises(OutputError, match="set TMPDIR"), temp_dir():
+        pass
+    assert victim.read_text() == "mine"
+
+
+def test_a_temporary_folder_that_others_can_write_is_refused(root: Path) -> None:
+    root.mkdir()
+    root.chmod(0o777)
+    with (
+        pytest.raises(OutputError, match=r"can be written by others \(mode 0777\).*chmod -R go-w"),
+        temp_dir(),
+    ):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_temporary_folder_of_another_user_is_refused(root: Path) -> None:
+    root.mkdir(mode=0o700)
+    os.chown(root, 12345, -1)
+    with pytest.raises(OutputError, match="belongs to user 12345"), temp_dir():
+        pass
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\0b"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError, match="expected a name that can name a file in"):
+        child_path(tmp_path, name)
+
+
+def test_a_name_of_a_file_is_taken(tmp_path: Path) -> None:
+    assert child_path(tmp_path, "..a") == tmp_path / "..a"

@@ -123,6 +123,8 @@ def test_an_error_names_field_value_and_layer(tmp_path: Path, monkeypatch: pytes
         ("[trucker]\nbank_size = 3", "trucker"),
         ("tracker = 3", "tracker"),
         ("[camera]\nname = 'a/b'", "camera.name"),
+        ("[camera]\nname = '..'", "camera.name"),
+        ("[record]\ncameras = ['.']", "record.cameras.0"),
         ("[camera]\nfps = nan", "camera.fps"),
         ("[transport]\nframes = []", "transport.frames"),
         ("[model]\ndevice = 'tpu'", "model.device"),

@@ -254,7 +254,8 @@ def _name_parts(colour: _Place) -> list[tuple[str, ...]]:
 
 
 def _clean(parts: tuple[str, ...]) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[-MAX_NAME:] or "camera"
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[-MAX_NAME:]
+    return name if name.strip(".") else "camera"  # no camera is named by dots alone
 
 
 def _numbered(names: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import OutputError, SettingsError, WireError
-from ..files import prepare_output
+from ..files import child_path, prepare_output
 from ..settings import Settings
 from ..transport.channels import FrameSubscriber
 from ..types import Frame, Image, MaskFrame
@@ -110,7 +110,8 @@ class OverlayVideo:
 
     def _get_video(self, camera: str) -> TimedVideoWriter:
         if camera not in self._videos:
-            path = self._path.with_stem(f"{self._path.stem}-{camera}") if self._videos else self._path
+            name = f"{self._path.stem}-{camera}{self._path.suffix}" if self._videos else self._path.name
+            path = child_path(self._path.parent, name)
             self._videos[camera] = TimedVideoWriter(path)
         return self._videos[camera]
 

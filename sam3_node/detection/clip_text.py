@@ -12,14 +12,16 @@ import torch
 from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
 from transformers.utils import logging as transformers_logging
 
-from ..errors import RequestError, VocabularyError
+from ..errors import ModelError, RequestError, VocabularyError
+from ..models.weight_files import check_weight_files
 from .phrase_encoder import Vectors, normalise_rows
 from .phrases import clean_phrase, phrase_key, quote_phrase
 
 BATCH = 64
 CACHE_SIZE = 4096  # phrases
 MODEL_TYPES = ("clip", "clip_text_model")
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+WEIGHTS = (*SAFE_WEIGHTS, "pytorch_model.bin")
 FILES_HINT = (
     "expected the files of a CLIP in transformers' layout: config.json, model.safetensors (or pytorch_model.bin), "
     "and tokenizer.json (or vocab.json and merges.txt); copy them here from the model that the detector was trained "
@@ -88,15 +90,25 @@ class ClipText:
 
 def _load(folder: Path) -> tuple[CLIPTextModelWithProjection, CLIPTokenizer]:
     _check_files(folder)
+    try:
+        check_weight_files(folder)
+    except ModelError as error:
+        raise VocabularyError(str(error)) from error
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        kind = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        kind = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).model_type
         if kind not in MODEL_TYPES:
             raise VocabularyError(f"{folder} holds a {kind} model; {FILES_HINT}")
         tower, report = CLIPTextModelWithProjection.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
+            folder,
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            use_safetensors=any((folder / name).is_file() for name in SAFE_WEIGHTS),
+            weights_only=True,  # of a pytorch_model.bin
+            trust_remote_code=False,
         )
         tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except VocabularyError:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError
+from ..files import describe_exposure, make_private_dir
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
 from .oom import MEMORY_HINT, reraise_as_engine_error, summarize_error
 from .specs import StageSpec, as_tuple, count_objects, ensure_aligned
@@ -183,15 +184,21 @@ def _temporary_unpacking(device: torch.device) -> Iterator[None]:
 def keep_compiled(folder: Path) -> None:
     """Keep the cache of torch.compile in `folder`/compiled. Call this before anything is compiled.
 
-    If the environment already names a cache folder, that one stays. If the folder cannot be written, log a warning;
+    If the environment already names a cache folder, that one stays. If the folder cannot be written, or other users
+    can change it, log a warning;
     torch then uses its own folder, which a reboot empties.
     """
     # torch sets the variable to its default when it is imported
     if os.environ.get(CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
         return
-    cache = folder.expanduser().absolute() / "compiled"
+    store = folder.expanduser().absolute()
+    cache = store / "compiled"
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        for path in (store, cache):
+            make_private_dir(path)
+            if reason := describe_exposure(path):  # torch runs what lies there
+                _log.warning("compiled stages are not kept: %s", reason)
+                return
     except OSError as error:
         _log.warning("compiled stages are not kept: cannot write %s: %s", cache, error.strerror)
         return

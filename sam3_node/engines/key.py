@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from transformers.utils import cached_file
 
-from ..errors import EngineError
+from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
+from ..models.weight_files import CONFIG, check_weight_files, list_weight_files
 from ..settings import EngineSettings, Settings
 from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target
 from .store import EngineKey
 from .tensorrt.library import LOCAL, find_library, find_target
 
-CONFIG = "config.json"
 FP8 = "fp8"
 
 
@@ -90,18 +90,18 @@ def round_up_objects(max_objects: int) -> int:
 def checkpoint_digest(name: str) -> str:
     """Compute the SHA-256 of the configuration and weights that `--model.name` names; it is the same for any dtype.
 
-    Raises EngineError where they are not files on this machine.
+    Raises EngineError where they are not files on this machine, or lie outside their folder.
     """
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not folder.is_dir():
         config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
         folder = Path(config).parent if config else folder
-    files = [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]
-    digest = hashlib.sha256()
+    digest, path = hashlib.sha256(), folder
     try:
-        for path in files:
+        check_weight_files(folder)
+        for path in list_weight_files(folder):
             with path.open("rb") as file:
                 digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    except OSError as error:
+    except (OSError, ModelError) as error:
         raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error
     return digest.hexdigest()

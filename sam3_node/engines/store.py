@@ -1,9 +1,14 @@
-"""The engine store: a folder for each build, with its plans, and a manifest that says what the engines fit."""
+"""The engine store: a folder for each build, with its plans, and a manifest that says what the engines fit.
+
+A plan is code: whoever can write it, runs as the user who loads it. So the store is created for its owner alone, and
+nothing is read from files or folders that another user can change.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +18,7 @@ from typing import Literal, NamedTuple
 from pydantic import AliasChoices, Field, ValidationError
 
 from ..errors import EngineError
+from ..files import describe_exposure, make_private_dir, read_private, write_private
 from ..settings import Section
 
 MANIFEST = "manifest.json"
@@ -98,10 +104,14 @@ class StoredEngine(NamedTuple):
         return sum(path.stat().st_size for path in self.folder.glob("*.plan"))
 
     def read_plan(self, stage: str) -> bytes:
-        """Read the plan of a stage. Raises EngineError where it is absent, or differs from what was built."""
+        """Read the plan of a stage.
+
+        Raises EngineError where it is absent, differs from what was built, or can be changed by other users.
+        """
         path = self.folder / f"{stage}.plan"
         try:
-            plan = path.read_bytes()
+            _require_private(self.folder.parent, self.folder)
+            plan = read_private(path)
         except OSError as error:
             raise EngineError(f"cannot read {path}: {error.strerror}; {BUILD_HINT}") from error
         expected, digest = self.manifest.plans.get(stage), hashlib.sha256(plan).hexdigest()
@@ -147,7 +157,13 @@ class EngineStore:
             ) from error
 
     def all(self) -> Iterator[StoredEngine]:
-        """Yield all engines, the newest first. Skip a manifest that cannot be read, with a warning."""
+        """Yield all engines, the newest first. Skip those that cannot be read or trusted, with a warning.
+
+        Raises EngineError if other users can change the store itself.
+        """
+        if not os.path.lexists(self.folder):
+            return
+        _require_private(self.folder)
         engines = [
             stored for path in self.folder.glob(f"*/{MANIFEST}") if (stored := _read(path)) is not None
         ]
@@ -180,14 +196,15 @@ class EngineStore:
         return None
 
     def _write(self, manifest: Manifest, plans: Mapping[str, bytes]) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_dir(self.folder)
+        _require_private(self.folder)
         target = self.folder / manifest.folder_name
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as temporary:
             new = Path(temporary) / "new"
-            new.mkdir()
+            new.mkdir(mode=0o700)
             for stage, plan in plans.items():
-                (new / f"{stage}.plan").write_bytes(plan)
-            (new / MANIFEST).write_text(manifest.model_dump_json(indent=1, by_alias=True) + "\n")
+                write_private(new / f"{stage}.plan", plan)
+            write_private(new / MANIFEST, f"{manifest.model_dump_json(indent=1, by_alias=True)}\n".encode())
             if target.exists():
                 target.rename(Path(temporary) / "old")
             new.rename(target)
@@ -198,12 +215,21 @@ def _shorten(value: object) -> str:
     return str(value)[:24] or "any"
 
 
+def _require_private(*folders: Path) -> None:
+    for folder in folders:
+        if reason := describe_exposure(folder):
+            raise EngineError(f"engines are code, so only their user may be able to change them: {reason}")
+
+
 def _read(path: Path) -> StoredEngine | None:
     if path.parent.name.startswith("."):
         return None
     try:
-        return StoredEngine(path.parent, Manifest.model_validate_json(path.read_bytes()))
+        _require_private(path.parent)
+        return StoredEngine(path.parent, Manifest.model_validate_json(read_private(path)))
+    except EngineError as error:
+        _log.warning("skipped %s: %s", path, error)
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         _log.warning("skipped %s: it is no manifest of engines (%s); %s", path, reason, BUILD_HINT)
-        return None
+    return None

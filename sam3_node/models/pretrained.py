@@ -19,6 +19,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError, did_you_mean
+from .weight_files import CONFIG, check_weight_files
 
 FAST_TOKENIZER = "tokenizer.json"
 PREPROCESSING = "preprocessor_config.json"
@@ -52,17 +53,27 @@ def load_pretrained(
     """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
 
     `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
-    ModelError if the files are missing, damaged, or of another type.
+    ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
+    loaded, and no code of the repository runs.
     """
     _check_folder(name)
+    if os.path.isdir(name):
+        check_weight_files(Path(name))
     with _reading(name, "config.json and safetensors"):
-        kind = AutoConfig.from_pretrained(name).model_type
+        kind = AutoConfig.from_pretrained(name, trust_remote_code=False).model_type
         if kind not in classes:
             raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
         config = configure(classes[kind].config_class.from_pretrained(name))
         model, report = classes[kind].from_pretrained(
-            name, config=config, dtype=dtype, output_loading_info=True
+            name,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,
         )
+    if not os.path.isdir(name) and (path := _find(name, CONFIG)):
+        check_weight_files(Path(path).parent)
     if wrong := [str(item) for item in report["mismatched_keys"]]:
         raise ModelError(
             f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"

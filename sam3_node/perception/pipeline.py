@@ -71,6 +71,7 @@ class Pipeline:
         self.camera = camera
         self.epoch: int | None = None
         """Set by a live node: ids of another epoch name other objects."""
+        self._max_frame_pixels = settings.max_frame_pixels
         self._model = model
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
         self._objects = ObjectRegistry(settings.max_objects)
@@ -97,7 +98,7 @@ class Pipeline:
         timer, model = self._timer, self._model
         timer.start()
         with timer.host("decode"):
-            image = decode_image(frame)
+            image = decode_image(frame, self._max_frame_pixels)
         with timer.device("preprocess"):
             pixels = model.preprocess(image)
         with timer.device("encode"):

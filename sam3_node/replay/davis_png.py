@@ -17,7 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
+from ..files import child_path
 from ..types import Buffer, Mask, MaskFrame
+from ..wire.image_headers import check_png_pixels, read_png_header
+from ..wire.images import MAX_FRAME_PIXELS
 
 Labels = npt.NDArray[np.uint8]
 INDICES = 255
@@ -111,7 +114,7 @@ def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Calla
     """
     tables: dict[str, dict[int, dict[str, Any]]] = {}
     for count, frame in enumerate(masks, start=1):
-        camera_folder = folder / frame.camera
+        camera_folder = child_path(folder, frame.camera)
         if frame.camera not in tables:
             camera_folder.mkdir(parents=True, exist_ok=True)
         _add_rows(tables.setdefault(frame.camera, {}), frame)
@@ -142,8 +145,13 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
-    if bytes(data[: len(_SIGNATURE)]) != _SIGNATURE:
+    try:
+        header = read_png_header(data)
+        check_png_pixels(data)
+    except WireError:
         return None
+    if header.width * header.height > MAX_FRAME_PIXELS:
+        raise WireError(f"expected at most {MAX_FRAME_PIXELS} pixels, found {header.width} x {header.height}")
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from ..bags.native.writer import RecordingWriter
 from ..errors import OutputError, ReplayError, WireError
+from ..files import child_path
 from ..types import Frame, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image, pack_masks
@@ -100,7 +101,7 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
     """
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
-        with TimedVideoWriter(folder / f"overlay-{camera}.mp4") as film:
+        with TimedVideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
             pairs = pair_frames(
                 _select_camera(camera, sources.masks()), _select_camera(camera, sources.frames())
             )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
-from ..files import UNFINISHED, temp_dir, write_atomically
+from ..files import UNFINISHED, child_path, temp_dir, write_atomically
 
 LOCK = ".lock"
 LOCAL_PROTOCOLS = ("file", "local")
@@ -75,7 +75,7 @@ def local_bag(bag: str) -> Iterator[Path]:
         return
     system, remote = _open_file_system(bag)
     with temp_dir() as folder:
-        copy = folder / PurePosixPath(remote).name
+        copy = child_path(folder, PurePosixPath(remote).name)
         try:
             system.get(remote, str(copy), recursive=system.isdir(remote))
         except FileNotFoundError as error:

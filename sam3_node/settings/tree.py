@@ -54,6 +54,10 @@ class Section(BaseModel):
         return {cls.renamed.get(name, name): value for name, value in fields.items()}
 
 
+CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
+"""Names of cameras: letters, digits, _, . and -, and not of dots alone."""
+
+
 class TransportSettings(Section):
     frames: Annotated[tuple[str, ...], *CommaSeparated, Field(min_length=1)] = ("tcp://127.0.0.1:5550",)
     """Frame endpoints, separated by commas. Each camera binds one, and the node connects to all of them."""
@@ -68,7 +72,7 @@ class TransportSettings(Section):
 class CameraSettings(Section):
     source: str = "scene:shapes"
     """Source of the frames: scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX."""
-    name: str = Field("cam0", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    name: str = Field("cam0", max_length=64, pattern=CAMERA_PATTERN)
     """Name of the camera, used as the last part of its topics."""
     fps: float = Field(0.0, ge=0.0, le=1000.0)
     """Frames per second; 0 keeps the rate of the source."""
@@ -144,6 +148,8 @@ class TrackerSettings(Section):
     is system, else from the arrival."""
     max_prompt_age_s: float = Field(10.0, ge=0.0, le=1e6)
     """Refuse prompts on a frame that is older than this; 0 accepts frames of any age. Live delivery only."""
+    max_frame_pixels: int = Field(8192 * 8192, ge=1, le=16384 * 16384)
+    """Maximum number of pixels of a frame. Larger frames, and compressed ones that decode slower, are refused."""
 
 
 class DetectorSettings(Section):
@@ -175,7 +181,7 @@ class RecordSettings(Section):
     out: Path = Path("recordings")
     """File NAME.mcap, or a folder. In a folder, each recording is named by its start time (UTC)."""
     cameras: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], ...], *CommaSeparated
+        tuple[Annotated[str, Field(max_length=64, pattern=CAMERA_PATTERN)], ...], *CommaSeparated
     ] = ()
     """Names of the cameras to record, separated by commas. Empty: record all."""
     split_mb: float = Field(0.0, ge=0.0, le=1e9)

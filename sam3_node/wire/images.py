@@ -11,16 +11,18 @@ from ..errors import WireError
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
 from . import zstd
 from .codec import MAX_SIDE
+from .image_headers import ImageHeader, check_png_pixels, read_jpeg_header, read_png_header
 
 CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 """Bytes per pixel of each raw colour encoding."""
 
 
-# best compression ratio of deflate: with a byte or more per pixel, even a blank image has at most this many pixels per
-# byte of the file
-_MAX_RATIO = 1032
-_MAX_JPEG_SEGMENTS = 1024
-_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the start-of-frame markers
+MAX_FRAME_PIXELS = 8192 * 8192
+"""Default for the maximum number of pixels of an image that is decoded."""
+
+_MAX_SAMPLES = 3  # work of decoding, for each pixel that is allowed: that of a plain image of 8 bits
+# best compression ratio of JPEG: a bit for each block of the two components that 32 x 32 pixels need at least
+_MAX_JPEG_RATIO = 1032
 _PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 _PNG_GREY16 = b"\x10\x00"
 
@@ -42,13 +44,15 @@ def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> B
     return _compress(image, encoding, options)
 
 
-def decode_image(frame: Frame) -> Image:
+def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
     """Decode the BGR image uint8 [height, width, 3] of a frame. For `bgr8` it is a read-only view.
 
-    Raises WireError for invalid bytes.
+    Raises WireError for invalid bytes, for more than `max_pixels`, and for a compressed image that takes more work than
+    a plain one of `max_pixels`.
     """
     what, encoding, shape = f"{frame.encoding} image", frame.encoding, (frame.height, frame.width)
     check_colour(frame.colour, encoding, frame.width, frame.height)
+    _check_pixels(frame.width, frame.height, max_pixels, what)
     if encoding == "bgr8":
         return _view_read_only(frame.colour, np.uint8, (*shape, 3))
     if encoding == "rgb8":
@@ -57,7 +61,7 @@ def decode_image(frame: Frame) -> Image:
 
     if encoding == "mono8":
         return cast(Image, cv2.cvtColor(_view_read_only(frame.colour, np.uint8, shape), cv2.COLOR_GRAY2BGR))
-    _check_compressed(frame.colour, encoding, frame.width, frame.height, what)
+    _check_compressed(frame.colour, encoding, frame.width, frame.height, max_pixels, what)
     return _decompress(
         frame.colour, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION, (*shape, 3), "uint8", what
     )
@@ -91,17 +95,18 @@ def encode_depth(image: DepthImage, encoding: DepthEncoding, scale_m: float, ali
     return Depth(width, height, encoding, scale_m, aligned, data)
 
 
-def decode_depth(depth: Depth) -> DepthImage:
+def decode_depth(depth: Depth, max_pixels: int = MAX_FRAME_PIXELS) -> DepthImage:
     """Decode a depth image to uint16 [height, width]. For `z16` it is a read-only view.
 
-    Raises WireError for invalid bytes.
+    Raises WireError as `decode_image` does.
     """
     what, shape = f"{depth.encoding} depth", (depth.height, depth.width)
     check_depth(depth)
+    _check_pixels(depth.width, depth.height, max_pixels, what)
     if depth.encoding == "png16":
         import cv2
 
-        _check_compressed(depth.data, "png", depth.width, depth.height, what)
+        _check_compressed(depth.data, "png", depth.width, depth.height, max_pixels, what)
         if not is_depth_png(depth.data):
             raise WireError(f"{what}: expected a PNG of 16-bit grey, found another kind")
         return _decompress(depth.data, cv2.IMREAD_UNCHANGED, shape, "uint16", what)
@@ -121,9 +126,11 @@ def check_depth(depth: Depth) -> None:
         )
 
 
-def compressed_size(data: Buffer, encoding: str) -> tuple[int, int] | None:
-    """Return the width and height that a complete `jpeg` or `png` declares, or None for other bytes."""
-    return _read_png_size(data) if encoding == "png" else _read_jpeg_size(data)
+def compressed_size(data: Buffer, encoding: str) -> tuple[int, int]:
+    """Return the width and height that a complete `jpeg` or `png` declares. Raises WireError for other bytes."""
+    header = _read_header(data, encoding, encoding)
+    _check_sides(header.width, header.height, encoding)
+    return header.width, header.height
 
 
 def is_depth_png(data: Buffer) -> bool:
@@ -166,35 +173,36 @@ def _decompress(data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, wh
     return cast(npt.NDArray[Any], image)
 
 
-def _check_compressed(data: Buffer, kind: str, width: int, height: int, what: str) -> None:
+def _check_pixels(width: int, height: int, max_pixels: int, what: str) -> None:
+    if width * height > max_pixels:
+        raise WireError(
+            f"{what}: expected at most {max_pixels} pixels, found {width} x {height}; send smaller images, or raise "
+            "tracker.max_frame_pixels"
+        )
+
+
+def _check_compressed(data: Buffer, kind: str, width: int, height: int, max_pixels: int, what: str) -> None:
     # check before decoding: the decoder allocates the declared size, and fills missing pixels with grey
-    size = compressed_size(data, kind)
-    if size is None:
-        raise WireError(f"{what}: expected a complete {kind}, found other bytes")
-    if size != (width, height):
-        raise WireError(f"{what}: expected {width} x {height} pixels, found {size[0]} x {size[1]}")
-    if memoryview(data).nbytes * _MAX_RATIO < width * height:
-        raise WireError(f"{what}: expected the bytes of {width} x {height} pixels, found {len(data)}")
+    header = _read_header(data, kind, what)
+    if header[:2] != (width, height):
+        raise WireError(f"{what}: expected {width} x {height} pixels, found {header.width} x {header.height}")
+    if header.samples > max_pixels * _MAX_SAMPLES:
+        raise WireError(
+            f"{what}: expected one that decodes like {max_pixels} plain pixels, found more work: {width} x {height} "
+            "pixels with many scans, interlaced or of 16 bits; send a plain jpeg or png, or raise "
+            "tracker.max_frame_pixels"
+        )
+    if kind == "png":
+        check_png_pixels(data, what)
 
 
-def _read_png_size(data: Buffer) -> tuple[int, int] | None:
-    """Return the width and height that a complete PNG declares, or None for other bytes."""
-    head = bytes(data[:24])
-    if len(head) < 24 or not head.startswith(_PNG_START) or b"IEND" not in bytes(data[-64:]):
-        return None
-    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
-
-
-def _read_jpeg_size(data: Buffer) -> tuple[int, int] | None:
-    """Return the width and height that a complete JPEG declares, or None for other bytes."""
-    if bytes(data[:2]) != b"\xff\xd8" or b"\xff\xd9" not in bytes(data[-1024:]):
-        return None
-    position = 2
-    for _ in range(_MAX_JPEG_SEGMENTS):
-        segment = bytes(data[position : position + 9])
-        if len(segment) < 9 or segment[0] != 0xFF:
-            return None
-        if segment[1] in _JPEG_SIZES:
-            return int.from_bytes(segment[7:9], "big"), int.from_bytes(segment[5:7], "big")
-        position += 2 + int.from_bytes(segment[2:4], "big")
-    return None
+def _read_header(data: Buffer, kind: str, what: str) -> ImageHeader:
+    if kind == "png":
+        return read_png_header(data, what)
+    header = read_jpeg_header(data, what)
+    size = memoryview(data).nbytes
+    if size * _MAX_JPEG_RATIO < header.width * header.height:
+        raise WireError(
+            f"{what}: expected the bytes of {header.width} x {header.height} pixels, found {size}"
+        )
+    return header

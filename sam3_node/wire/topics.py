@@ -8,7 +8,8 @@ from ..errors import WireError
 from ..types import Buffer
 from .codec import Fields, describe
 
-_CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# not of dots alone: outputs name files and folders by cameras
+_CAMERA = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 BEAT_TOPIC = b"beat"
 """Topic, and only part, of the message by which a live publisher says that it runs."""
@@ -27,7 +28,8 @@ def masks_topic(camera: str) -> bytes:
 def _make_topic(kind: str, camera: str) -> bytes:
     if not _CAMERA.fullmatch(camera):
         raise WireError(
-            f"expected a camera name of 1 to 64 letters, digits, '_', '.' or '-', found {describe(camera)}"
+            "expected a camera name of 1 to 64 letters, digits, '_', '.' or '-', and not of dots alone, found "
+            f"{describe(camera)}"
         )
     return f"{kind}/{camera}".encode()
 

@@ -272,3 +272,9 @@ def test_the_first_image_tells_what_a_name_does_not(tmp_path: Path) -> None:
         "/cam/confidence_map": "other",
         "/cam/camera_info": "intrinsics",
     }
+
+
+def test_topics_of_dots_name_no_camera_by_dots() -> None:
+    names = [camera.name for camera in find_cameras(topics("/../image", "/./image", "/.../image"))]
+    assert names
+    assert all(name.strip(".") for name in names)

@@ -36,3 +36,16 @@ def test_a_folder_that_cannot_be_made_is_skipped(tmp_path: Path, caplog: pytest.
     keep_compiled(tmp_path / "file")
     assert not cache_dir().startswith(str(tmp_path))
     assert "compiled stages are not kept" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["engines", "engines/compiled"])
+def test_a_folder_that_others_can_write_is_skipped(
+    tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "engines").mkdir(mode=0o755)
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place).chmod(0o775)
+    keep_compiled(tmp_path / "engines")
+    assert not cache_dir().startswith(str(tmp_path))
+    assert "compiled stages are not kept" in caplog.text
+    assert "chmod -R go-w" in caplog.text

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import stat
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -273,3 +276,73 @@ def test_a_build_that_cannot_be_is_refused(
     assert cli.main(["engine", "build", f"--engine.folder={tmp_path / 'engines'}", *options]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "engines").exists()
+
+
+def test_engines_are_stored_for_their_user_alone(store: EngineStore) -> None:
+    before = os.umask(0)
+    try:
+        built = saved(store)
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (store.folder, *store.folder.rglob("*"))}
+    folders = {store.folder, built.folder}
+    assert modes == {path: 0o700 if path in folders else 0o600 for path in modes}
+
+
+UNSAFE = {
+    "store": lambda built: built.folder.parent,
+    "folder": lambda built: built.folder,
+    "plan": lambda built: built.folder / "encode.plan",
+    "manifest": lambda built: built.folder / MANIFEST,
+}
+
+
+def expose(path: Path, how: str, outside: Path) -> None:
+    if how == "owner":
+        os.chown(path, 12345, -1)
+    elif how == "link":
+        elsewhere = outside / "elsewhere"
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere)
+    else:
+        path.chmod(path.stat().st_mode | (stat.S_IWGRP if how == "group" else stat.S_IWOTH))
+
+
+@pytest.mark.parametrize("place", UNSAFE)
+@pytest.mark.parametrize(
+    ("how", "hint"),
+    [
+        ("group", r"can be written by others \(mode 0\d20\); if it can be trusted: chmod -R go-w"),
+        ("others", r"can be written by others \(mode 0\d02\); if it can be trusted: chmod -R go-w"),
+        ("link", r"symbolic link"),
+        pytest.param(
+            "owner",
+            r"belongs to user 12345; if it can be trusted: chown -R \d+",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user"),
+        ),
+    ],
+)
+def test_plans_that_other_users_can_change_are_never_read(
+    store: EngineStore, place: str, how: str, hint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = saved(store)
+    mode = stat.S_IMODE(UNSAFE[place](built).stat().st_mode)
+    expose(UNSAFE[place](built), how, store.folder.parent)
+    if place != "manifest":
+        with pytest.raises(EngineError, match=hint):
+            built.read_plan("encode")
+    if place != "plan":
+        with pytest.raises(EngineError) as caught:
+            store.find(KEY)
+        assert re.search(hint, caplog.text + str(caught.value))
+    if how in ("group", "others"):
+        UNSAFE[place](built).chmod(mode)
+        assert store.find(KEY).read_plan("encode") == PLANS["encode"]
+
+
+def test_nothing_is_stored_where_other_users_can_change_it(store: EngineStore) -> None:
+    store.folder.mkdir()
+    store.folder.chmod(0o775)
+    with pytest.raises(EngineError, match=r"mode 0775.*chmod -R go-w"):
+        saved(store)
+    assert list(store.folder.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 from transformers import Sam3ViTModel
 
-from sam3_node.errors import ModelError
+from sam3_node.engines.key import checkpoint_digest
+from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import checkpoints, load_tracker
 from sam3_node.models.sam.vit import WindowedViT
 from sam3_node.models.weight_loading import digest_path, write_digest
@@ -214,3 +216,103 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_no_network(
     for name, nearest in (("nanoo", "nano"), ("robot-weigths", "robot-weights")):
         with pytest.raises(ModelError, match=rf"did you mean {nearest}\?"):
             load_tracker(name)
+
+
+def shard(folder: Path, family: str = "sam3") -> Path:
+    """Write small weights in several files, and return the index."""
+    random_source(family).save_pretrained(folder, max_shard_size="200KB")
+    return folder / "model.safetensors.index.json"
+
+
+def test_weights_in_shards_load_and_have_one_digest(tmp_path: Path) -> None:
+    index = shard(tmp_path / "a")
+    random_source("sam3").save_pretrained(tmp_path / "b")
+    shards, whole = load_tracker(tmp_path / "a"), load_tracker(tmp_path / "b")
+    assert (logits(shards, 2) - logits(whole, 2)).abs().max() == 0
+    before = checkpoint_digest(str(tmp_path / "a"))
+    last = max((tmp_path / "a").glob("*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\1")
+    changed = checkpoint_digest(str(tmp_path / "a"))
+    index.write_text(index.read_text() + " ")
+    assert len({before, changed, checkpoint_digest(str(tmp_path / "a"))}) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", "model.bin"]
+)
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    index = shard(tmp_path / "weights")
+    content = json.loads(index.read_text())
+    first = sorted(set(content["weight_map"].values()))[0]
+    path = tmp_path / "weights" / name.removeprefix("/")
+    path.parent.mkdir(exist_ok=True)
+    (tmp_path / "weights" / first).rename(path)
+    renamed = f"{path}" if name.startswith("/") else name
+    content["weight_map"] = {
+        key: renamed if value == first else value for key, value in content["weight_map"].items()
+    }
+    index.write_text(json.dumps(content))
+    with pytest.raises(
+        ModelError, match=r"expected weights that lie in their folder, found .* in model\.safe"
+    ):
+        load_tracker(tmp_path / "weights")
+    with pytest.raises(EngineError, match="expected weights that lie in their folder"):
+        checkpoint_digest(str(tmp_path / "weights"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    random_source("sam3").save_pretrained(tmp_path / "weights")
+    (tmp_path / "weights" / name).rename(tmp_path / name)
+    (tmp_path / "weights" / name).symlink_to(tmp_path / name)
+    with pytest.raises(ModelError, match=f"found a link from {name} to .*; copy them there"):
+        load_tracker(tmp_path / "weights")
+
+
+def test_the_cache_of_the_hub_is_loaded_by_its_links(tmp_path: Path) -> None:
+    root = tmp_path / "models--somebody--tracker"
+    snapshot, blobs = root / "snapshots" / "0123abcd", root / "blobs"
+    random_source("sam3").save_pretrained(tmp_path / "plain")
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in sorted((tmp_path / "plain").iterdir()):
+        (blobs / f"hash-of-{path.name}").write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(Path("../../blobs") / f"hash-of-{path.name}")
+    assert load_tracker(snapshot).can_track
+    assert checkpoint_digest(str(snapshot)) == checkpoint_digest(str(tmp_path / "plain"))
+    (tmp_path / "other").write_bytes((snapshot / "model.safetensors").read_bytes())
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(tmp_path / "other")
+    with pytest.raises(ModelError, match=r"found a link from model\.safetensors"):
+        load_tracker(snapshot)
+
+
+def test_pickles_and_other_models_are_never_loaded(tmp_path: Path) -> None:
+    source = random_source("sam3")
+    source.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(source.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot load"):
+        load_tracker(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
+    with pytest.raises(ModelError, match=r"found adapter_config\.json"):
+        load_tracker(tmp_path)
+
+
+def test_code_in_a_folder_never_runs(tmp_path: Path) -> None:
+    random_source("sam3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_type"], config["auto_map"] = "mine", {"AutoConfig": "code.Config"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ModelError, match="cannot load"):
+        load_tracker(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_configuration_cannot_choose_the_file_of_weights(tmp_path: Path) -> None:
+    random_source("sam3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_weights": "a/b.safetensors"}))
+    with pytest.raises(ModelError, match=r"found 'a/b\.safetensors' as transformers_weights"):
+        load_tracker(tmp_path)

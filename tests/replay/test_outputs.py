@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
+from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
 from sam3_node.replay.outputs import KINDS, pair_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
@@ -189,6 +190,30 @@ def test_overlays_are_drawn_at_the_cameras_rate(tmp_path: Path) -> None:
         images = [image for good, image in iter(film.read, (False, None)) if good]
         assert len(images) == count
         assert images[0].shape == (HEIGHT, WIDTH, 3)
+
+
+@pytest.mark.parametrize("kind", ["png", "overlay"])
+@pytest.mark.parametrize("camera", [".", "..", "../other"])
+def test_nothing_is_written_outside_for_a_camera_that_is_no_name(
+    tmp_path: Path, kind: str, camera: str
+) -> None:
+    def masks() -> Iterator[MaskFrame]:
+        yield masks_of(camera, 0)
+
+    def frames() -> Iterator[Frame]:
+        yield frame_of(camera, 0)
+
+    out = tmp_path / "a" / "out"
+    with contextlib.suppress(OutputError):
+        write_outputs(out, [kind], masks, frames, told)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written <= {"a/out/overlay-..mp4", "a/out/overlay-...mp4"}
+
+
+def test_a_label_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(davis_png, "MAX_FRAME_PIXELS", 15)
+    with pytest.raises(WireError, match="at most 15 pixels, found 4 x 4"):
+        decode_labels(encode_labels(np.zeros((4, 4), np.uint8)))
 
 
 def test_masks_without_a_frame_or_on_a_broken_one_are_not_drawn(tmp_path: Path) -> None:

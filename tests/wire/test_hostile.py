@@ -193,6 +193,8 @@ FIELDS = [
     ("frame-raw", ["camera"], "other", "expected the topic frame/other, found"),
     ("frame-raw", ["camera"], "a/b", "expected a camera name"),
     ("frame-raw", ["camera"], "", "expected a camera name"),
+    ("frame-raw", ["camera"], ".", "not of dots alone"),
+    ("frame-raw", ["camera"], "..", "not of dots alone"),
     ("frame-raw", ["seq"], -1, "'seq' to be an integer in 0.."),
     ("frame-raw", ["seq"], 2**63, "'seq' to be an integer"),
     ("frame-raw", ["seq"], True, "'seq' to be an integer"),

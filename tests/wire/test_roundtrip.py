@@ -35,7 +35,7 @@ naturals = st.integers(0, 2**63 - 1)
 capture_times = st.integers(0, 2**62)
 epochs = st.integers(0, 2**53 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-cameras = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
+cameras = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True).filter(lambda name: name.strip("."))
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | words | st.binary(max_size=20),

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import BagError
+from ...errors import BagError, WireError
 from ...types import NANOSECONDS, Closeable, ColourEncoding, Depth
-from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
 from ..messages.ros_images import MILLIMETRE, MessageError
 from ..samples import Colour, Losses, Sample, Topic, natural_order
@@ -133,10 +132,10 @@ def _depth(name: str, data: bytes) -> Depth:
 
 
 def _size(name: str, data: bytes, encoding: str) -> tuple[int, int]:
-    size = compressed_size(data, encoding)
-    if size is None or not all(1 <= side <= MAX_SIDE for side in size):
-        raise MessageError(f"{name}: expected a whole {encoding}, found {len(data)} other bytes")
-    return size
+    try:
+        return compressed_size(data, encoding)
+    except WireError as error:
+        raise MessageError(f"{name}: {error}") from error
 
 
 def _sequences(path: Path) -> tuple[_Sequence, ...]:

@@ -2,8 +2,8 @@
 
 The mcap library reads a file by the index at its end, which a killed recorder never wrote, or record by record while it
 trusts every declared length. rosbags refuses bags without an index. `McapStream` therefore walks the records itself,
-never reads more bytes than the file holds, and keeps everything before the first damage. The mcap library only parses
-single records, decompresses chunks and reads the index.
+never reads more bytes than the file holds, decompresses chunks within limits, and keeps everything before the first
+damage. The mcap library only parses single records and reads the index.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,6 +23,7 @@ import zstandard
 
 from ...errors import BagError, require
 from ...types import NANOSECONDS
+from ..decompression import DecompressionError, decompress
 
 MAGIC = b"\x89MCAP0\r\n"
 
@@ -31,7 +33,6 @@ _RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
 _MAX_RECORD = 1 << 32  # bytes
-_MAX_CHUNK = 1 << 30  # bytes, decompressed
 _COMPRESSIONS = ("", "lz4", "zstd")
 
 
@@ -66,7 +67,6 @@ class McapStream:
         self._reached = self._logged_ns = 0
         self._reader = require("mcap.reader", "bags")
         self._records = require("mcap.records", "bags")
-        self._stream = require("mcap.stream_reader", "bags")
         self._data_stream = require("mcap.data_stream", "bags").ReadDataStream
         exceptions = require("mcap.exceptions", "bags")
         self._end_of_file = exceptions.EndOfFile
@@ -166,24 +166,41 @@ class McapStream:
             else:
                 yield opcode, file.read(length)
 
-    def _parse(self, opcode: int, content: bytes) -> list[Any]:
-        """Return the schemas, channels and messages of one record."""
+    def _parse(self, opcode: int, content: bytes) -> Iterator[Any]:
+        """Yield the schemas, channels and messages of one record."""
         stream = self._data_stream(io.BytesIO(content))
         if opcode == _MESSAGE:
-            return [self._records.Message.read(stream, len(content))]
-        if opcode == _SCHEMA:
-            return [self._records.Schema.read(stream)]
-        if opcode == _CHANNEL:
-            return [self._records.Channel.read(stream)]
-        chunk = self._records.Chunk.read(stream)
+            yield self._records.Message.read(stream, len(content))
+        elif opcode == _SCHEMA:
+            yield self._records.Schema.read(stream)
+        elif opcode == _CHANNEL:
+            yield self._records.Channel.read(stream)
+        elif opcode == _CHUNK:
+            for inner, part in self._walk_chunk(self._records.Chunk.read(stream)):
+                if inner in (_MESSAGE, _SCHEMA, _CHANNEL):
+                    yield from self._parse(inner, part)
+
+    def _walk_chunk(self, chunk: Any) -> Iterator[tuple[int, bytes]]:
+        """Yield opcode and content of the records in a chunk, once its checksum is right."""
         if chunk.compression not in _COMPRESSIONS:
             raise ValueError(f"a chunk compressed by {chunk.compression!r}, expected lz4, zstd or nothing")
-        size = chunk.uncompressed_size
-        if chunk.compression == "zstd":
-            size = max(size, zstandard.frame_content_size(chunk.data))
-        if size > _MAX_CHUNK:
-            raise ValueError(f"a chunk of {size} bytes, expected at most {_MAX_CHUNK}")
-        return list(self._stream.breakup_chunk(chunk, validate_crc=True))
+        size, data = chunk.uncompressed_size, chunk.data
+        if chunk.compression:
+            try:
+                data = decompress(data, chunk.compression, size)
+            except DecompressionError as error:
+                raise ValueError(f"a chunk of {size} bytes: {error}") from error
+        if len(data) != size:
+            raise ValueError(f"a chunk of {len(data)} bytes, expected {size}")
+        if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
+            raise ValueError("crc validation failed in Chunk")
+        view, position = memoryview(data), 0
+        while position < size:
+            opcode, length = _RECORD.unpack_from(view, position)
+            begin, position = position + _RECORD.size, position + _RECORD.size + length
+            if position > size:
+                raise ValueError("a record that ends outside its chunk")
+            yield opcode, bytes(view[begin:position])
 
     def _describe(self, size: int, error: Exception) -> str:
         after = f" after {_format_utc(self._logged_ns)}" if self._logged_ns else ""

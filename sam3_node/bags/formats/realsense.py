@@ -15,10 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import zstandard
-
 from ...errors import BagError, require
 from ...types import Closeable, Depth, Intrinsics
+from ..decompression import DecompressionError, decompress
 from ..messages.ros import RawMessage, Storage, deserialise
 from ..messages.ros_images import MILLIMETRE, MessageError, read_payload, read_stamp
 from ..samples import Colour, Losses, Sample, Topic
@@ -281,8 +280,8 @@ def _unpack(data: Any, packed: re.Match[str], stream: _Stream) -> SimpleNamespac
     try:
         if step * height > _MAX_IMAGE:
             raise MessageError(f"{stream.image}: expected an image, found {step * height} bytes declared")
-        content = zstandard.ZstdDecompressor().decompress(bytes(data), max_output_size=step * height)
-    except zstandard.ZstdError as error:
+        content = bytes(decompress(bytes(data), "zstd", step * height))
+    except DecompressionError as error:
         raise MessageError(f"{stream.image}: an image cannot be decompressed ({error})") from error
     return SimpleNamespace(
         width=width, height=height, step=step, encoding=packed[1], is_bigendian=0, data=content

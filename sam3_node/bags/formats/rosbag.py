@@ -7,15 +7,13 @@ killed, or whose end is missing. rosbags only deserialises single messages.
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import zstandard
-
 from ...errors import BagError, require
 from ...types import Closeable
+from ..decompression import DecompressionError, decompress_file
 from ..messages.ros import Storage, list_topics, read_sample
 from ..messages.ros_images import MessageError
 from ..samples import Losses, Sample, SampleReader, Topic, natural_order
@@ -87,7 +85,7 @@ class RosBag(Closeable):
         for part in parts:
             try:
                 files.append(_open_file(self._unpack(part)))
-            except (BagError, OSError, zstandard.ZstdError) as error:
+            except (BagError, OSError, DecompressionError) as error:
                 self._losses.add(str(error))
         if not files:
             raise BagError(f"expected a ROS 2 bag in {self.path}, found {self._losses.text()}")
@@ -113,10 +111,7 @@ class RosBag(Closeable):
             return part
         assert self._unpacked is not None
         target = Path(self._unpacked.name) / part.stem
-        with part.open("rb") as packed, target.open("wb") as file:
-            shutil.copyfileobj(
-                zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True), file
-            )
+        decompress_file(part, target)
         return target
 
 

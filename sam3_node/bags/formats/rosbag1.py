@@ -5,14 +5,14 @@ rosbags refuses bags without an index, so it cannot read a bag whose recorder wa
 
 from __future__ import annotations
 
-import bz2
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ...errors import BagError, require
+from ...errors import BagError
 from ...types import NANOSECONDS, Buffer, Closeable
+from ..decompression import DecompressionError, decompress
 from ..messages.ros import RawMessage, first_bytes
 from ..samples import Losses
 
@@ -127,6 +127,8 @@ class Rosbag1(Closeable):
             yield record
         elif record.op == _CHUNK:
             for inner in _inside(_decompress(record)):
+                if inner.op == _CHUNK:
+                    raise _DamageError("there is a chunk within a chunk")
                 yield from self._flatten(inner)
 
     def _connect(self, record: _Record) -> None:
@@ -200,20 +202,12 @@ def _decompress(chunk: _Record) -> Buffer:
     compression = _text(chunk.fields.get(b"compression", b""))
     if compression == "none":
         return chunk.data
-    size = _number(chunk.fields.get(b"size", b""))
-    if not 0 <= size <= _MAX_CHUNK:
-        raise _DamageError("the chunk has no valid size")
-    take: Callable[[Buffer, int], bytes]
-    if compression == "bz2":
-        take = bz2.BZ2Decompressor().decompress
-    elif compression == "lz4":
-        take = require("lz4.frame", "bags").LZ4FrameDecompressor().decompress
-    else:
+    if compression not in ("bz2", "lz4"):
         raise _DamageError(f"expected a chunk compressed by none, bz2 or lz4, found {compression!r}")
     try:
-        return take(chunk.data, size)
-    except (OSError, EOFError, RuntimeError) as error:
-        raise _DamageError(f"the chunk cannot be decompressed ({error})") from error
+        return decompress(chunk.data, compression, _number(chunk.fields.get(b"size", b"")))
+    except DecompressionError as error:
+        raise _DamageError(f"the chunk cannot be read: {error}") from error
 
 
 def _number(value: Buffer) -> int:

@@ -12,11 +12,11 @@ import zstandard
 
 from ...errors import BagError, require
 from ...types import Buffer
+from ..decompression import decompress
 from ..samples import Sample, Topic
 from .ros_images import MessageError, find_kind, read_payload, read_stamp
 
 _ZSTD = b"\x28\xb5\x2f\xfd"  # CDR begins with 00 00 or 00 01, never with this
-_MAX_MESSAGE = 1 << 30
 
 
 class RawMessage(NamedTuple):
@@ -76,9 +76,11 @@ def _decompress(data: Buffer) -> Buffer:
     """Return a message of ROS 2, decompressed if its recorder compressed it."""
     if bytes(data[: len(_ZSTD)]) != _ZSTD:
         return data
-    if not 0 <= zstandard.frame_content_size(data) <= _MAX_MESSAGE:
-        raise ValueError("compressed, without its size")
-    return zstandard.ZstdDecompressor().decompress(data)
+    size = zstandard.frame_content_size(data)
+    content = decompress(data, "zstd", size)
+    if len(content) != size:
+        raise ValueError(f"compressed, {len(content)} bytes of {size}")
+    return memoryview(content).toreadonly()
 
 
 def first_bytes(path: Path, count: int) -> bytes:

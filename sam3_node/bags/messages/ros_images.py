@@ -230,12 +230,10 @@ def _image_format(data: Buffer) -> str | None:
 
 
 def _size(data: Buffer, encoding: str, topic: str) -> tuple[int, int]:
-    size = compressed_size(data, encoding)
-    if size is None:
-        raise MessageError(f"{topic}: expected a complete {encoding}, found {len(data)} other bytes")
-    if not all(1 <= side <= MAX_SIDE for side in size):
-        raise MessageError(f"{topic}: expected sides of 1 to {MAX_SIDE} pixels, found {size[0]} x {size[1]}")
-    return size
+    try:
+        return compressed_size(data, encoding)
+    except WireError as error:
+        raise MessageError(f"{topic}: {error}") from error
 
 
 def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:

@@ -45,7 +45,7 @@ MAX_RECORDS_TO_LAYOUT = 16
 """The layout is among this many first records of a file."""
 
 _FRAME_LIMITS = Limits(total_bytes=1 << 30)
-_FRAME_TOPIC = re.compile(r"/([A-Za-z0-9_.-]{1,64})/(image|depth|header)")
+_FRAME_TOPIC = re.compile(r"/((?!\.+/)[A-Za-z0-9_.-]{1,64})/(image|depth|header)")
 
 
 @dataclass(frozen=True, slots=True)

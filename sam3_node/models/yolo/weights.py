@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...errors import ModelError, OutputError
 from ...files import make_folder
+from ..weight_files import check_weight_files
 from ..weight_loading import check_digest, digest_path, pick_device, pick_dtype, write_digest
 from .config import YoloWorldConfig
 from .network import YoloWorld
@@ -35,6 +36,7 @@ def load_yolo_world(
     chosen_dtype = pick_dtype(dtype, target)
     folder = Path(path)
     config = _read_config(folder / CONFIG)
+    check_weight_files(folder)
     weights = folder / WEIGHTS
     if digest_path(weights).exists():
         check_digest(weights, hint="copy or convert the weights again")

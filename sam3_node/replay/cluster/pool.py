@@ -7,16 +7,19 @@ first, and its time is counted.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ReplayError, require
@@ -25,12 +28,14 @@ from .job_plan import Task
 from .worker import NOT_STARTED, TaskProgress, TaskResult, Worker
 
 LOCAL = "local"
+AUTH_MODE = "RAY_AUTH_MODE"
 OBJECT_STORE_BYTES = 100 << 20
 """Size of Ray's shared memory: only small messages go through Ray."""
 CONNECT_TIMEOUT_S = 5.0
 """Timeout for the address of a cluster; Ray itself would try for minutes."""
 STOP_TIMEOUT_S = 20.0
 """Time that workers have to write what they have done."""
+_log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 
 
@@ -42,9 +47,19 @@ def connect_ray(address: str, workers: int) -> Iterator[Any]:
     runs here; or the address of another cluster. An existing connection of this process is used as it is. Raises
     MissingExtraError without Ray, ReplayError if there is no cluster.
     """
-    # Ray reads both on import: no usage reports, and no lower priority for workers
+    # Ray reads these on import: no usage reports, no lower priority for workers, and a token
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
+    if address == LOCAL:
+        if "ray" not in sys.modules:  # an imported Ray keeps the mode that it found
+            os.environ.setdefault(AUTH_MODE, "token")
+    elif not _has_token():
+        _log.warning(
+            "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on its machines; "
+            "start it, and this command, with %s=token (ray get-auth-token --generate)",
+            address,
+            AUTH_MODE,
+        )
     ray = require("ray", "cloud")
     if ray.is_initialized():
         yield ray
@@ -55,6 +70,15 @@ def connect_ray(address: str, workers: int) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _has_token() -> bool:
+    """Return True if Ray would show a token to a cluster: by its setting, or by default if there is a token."""
+    mode = os.environ.get(AUTH_MODE)
+    if mode is not None:
+        return mode.lower() == "token"
+    places = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    return any(places) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _init_ray(ray: Any, address: str, workers: int) -> None:

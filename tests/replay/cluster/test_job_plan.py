@@ -176,3 +176,39 @@ def test_an_address_without_ray_is_an_error_at_once(address: str) -> None:
         port = free.getsockname()[1]
     with pytest.raises(ReplayError, match="expected a Ray cluster"), connect_ray(address.format(port), 1):
         pass
+
+
+@pytest.mark.parametrize(
+    ("values", "is_warned"),
+    [
+        ({}, True),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "secret"}, True),
+        ({"RAY_AUTH_MODE": "token"}, False),
+        ({"RAY_AUTH_TOKEN": "secret"}, False),
+    ],
+)
+def test_a_cluster_without_a_token_is_warned_of(
+    values: dict[str, str],
+    is_warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ReplayError), connect_ray("127.0.0.1:1", 1):
+        pass
+    assert ("without a token" in caplog.text) == is_warned
+
+
+def test_clusters_of_launch_start_with_a_token() -> None:
+    text = (CLOUD / "cluster.yaml").read_text()
+    starts = [line for line in text.splitlines() if "ray start" in line]
+    assert len(starts) == 2
+    assert all("RAY_AUTH_MODE=token ray start" in line for line in starts)
+    assert "~/.ray/auth_token: ~/.ray/auth_token" in text
+    assert "export RAY_ADDRESS RAY_AUTH_MODE" in (CLOUD / "submit").read_text()

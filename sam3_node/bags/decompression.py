@@ -1,0 +1,110 @@
+"""Decompression of recordings within limits: a file of some kilobytes can expand to gigabytes.
+
+No size that a file declares is allocated, and none is exceeded.
+"""
+
+from __future__ import annotations
+
+import bz2
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from ..errors import require
+from ..types import Buffer
+
+_PIECE = 1 << 20
+_MIB = 1 << 20
+_MAX_WINDOW = 1 << 27
+_MAX_FILE_RATIO = 1000
+_SPARE_BYTES = 1 << 30  # of a disk, when a file has been decompressed
+
+
+class DecompressionError(ValueError):
+    """Data that cannot be decompressed, or expands to more than is allowed."""
+
+
+def max_content(compressed_bytes: int) -> int:
+    """Return the most bytes that a chunk or message may expand to: 256 MiB, or 16 times its size up to 1 GiB."""
+    return min(1 << 30, max(256 * _MIB, 16 * compressed_bytes))
+
+
+def decompress(data: Buffer, compression: str, declared: int | None = None) -> bytearray:
+    """Decompress one frame of zstd, lz4 or bz2; of data that is cut off, as far as it reaches.
+
+    declared: size that the file declares for the content. Raises DecompressionError for damaged data, a content of more
+    than `declared` or `max_content` bytes, and another compression. Raises MissingExtraError without lz4.
+    """
+    limit = max_content(memoryview(data).nbytes)
+    if declared is not None and not 0 <= declared <= limit:
+        raise DecompressionError(f"expected at most {limit} bytes, found {declared} declared")
+    limit = limit if declared is None else declared
+    content = bytearray()
+    try:
+        for piece in _PIECES[compression](data):
+            content += piece
+            if len(content) > limit:
+                raise DecompressionError(f"expected at most {limit} bytes, found compressed data of more")
+    except KeyError:
+        raise DecompressionError(f"expected zstd, lz4 or bz2, found {compression!r}") from None
+    except (zstandard.ZstdError, OSError, EOFError, RuntimeError) as error:  # lz4 raises RuntimeError
+        raise DecompressionError(f"it cannot be decompressed ({error})") from error
+    return content
+
+
+def decompress_file(source: Path, target: Path) -> None:
+    """Decompress a file of zstd.
+
+    Raises DecompressionError for damaged data, and where it is more than 256 MiB and 1000 times the file's size, or
+    would leave less than 1 GiB on the disk. Raises OSError.
+    """
+    limit = max(256 * _MIB, _MAX_FILE_RATIO * source.stat().st_size)
+    limit = min(limit, shutil.disk_usage(target.parent).free - _SPARE_BYTES)
+    written = 0
+    with source.open("rb") as packed, target.open("wb") as file:
+        reader = _zstd().stream_reader(packed, read_across_frames=True)
+        try:
+            while piece := reader.read(_PIECE):
+                written += len(piece)
+                if written > limit:
+                    raise DecompressionError(
+                        f"{source.name}: expected at most {max(limit, 0)} bytes, found compressed data of more; free "
+                        "space on the disk of TMPDIR, or decompress it with zstd -d"
+                    )
+                file.write(piece)
+        except zstandard.ZstdError as error:
+            raise DecompressionError(f"{source.name}: it cannot be decompressed ({error})") from error
+
+
+def _zstd() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+
+
+def _read_zstd(data: Buffer) -> Iterator[bytes]:
+    reader = _zstd().stream_reader(data)
+    while piece := reader.read(_PIECE):
+        yield piece
+
+
+def _read_lz4(data: Buffer) -> Iterator[bytes]:
+    return _read_stream(require("lz4.frame", "bags").LZ4FrameDecompressor(), data)
+
+
+def _read_bz2(data: Buffer) -> Iterator[bytes]:
+    return _read_stream(bz2.BZ2Decompressor(), data)
+
+
+def _read_stream(stream: Any, data: Buffer) -> Iterator[bytes]:
+    yield stream.decompress(data, _PIECE)
+    while not (stream.eof or stream.needs_input):
+        yield stream.decompress(b"", _PIECE)
+
+
+_PIECES: dict[str, Callable[[Buffer], Iterator[bytes]]] = {
+    "zstd": _read_zstd,
+    "lz4": _read_lz4,
+    "bz2": _read_bz2,
+}

@@ -1,0 +1,289 @@
+"""Recordings of some kilobytes that would unpack to gigabytes, or compute without end, are refused within limits."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import resource
+import shutil
+import sqlite3
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zstandard
+
+pytest.importorskip("lz4")
+pytest.importorskip("mcap")
+pytest.importorskip("rosbags")
+
+import lz4.frame
+
+from sam3_node.bags.decompression import DecompressionError, decompress, decompress_file, max_content
+from sam3_node.bags.formats import rosbag2_sqlite
+from sam3_node.bags.formats.mcap_stream import MAGIC, McapStream
+from sam3_node.bags.formats.rosbag import RosBag
+from sam3_node.bags.messages import ros_images
+from sam3_node.bags.messages.ros import deserialise
+from sam3_node.errors import BagError
+from tests.support import ros_recordings as ros
+
+GIGABYTE = 1 << 30
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda data: zstandard.ZstdCompressor().compress(data),
+    "lz4": lz4.frame.compress,
+    "bz2": bz2.compress,
+}
+TOPIC_TABLE = "CREATE TABLE topics(id INTEGER PRIMARY KEY, name TEXT, type TEXT, serialization_format TEXT)"
+MESSAGE_TABLE = (
+    "CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id INTEGER, timestamp INTEGER, data BLOB)"
+)
+TOPIC_ROW = "INSERT INTO topics VALUES (1, '/camera/image', 'sensor_msgs/msg/Image', 'cdr')"
+
+
+def zeros(count: int) -> bytes:
+    """Return zstd of `count` zeros that does not declare its size, in few bytes and little memory."""
+    packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    piece = bytes(1 << 20)
+    return b"".join([packer.compress(piece) for _ in range(count >> 20)]) + packer.flush()
+
+
+@pytest.fixture(scope="module")
+def bomb() -> bytes:
+    return zeros(2 * GIGABYTE)
+
+
+@contextlib.contextmanager
+def bounded_memory(megabytes: int = 600) -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < megabytes
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_what_is_declared_comes_back(compression: str) -> None:
+    data = bytes(range(256)) * 8000
+    packed = COMPRESS[compression](data)
+    assert decompress(packed, compression, len(data)) == data
+    assert decompress(memoryview(packed), compression) == data
+    assert data.startswith(decompress(packed[: len(packed) // 2], compression))
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_more_than_is_declared_is_refused(compression: str) -> None:
+    packed = COMPRESS[compression](bytes(10 << 20))
+    with (
+        bounded_memory(64),
+        pytest.raises(DecompressionError, match="at most 1000 bytes, found compressed data of"),
+    ):
+        decompress(packed, compression, 1000)
+
+
+@pytest.mark.parametrize("compression", [*COMPRESS, "brotli"])
+def test_other_bytes_are_refused(compression: str) -> None:
+    with pytest.raises(DecompressionError, match=r"cannot be decompressed|expected zstd, lz4 or bz2"):
+        decompress(b"no compressed data at all", compression)
+
+
+def test_a_bomb_is_refused_whatever_it_declares(bomb: bytes) -> None:
+    assert len(bomb) < 100_000
+    with pytest.raises(DecompressionError, match="at most 268435456 bytes, found 2147483648 declared"):
+        decompress(bomb, "zstd", 2 * GIGABYTE)
+    with (
+        bounded_memory(),
+        pytest.raises(DecompressionError, match="at most 268435456 bytes, found compressed"),
+    ):
+        decompress(bomb, "zstd")
+
+
+def test_honest_chunks_may_be_larger_than_bombs() -> None:
+    assert max_content(10) == 256 << 20
+    assert max_content(40 << 20) == 640 << 20
+    assert max_content(GIGABYTE) == GIGABYTE
+
+
+def write_chunk(path: Path, compression: str, data: bytes, size: int) -> Path:
+    name = struct.pack("<I", len(compression)) + compression.encode()
+    body = struct.pack("<QQQI", 0, 0, size, 0) + name + struct.pack("<Q", len(data)) + data
+    path.write_bytes(MAGIC + struct.pack("<BQ", 6, len(body)) + body)
+    return path
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("declared", [100, 200 << 20, GIGABYTE, 2**63])
+def test_mcap_chunks_expand_within_limits(tmp_path: Path, compression: str, declared: int) -> None:
+    data = COMPRESS[compression](bytes(300 << 20))
+    stream = McapStream(write_chunk(tmp_path / "a.mcap", compression, data, declared))
+    with bounded_memory():
+        assert list(stream.rows()) == []
+    assert "a chunk of" in str(stream.damage)
+    assert "expected at most" in str(stream.damage)
+
+
+def test_mcap_records_end_within_their_chunk(tmp_path: Path) -> None:
+    data = struct.pack("<BQ", 5, 2**40) + bytes(100)
+    stream = McapStream(write_chunk(tmp_path / "a.mcap", "", data, len(data)))
+    assert list(stream.rows()) == []
+    assert "a record that ends outside its chunk" in str(stream.damage)
+
+
+def part(**fields: bytes) -> bytes:
+    records = (name.encode() + b"=" + value for name, value in fields.items())
+    header = b"".join(struct.pack("<I", len(record)) + record for record in records)
+    return struct.pack("<I", len(header)) + header
+
+
+def chunk_of(compression: str, data: bytes, size: int) -> bytes:
+    header = part(op=b"\x05", compression=compression.encode(), size=struct.pack("<I", size))
+    return header + struct.pack("<I", len(data)) + data
+
+
+def connection() -> bytes:
+    data = part(topic=b"/camera/image", type=b"sensor_msgs/Image")[4:]
+    return part(op=b"\x07", conn=bytes(4), topic=b"/camera/image") + struct.pack("<I", len(data)) + data
+
+
+@pytest.mark.parametrize("compression", ["bz2", "lz4"])
+@pytest.mark.parametrize("declared", [100, GIGABYTE])
+def test_ros_1_chunks_expand_within_limits(tmp_path: Path, compression: str, declared: int) -> None:
+    path = tmp_path / "a.bag"
+    data = COMPRESS[compression](bytes(10 << 20))
+    path.write_bytes(b"#ROSBAG V2.0\n" + connection() + chunk_of(compression, data, declared))
+    with bounded_memory(), contextlib.closing(RosBag(path)) as bag:
+        assert list(bag.samples({"/camera/image"})) == []
+        assert "expected at most" in str(bag.lost)
+
+
+def test_ros_1_chunks_are_not_nested(tmp_path: Path) -> None:
+    inner = connection()
+    for _ in range(2000):
+        inner = chunk_of("none", inner, len(inner))
+    path = tmp_path / "a.bag"
+    path.write_bytes(b"#ROSBAG V2.0\n" + connection() + inner)
+    with contextlib.closing(RosBag(path)) as bag:
+        assert list(bag.samples({"/camera/image"})) == []
+        assert "a chunk within a chunk" in str(bag.lost)
+
+
+def test_messages_of_ros_2_expand_within_limits(bomb: bytes) -> None:
+    header = struct.pack("<IBQ", 0xFD2FB528, 0b11100000, 200 << 20)
+    for data in (bomb, header, zstandard.ZstdCompressor().compress(bytes(300 << 20))):
+        with bounded_memory(), pytest.raises(ros_images.MessageError):
+            deserialise(data, "sensor_msgs/msg/Image", is_cdr=True)
+
+
+def test_a_compressed_file_expands_within_limits(tmp_path: Path, bomb: bytes) -> None:
+    (tmp_path / "a.db3.zstd").write_bytes(bomb)
+    with pytest.raises(BagError, match=r"a\.db3\.zstd: expected at most 268435456 bytes"):
+        RosBag(tmp_path)
+
+
+def test_a_compressed_file_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zstd").write_bytes(zeros(10 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIGABYTE + 1000))
+    with pytest.raises(DecompressionError, match=r"at most 1000 bytes.*free space on the disk of TMPDIR"):
+        decompress_file(tmp_path / "a.zstd", tmp_path / "a")
+
+
+def write_database(path: Path, *statements: str) -> Path:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+    return path
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+FAKE = "PRAGMA writable_schema=ON"
+DATABASES = {
+    "messages are a view": [
+        TOPIC_TABLE, TOPIC_ROW, f"CREATE VIEW messages AS {ENDLESS} SELECT i AS id, 1 AS topic_id, i AS timestamp, "
+        "zeroblob(100000000) AS data FROM n",
+    ],
+    "topics are a view": [
+        MESSAGE_TABLE, f"CREATE VIEW topics AS {ENDLESS} SELECT i AS id, '/a' || i AS name, "
+        "'sensor_msgs/msg/Image' AS type, 'cdr' AS serialization_format FROM n",
+    ],
+    "a view that is entered as a table": [
+        TOPIC_TABLE, TOPIC_ROW, MESSAGE_TABLE, FAKE,
+        f"UPDATE sqlite_master SET sql = 'CREATE VIEW messages AS {ENDLESS} SELECT i AS id, 1 AS topic_id, "
+        "i AS timestamp, zeroblob(9) AS data FROM n' WHERE name = 'messages'",
+    ],
+    "data that is computed": [
+        TOPIC_TABLE, TOPIC_ROW, "CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id, timestamp, "
+        "data AS (zeroblob(100000000)))", "INSERT INTO messages VALUES (1, 1, 1)",
+    ],
+    "no messages": [TOPIC_TABLE, TOPIC_ROW],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", DATABASES.values(), ids=DATABASES.keys())
+def test_databases_that_compute_are_not_read(tmp_path: Path, statements: list[str]) -> None:
+    path = write_database(tmp_path / "a.db3", *statements)
+    with (
+        bounded_memory(),
+        pytest.raises(BagError, match=r"no plain table|lacks the stored columns|no such column"),
+    ):
+        RosBag(path)
+
+
+def test_a_search_without_end_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_pages(tmp_path)
+    monkeypatch.setattr(rosbag2_sqlite, "_MAX_STEPS", 20_000)
+    monkeypatch.setattr(rosbag2_sqlite, "_STEPS_PER_BYTE", 0)
+    with contextlib.closing(RosBag(path)) as bag:
+        assert list(bag.samples({"/camera/image"})) == []
+        assert "interrupted" in str(bag.lost)
+
+
+def test_pages_that_refer_to_one_page_many_times_end(tmp_path: Path) -> None:
+    path = write_pages(tmp_path)
+    repeat_children(path)
+    with bounded_memory(), contextlib.closing(RosBag(path)) as bag:
+        assert list(bag.samples({"/camera/image"})) == []
+        assert "its rows have more bytes than the file" in str(bag.lost)
+
+
+def write_pages(folder: Path) -> Path:
+    """Write a database whose messages fill several levels of pages."""
+    path = folder / "a.db3"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        for statement in ("PRAGMA page_size=512", TOPIC_TABLE, TOPIC_ROW, MESSAGE_TABLE):
+            database.execute(statement)
+        rows = ((i, 1, i, bytes(200)) for i in range(1, 20_001))
+        database.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+        database.commit()
+    return path
+
+
+def repeat_children(path: Path) -> None:
+    """Keep one page of each level of the messages, to whose child all its cells then refer."""
+    data, size = path.read_bytes(), 512
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        ((number,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'messages'")
+    first = data[: number * size - size]
+    pages = []
+    while data[(number - 1) * size] == 5:
+        page = bytearray(data[(number - 1) * size : number * size])
+        (count,) = struct.unpack_from(">H", page, 3)
+        cells = struct.unpack_from(f">{count}H", page, 12)
+        number = int.from_bytes(page[cells[0] : cells[0] + 4], "big")
+        for place in (8, *cells):
+            page[place : place + 4] = (len(first) // size + len(pages) + 2).to_bytes(4, "big")
+        pages.append(bytes(page))
+    pages.append(data[(number - 1) * size : number * size])
+    whole = bytearray(first + b"".join(pages))
+    whole[28:32] = (len(whole) // size).to_bytes(4, "big")
+    path.write_bytes(whole)
+
+
+def test_recordings_are_read_as_before(tmp_path: Path) -> None:
+    for compression in (None, "FILE", "MESSAGE"):
+        folder = ros.write_ros2(tmp_path / str(compression), 3, compression=compression)
+        with contextlib.closing(RosBag(folder)) as bag:
+            assert ros.same(
+                ros.decode_samples(bag.samples({topic.name for topic in bag.topics})), list(ros.shots(3))
+            )
+            assert bag.lost is None
