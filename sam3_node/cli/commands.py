@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -62,8 +63,12 @@ def watch(args: Namespace, settings: Settings) -> None:
 def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import run_record
+    from ..recording.ring import Trigger
 
-    run_record(settings, stop_on_signals())
+    stop, trigger = stop_on_signals(), Trigger()
+    if settings.record.ring_s:
+        trigger.listen(sys.stdin)
+    run_record(settings, stop, trigger=trigger)
 
 
 def demo(args: Namespace, settings: Settings) -> None:

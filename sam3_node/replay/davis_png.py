@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
+from ..files import safe_file_name
 from ..types import Buffer, Mask, MaskFrame
 
 Labels = npt.NDArray[np.uint8]
@@ -111,14 +112,16 @@ def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Calla
     """
     tables: dict[str, dict[int, dict[str, Any]]] = {}
     for count, frame in enumerate(masks, start=1):
-        camera_folder = folder / frame.camera
+        camera_folder = folder / safe_file_name(frame.camera)
         if frame.camera not in tables:
             camera_folder.mkdir(parents=True, exist_ok=True)
         _add_rows(tables.setdefault(frame.camera, {}), frame)
         (camera_folder / f"{frame.seq:05d}.png").write_bytes(encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():
-        (folder / camera / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")
+        (folder / safe_file_name(camera) / TABLE).write_text(
+            json.dumps(list(table.values()), indent=1) + "\n"
+        )
 
 
 def _add_rows(table: dict[int, dict[str, Any]], frame: MaskFrame) -> None:
