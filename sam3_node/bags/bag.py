@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -151,23 +152,63 @@ class _NativeSource:
 def _open_foreign(path: Path, topics: Collection[str], span: TimeSpan) -> _SampledSource:
     reader = _open_reader(path)
     try:
-        return _SampledSource(reader, choose_cameras(path, settle_kinds(reader), topics), span)
+        losses = Losses()
+        cameras = choose_cameras(path, settle_kinds(reader), topics)
+        return _SampledSource(reader, _drop_unreadable(reader, cameras, topics, losses), span, losses.text())
     except BaseException:
         reader.close()
         raise
 
 
+def _drop_unreadable(
+    reader: SampleReader, cameras: Sequence[Camera], chosen: Collection[str], losses: Losses
+) -> list[Camera]:
+    """Return the cameras without streams of an unknown encoding, and add these to `losses`.
+
+    Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
+    """
+    left: list[Camera] = []
+    for camera in cameras:
+        error = _find_obstacle(reader, camera.colour)
+        if error is not None and (len(cameras) == 1 or chosen):
+            raise error
+        for topic in (camera.depth, camera.intrinsics):
+            obstacle = _find_obstacle(reader, topic) if error is None and topic is not None else None
+            if obstacle is not None:
+                losses.add(f"{topic} is left out: {obstacle}")
+                is_depth = topic == camera.depth
+                camera = replace(camera, depth=None) if is_depth else replace(camera, intrinsics=None)
+        if error is None:
+            left.append(camera)
+        else:
+            losses.add(f"the camera {camera.name} is left out: {error}")
+    if not left:
+        raise BagError(f"expected a camera that can be read, found none: {losses.text()}")
+    return left
+
+
+def _find_obstacle(reader: SampleReader, topic: str) -> BagError | None:
+    """Return why the first message of a topic cannot be read, None if it can."""
+    try:
+        next(iter(reader.samples({topic})), None)
+    except BagError as error:
+        return error
+    return None
+
+
 class _SampledSource:
     """Frames made of the messages of another program's recording."""
 
-    def __init__(self, reader: SampleReader, cameras: Sequence[Camera], span: TimeSpan) -> None:
-        self._reader, self._span = reader, span
+    def __init__(
+        self, reader: SampleReader, cameras: Sequence[Camera], span: TimeSpan, left_out: str | None
+    ) -> None:
+        self._reader, self._span, self._left_out = reader, span, left_out
         self._chosen = tuple(cameras)
         self.cameras = tuple(camera.name for camera in cameras)
 
     @property
     def lost(self) -> str | None:
-        return self._reader.lost
+        return "; ".join(filter(None, (self._left_out, self._reader.lost))) or None
 
     def frames(self) -> Iterator[Frame]:
         pairing = Pairing(self._chosen)

@@ -160,3 +160,13 @@ def test_folders_of_several_recordings_stay_in_the_output() -> None:
     job = Job(("..", "a/..", ".", "x/a b.mcap", "x/a$b.mcap"), "out")
     names = [single.out for single in job.split_by_recording()]
     assert names == ["out/bag", "out/bag-2", "out/bag-3", "out/a_b", "out/a_b-2"]
+
+
+def test_a_part_without_frames_is_no_success(
+    job: Job, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: dict[str, Any] = dict(job.settings["model"])
+    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
+    command = ["replay", str(live), "-o", str(tmp_path / "out"), "--box", "4,4,20,20", "--from", "1e6"]
+    assert main([*command, *options]) == 1
+    assert "no frame was replayed" in capsys.readouterr().out
