@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -20,8 +21,16 @@ from .errors import OutputError
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
 
+UNSAFE = re.compile(r"[^A-Za-z0-9_.-]|^\.+$")
+"""What has no place in the name of a file that comes from outside: other characters, and names of dots alone."""
+
 GUARD = "guard"
 """Whoever holds the lock of this file may create temporary folders and remove abandoned ones."""
+
+
+def safe_file_name(name: str) -> str:
+    """Return a name that stays inside its folder: `_` replaces other characters than letters, digits, _ . and -."""
+    return UNSAFE.sub("_", name) or "_"
 
 
 def make_folder(path: Path) -> None:

@@ -198,10 +198,21 @@ class VideoWriter(Closeable):
         return writer
 
     def close(self) -> None:
-        """Finish the file. Without a frame there is no file."""
+        """Finish the file. Without a frame there is no file. Raises OutputError if the disk was full."""
         if self._writer is not None:
             self._writer.release()
             self._writer = None
+            self._check_whole()
+
+    def _check_whole(self) -> None:
+        # OpenCV does not tell about failed writes
+        video = cv2.VideoCapture(str(self.path), cv2.CAP_FFMPEG)
+        count = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
+        video.release()
+        if count < self.frames:
+            raise OutputError(
+                f"cannot write {self.path}: expected a video of {self.frames} frames, found {count}; is the disk full?"
+            )
 
 
 class TimedVideoWriter(Closeable):

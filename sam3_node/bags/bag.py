@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -11,14 +12,15 @@ from ..types import Closeable, Frame
 from .discovery import Camera, choose_cameras, settle_kinds
 from .formats.images import ImagesBag
 from .formats.mcap import McapBag
-from .formats.mcap_stream import McapStream
+from .formats.mcap_stream import WHOLE, McapStream
 from .formats.realsense import RealSenseBag
 from .formats.rosbag import RosBag
 from .formats.video import VideoBag
 from .native.layout import FRAME_ROOT
 from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing
-from .samples import Losses, SampleReader, natural_order
+from .samples import Losses, Sample, SampleReader, SeekableReader, natural_order
+from .time_span import TimeSpan, cut_samples
 
 FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "
@@ -56,15 +58,17 @@ class Bag(Closeable):
         self._source.close()
 
 
-def open_bag(path: Path, topics: Collection[str] = ()) -> Bag:
+def open_bag(path: Path, topics: Collection[str] = (), span: TimeSpan = WHOLE) -> Bag:
     """Open a recording of any of FORMATS, with the cameras that are in `topics`, or with all if it is empty.
 
-    `topics` holds names of cameras, or of colour topics; a topic of depth is preferred to others of its camera.
+    `topics` holds names of cameras, or of colour topics; a topic of depth is preferred to others of its camera. With a
+    `span`, only the frames that were recorded in it come; recordings of this package and videos are not read before it.
     Raises BagError for a recording that is absent, empty, of an unknown format or without such a camera, and
-    MissingExtraError if a format's library is absent.
+    MissingExtraError if a format's library is absent; the iteration raises BagError for a span in Unix time of a
+    recording whose times are none.
     """
     path = Path(path)
-    return Bag(_open_native(path, topics) or _open_foreign(path, topics))
+    return Bag(_open_native(path, topics, span) or _open_foreign(path, topics, span))
 
 
 class _Source(Protocol):
@@ -80,12 +84,12 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
-def _open_native(path: Path, topics: Collection[str]) -> _NativeSource | None:
+def _open_native(path: Path, topics: Collection[str], span: TimeSpan) -> _NativeSource | None:
     """Open a recording of this package, or a folder of its files; None for any other recording."""
     files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
     colour_topics = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
     native = {file: cameras for file, cameras in colour_topics.items() if cameras}
-    return _NativeSource(path, native, topics) if native else None
+    return _NativeSource(path, native, topics, span) if native else None
 
 
 def _list_colour_topics(path: Path) -> dict[str, str]:
@@ -101,8 +105,11 @@ def _list_colour_topics(path: Path) -> dict[str, str]:
 class _NativeSource:
     """Frames that this package recorded, from one file after the other."""
 
-    def __init__(self, path: Path, files: dict[Path, dict[str, str]], chosen: Collection[str]) -> None:
+    def __init__(
+        self, path: Path, files: dict[Path, dict[str, str]], chosen: Collection[str], span: TimeSpan
+    ) -> None:
         self._files = tuple(files)
+        self._span = span
         self._losses = Losses()
         topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
         absent = [name for name in chosen if name not in topics and name not in topics.values()]
@@ -118,11 +125,11 @@ class _NativeSource:
 
     def frames(self) -> Iterator[Frame]:
         self._losses = Losses()
-        count = 0
+        span, count = self._resolve_span(), 0
         for path in self._files:
             try:
                 reader = RecordingReader([path])
-                for frame in reader.frames():
+                for frame in reader.frames(span):
                     count += 1
                     if frame.camera in self.cameras:
                         yield frame
@@ -135,34 +142,90 @@ class _NativeSource:
     def close(self) -> None:
         """Do nothing: a file is open only while it is read."""
 
+    def _resolve_span(self) -> TimeSpan:
+        if self._span.is_whole:
+            return self._span
+        times = (RecordingReader([path]).first_frame_ns(self.cameras) for path in self._files)
+        return self._span.resolve(next((time_ns for time_ns in times if time_ns is not None), 0))
 
-def _open_foreign(path: Path, topics: Collection[str]) -> _SampledSource:
+
+def _open_foreign(path: Path, topics: Collection[str], span: TimeSpan) -> _SampledSource:
     reader = _open_reader(path)
     try:
-        return _SampledSource(reader, choose_cameras(path, settle_kinds(reader), topics))
+        losses = Losses()
+        cameras = choose_cameras(path, settle_kinds(reader), topics)
+        return _SampledSource(reader, _drop_unreadable(reader, cameras, topics, losses), span, losses.text())
     except BaseException:
         reader.close()
         raise
 
 
+def _drop_unreadable(
+    reader: SampleReader, cameras: Sequence[Camera], chosen: Collection[str], losses: Losses
+) -> list[Camera]:
+    """Return the cameras without streams of an unknown encoding, and add these to `losses`.
+
+    Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
+    """
+    left: list[Camera] = []
+    for camera in cameras:
+        error = _find_obstacle(reader, camera.colour)
+        if error is not None and (len(cameras) == 1 or chosen):
+            raise error
+        for topic in (camera.depth, camera.intrinsics):
+            obstacle = _find_obstacle(reader, topic) if error is None and topic is not None else None
+            if obstacle is not None:
+                losses.add(f"{topic} is left out: {obstacle}")
+                is_depth = topic == camera.depth
+                camera = replace(camera, depth=None) if is_depth else replace(camera, intrinsics=None)
+        if error is None:
+            left.append(camera)
+        else:
+            losses.add(f"the camera {camera.name} is left out: {error}")
+    if not left:
+        raise BagError(f"expected a camera that can be read, found none: {losses.text()}")
+    return left
+
+
+def _find_obstacle(reader: SampleReader, topic: str) -> BagError | None:
+    """Return why the first message of a topic cannot be read, None if it can."""
+    try:
+        next(iter(reader.samples({topic})), None)
+    except BagError as error:
+        return error
+    return None
+
+
 class _SampledSource:
     """Frames made of the messages of another program's recording."""
 
-    def __init__(self, reader: SampleReader, cameras: Sequence[Camera]) -> None:
-        self._reader = reader
+    def __init__(
+        self, reader: SampleReader, cameras: Sequence[Camera], span: TimeSpan, left_out: str | None
+    ) -> None:
+        self._reader, self._span, self._left_out = reader, span, left_out
         self._chosen = tuple(cameras)
         self.cameras = tuple(camera.name for camera in cameras)
 
     @property
     def lost(self) -> str | None:
-        return self._reader.lost
+        return "; ".join(filter(None, (self._left_out, self._reader.lost))) or None
 
     def frames(self) -> Iterator[Frame]:
         pairing = Pairing(self._chosen)
-        topics = {topic for camera in self._chosen for topic in camera.topics}
-        for sample in self._reader.samples(topics):
+        for sample in self._samples():
             yield from pairing.add(sample)
         yield from pairing.flush()
+
+    def _samples(self) -> Iterator[Sample]:
+        topics = {topic for camera in self._chosen for topic in camera.topics}
+        if self._span.is_whole:
+            return self._reader.samples(topics)
+        colour = {camera.colour for camera in self._chosen}
+        first = next(iter(self._reader.samples(colour)), None)
+        span = self._span.resolve(first.logged_ns if first else 0)
+        if span.begin_ns is not None and isinstance(self._reader, SeekableReader):
+            return cut_samples(self._reader.samples_from(topics, span.begin_ns), span, colour)
+        return cut_samples(self._reader.samples(topics), span, colour)
 
     def close(self) -> None:
         self._reader.close()

@@ -45,7 +45,7 @@ class _Waiting:
 
 
 class Pairing:
-    """Makes Frames from the samples of cameras; `seq` counts from 0 for each camera.
+    """Makes Frames from the samples of cameras; `seq` is the sample's number, or counts from 0 for each camera.
 
     A colour image takes the depth image with the nearest stamp within TOLERANCE_NS, recorded before or after it, and
     the latest intrinsics. It waits for them in bounded memory, and goes without them if they come too late. Frames come
@@ -80,10 +80,11 @@ class Pairing:
                 yield waiting
 
     def _take(self, state: _CameraState, sample: Sample) -> None:
-        topic, stamp_ns, logged_ns, payload = sample
+        topic, stamp_ns, logged_ns, payload, number = sample
         if isinstance(payload, Colour) and topic == state.camera.colour:
-            self._queue.append(_Waiting(state, state.seq, stamp_ns, logged_ns, payload))
-            state.seq += 1
+            seq = state.seq if number is None else number
+            self._queue.append(_Waiting(state, seq, stamp_ns, logged_ns, payload))
+            state.seq = seq + 1
         elif isinstance(payload, Depth) and topic == state.camera.depth:
             state.depths.append(sample)
         elif isinstance(payload, Intrinsics) and topic == state.camera.intrinsics:

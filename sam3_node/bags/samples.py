@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from ..types import Buffer, ColourEncoding, Depth, Intrinsics
 
@@ -36,12 +36,16 @@ class Colour:
 
 
 class Sample(NamedTuple):
-    """One message of a camera. Stamps are Unix ns: `stamp_ns` of its capture, `logged_ns` of its recording."""
+    """One message of a camera. Stamps are Unix ns: `stamp_ns` of its capture, `logged_ns` of its recording.
+
+    `number` is the place of a colour image among those of its topic, from 0; None: one after the previous sample's.
+    """
 
     topic: str
     stamp_ns: int
     logged_ns: int
     payload: Colour | Depth | Intrinsics
+    number: int | None = None
 
 
 class SampleReader(Protocol):
@@ -65,6 +69,14 @@ class SampleReader(Protocol):
 
     def close(self) -> None:
         """Close the file. Idempotent."""
+
+
+@runtime_checkable
+class SeekableReader(SampleReader, Protocol):
+    """A SampleReader that can begin in the middle of a recording, without decoding what comes before."""
+
+    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        """Yield as `samples` does, from `begin_ns` (recording time) or a little before; colour with its number."""
 
 
 class Losses:

@@ -75,10 +75,14 @@ def watch(args: Namespace, settings: Settings) -> None:
 def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import run_record
+    from ..recording.ring import Trigger
 
     raise_descriptor_limit()
+    stop, trigger = stop_on_signals(), Trigger()
+    if settings.record.ring_s:
+        trigger.listen(sys.stdin)
     with _watch(settings) as watchdog, _notify_about_frames("record", settings):
-        run_record(settings, stop_on_signals(), watchdog=watchdog)
+        run_record(settings, stop, trigger=trigger, watchdog=watchdog)
 
 
 def demo(args: Namespace, settings: Settings) -> None:

@@ -99,6 +99,20 @@ def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
         default=argparse.SUPPRESS,
         help="file NAME.mcap, or a folder for recordings",
     )
+    record.add_argument(
+        "--ring",
+        dest="record.ring_s",
+        metavar="S",
+        default=argparse.SUPPRESS,
+        help="keep the last S seconds in memory, and write them only at SIGUSR1 or Enter",
+    )
+    record.add_argument(
+        "--after",
+        dest="record.after_s",
+        metavar="S",
+        default=argparse.SUPPRESS,
+        help="with --ring: write S seconds after the trigger, too [10]",
+    )
 
 
 def _add_object_commands(parsers: Any, add: AddCommand) -> None:

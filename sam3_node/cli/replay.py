@@ -6,7 +6,7 @@ Heavy modules are imported inside the functions that need them, so that other co
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.summary import Summary
 
-OUTPUTS = ("mcap", "coco", "png", "overlay")
+OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images")
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
 REPORT = "bill.json"
@@ -53,6 +53,7 @@ def add_replay_command(parsers: Any, add: AddCommand) -> None:
     )
     _add_mode(parser)
     _add_prompts(parser)
+    _add_part(parser)
     parser.add_argument(
         "--topics",
         type=_parse_names,
@@ -66,6 +67,11 @@ def add_replay_command(parsers: Any, add: AddCommand) -> None:
         default=("mcap",),
         metavar="KIND,…",
         help=f"outputs to write: {', '.join(OUTPUTS)} [mcap]",
+    )
+    parser.add_argument(
+        "--with-images",
+        action="store_true",
+        help="keep the frames, too: in masks.mcap, and as the files that masks.json names",
     )
     parser.add_argument(
         "--again",
@@ -131,8 +137,22 @@ def _add_prompts(parser: ArgumentParser) -> None:
     )
 
 
+def _add_part(parser: ArgumentParser) -> None:
+    time_help = "seconds from the first frame, a date such as 2026-05-01T12:00:00Z, or Unix time in ns"
+    for name, text in (("from", "first moment to replay"), ("to", "moment to end before")):
+        parser.add_argument(
+            f"--{name}", type=_parse_time, dest=f"{name}_ns", metavar="TIME", help=f"{text}: {time_help}"
+        )
+    parser.add_argument(
+        "--frames", type=_parse_count, metavar="N", help="end after N frames, of all cameras together"
+    )
+
+
 def replay(args: Namespace, settings: Settings) -> int:
-    """Replay each recording. Returns 0 if all are done, 1 if --compare finds a difference, 130 if interrupted."""
+    """Replay each recording.
+
+    Returns 0 if all are done, 1 if --compare finds a difference or a recording gave no frame, 130 if interrupted.
+    """
     # set before torch is imported: threads that spin long at barriers take cores from the decoding threads
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for module in ("torch", "transformers"):
@@ -147,7 +167,7 @@ def replay(args: Namespace, settings: Settings) -> int:
         )
     if args.connect and args.ray:
         raise ReplayError("--connect: expected no --ray with it; a node can run one replay at a time")
-    stop, code = stop_on_signals(), 0
+    stop, code = stop_on_signals(once=True), 0
     if not args.ray and (args.by_camera or args.segment_frames):
         raise ReplayError("--by-camera, --segment-frames: expected --ray with them, such as --ray local")
     if args.ray:
@@ -193,6 +213,9 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     print(*summary.lines(), sep="\n")
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
+    if not summary.frames:
+        print(f"{job.bags[0]}: no frame was replayed: expected frames to read in this part of the recording")
+        return 1
     return _compare(job) if args.compare else 0
 
 
@@ -215,9 +238,12 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         names=tuple(args.names),
         objects=_read_objects(args),
         topics=args.topics,
-        outputs=args.outputs,
+        outputs=_add_images(args.outputs) if args.with_images else args.outputs,
         settings=chosen_settings(settings),
         allow_gaps=args.allow_gaps,
+        stop=args.frames,
+        begin_ns=args.from_ns,
+        end_ns=args.to_ns,
     )
 
 
@@ -227,6 +253,21 @@ def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
 
     boxes = tuple(ObjectOnFrame(box=box) for box in args.boxes)
     return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
+
+
+def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the outputs with the frames beside masks: in the recording, and as files beside COCO."""
+    named = tuple("mcap-images" if kind == "mcap" else kind for kind in outputs)
+    return (*named, "images") if "coco" in named and "images" not in named else named
+
+
+def _parse_time(text: str) -> int:
+    from ..bags.time_span import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _parse_names(text: str) -> tuple[str, ...]:

@@ -67,8 +67,13 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-def stop_on_signals() -> threading.Event:
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signals(once: bool = False) -> threading.Event:
     """Return an event that SIGTERM and SIGINT set; the signals have no other effect.
+
+    With `once`, this is so for the first signal. A second one interrupts the main thread (KeyboardInterrupt).
 
     A thread sets the event, because a signal handler runs in the main thread, which may hold the event's lock then.
     """
@@ -76,12 +81,18 @@ def stop_on_signals() -> threading.Event:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    for number in STOP_SIGNALS:
+        signal.signal(number, _arm_interrupt if once else lambda *_: None)
 
     def set_after_signal() -> None:
-        os.read(reader, 1)
+        while os.read(reader, 1)[0] not in STOP_SIGNALS:
+            pass  # other signals that have a handler wake this thread, too
         stop.set()
 
     threading.Thread(target=set_after_signal, name="signals", daemon=True).start()
     return stop
+
+
+def _arm_interrupt(*_: object) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)

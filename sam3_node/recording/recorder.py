@@ -3,172 +3,211 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sys
 import threading
 import time
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..bags.native.layout import NODE
-from ..bags.native.writer import SplitRecordingWriter
+from ..bags.native.layout import NODE, RING
 from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ControlClient, ReceivedMessage, StreamTap
+from ..transport import ControlClient, StreamTap
 from ..types import Closeable
-from ..wire import EVENTS_TOPIC, unpack_event, unpack_frame, unpack_masks
+from ..wire import EVENTS_TOPIC, unpack_event
 from .loss_counter import LossCounter
+from .quota import TIME_FORMAT, Quota
+from .ring import MessageRing, Trigger
+from .series import RecordedSeries
 
 POLL_MS = 100
 FLUSH_S = 0.5
-PROGRESS_S = 5.0
+PROGRESS_S = RATE_S = 5.0
 ABSENT_S = 3.0
 DESCRIBE_TIMEOUT_MS = 10_000  # a node that loads its model, or a large model on a CPU, answers slowly
 RETRY_S = 0.5
 
 
 def run_record(
-    settings: Settings, stop: threading.Event, out: TextIO | None = None, watchdog: Watchdog | None = None
+    settings: Settings,
+    stop: threading.Event,
+    out: TextIO | None = None,
+    *,
+    trigger: Trigger | None = None,
+    watchdog: Watchdog | None = None,
 ) -> None:
-    """Record until `stop` is set, then finish the file.
+    """Record until `stop` is set, then finish the file. With a ring, each firing of `trigger` makes a file.
 
     Raises SettingsError for lossless delivery, TransportError for a malformed endpoint, MissingExtraError without the
     extra `bags`, and OutputError if the file exists already, or as soon as nothing more can be written.
     """
-    with Recorder(settings, out or sys.stdout) as recorder:
+    with Recorder(settings, out or sys.stdout, trigger or Trigger()) as recorder:
         recorder.run(stop, watchdog or Watchdog())
 
 
 class Recorder(Closeable):
     """Receives all frames, masks and events, and writes them as they arrive. A context manager.
 
-    It starts without a node, records frames, and waits for the node meanwhile. Raises as `run_record` does.
+    It starts without a node, records frames, and waits for the node meanwhile. With `record.ring_s`, messages stay in a
+    ring in memory, and `trigger` has the ring and the following `record.after_s` written to a file of its own. Raises
+    as `run_record` does.
     """
 
-    def __init__(self, settings: Settings, out: TextIO) -> None:
+    def __init__(self, settings: Settings, out: TextIO, trigger: Trigger) -> None:
         _check_delivery(settings)
         record, transport = settings.record, settings.transport
-        self._out = out
-        self._transport = transport
-        self._began_ns = time.time_ns()
-        self._counter = LossCounter()
+        self._out, self._record, self._transport = out, record, transport
+        self._trigger = trigger
+        self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6)) if record.ring_s else None
+        self._quota = Quota(record)
+        self._description: dict[str, Any] | None = None
+        self._series: RecordedSeries | None = None
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control))
             self._tap = opened.enter_context(
                 StreamTap(transport.frames, transport.masks, record.cameras, int(record.queue_mb * 1e6))
             )
-            path = _choose_path(record.out)
-            self._files = SplitRecordingWriter(path, record.split_mb * 1e6, record.split_s, self._summary)
+            if self._ring is None:
+                self._begin_series(_choose_path(record.out))
+            else:
+                _check_folder(record.out)
             opened.pop_all()
-        self._is_described = self._is_absence_reported = False
-        self._reported_lost = 0
+        self._is_absence_reported = self._is_rate_reported = False
+        self._reported_lost, self._until_s = 0, 0.0
         self._began_s = self._next_flush_s = time.monotonic()
         self._next_progress_s = self._began_s + PROGRESS_S
 
     def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
         """Record until `stop` is set; OutputError if nothing more can be written."""
-        frames = ", ".join(self._transport.frames)
-        self._print(
-            f"record frames from {frames}, masks from {self._transport.masks}, to {self._files.paths[0]}"
-        )
+        sources = f"{', '.join(self._transport.frames)}, masks from {self._transport.masks}"
+        self._print(f"record frames from {sources}, {self._describe_target()}")
+        self._enforce_quota()
         self._node.request()
         try:
             while not stop.is_set():
                 watchdog.turn()
                 self._take(POLL_MS)
                 self._take_description()
+                if self._ring is not None:
+                    self._follow_trigger(self._ring)
                 self._flush_and_report()
             self._tap.close()
             while self._take(0):
                 pass
         finally:
             self.close()
-            self._report_result()
+            self._report_end()
 
     def close(self) -> None:
         """Finish the file without the messages that still wait in the queue. Idempotent."""
         self._node.close()
         self._tap.close()
-        self._files.close()
+        if self._series is not None:
+            self._series.close()
+
+    def _begin_series(self, path: Path) -> RecordedSeries:
+        self._series = RecordedSeries(path, self._record, lambda: self._tap.dropped, self._node.request)
+        if self._description is not None:
+            self._series.files.add_metadata(NODE, self._description)
+        self._is_rate_reported, self._reported_lost = False, 0
+        return self._series
 
     def _take(self, timeout_ms: int) -> bool:
         arrived = self._tap.take(timeout_ms)
         if arrived is None:
             return False
-        try:
-            self._write(arrived)
-        except OutputError:
-            raise
-        except Exception as error:  # no malformed message may end the recording
-            self._counter.reject(error)
+        if self._series is not None:
+            self._series.add(arrived)
+        elif self._ring is not None:
+            self._ring.add(arrived)
+            if arrived.parts[0] == EVENTS_TOPIC and _is_first_event(arrived.parts):
+                self._node.request()
         return True
 
-    def _write(self, arrived: ReceivedMessage) -> None:
-        parts, received_ns = arrived
-        if parts[0] == EVENTS_TOPIC:
-            event = unpack_event(parts)
-            self._files.current().write_event(parts[1], event.n, received_ns)
-            if self._counter.add_event(event):
-                self._node.request()
-        elif bytes(parts[0][:6]) == b"masks/":
-            masks = unpack_masks(parts)
-            self._counter.admit(masks.camera)
-            self._files.current().write_masks(parts[1], masks, received_ns)
-            self._counter.add_masks(masks)
-        else:
-            frame = unpack_frame(parts)
-            self._counter.admit(frame.camera)
-            self._files.current().write_frame(frame, received_ns)
-            self._counter.add_frame(frame)
+    def _follow_trigger(self, ring: MessageRing) -> None:
+        """Begin or prolong a recording if the trigger fired, and end one whose time is over."""
+        if self._trigger.take():
+            self._until_s = time.monotonic() + self._record.after_s
+            if self._series is None:
+                self._write_ring(ring, time.time_ns())
+        elif self._series is not None and time.monotonic() >= self._until_s:
+            self._series.close()
+            self._report_result(self._series)
+            self._series = None
+            self._enforce_quota()
+
+    def _write_ring(self, ring: MessageRing, now_ns: int) -> None:
+        series = self._begin_series(_choose_path(self._record.out, is_event=True))
+        self._print(f"triggered: the ring goes to {series.files.paths[0]}")
+        messages = list(ring.take_all(now_ns))
+        values = {"trigger_ns": now_ns, "ring_s": self._record.ring_s, "dropped": ring.dropped}
+        series.files.add_metadata(RING, values)
+        for message in messages:
+            series.add(message)
 
     def _take_description(self) -> None:
         description = self._node.take()
         if description is None:
             return
-        self._is_described = True
-        self._files.add_metadata(NODE, description)
+        self._description = description
         events = description.get("events")
-        if isinstance(events, int):
-            self._counter.add_description(events)
+        if self._series is not None:
+            self._series.files.add_metadata(NODE, description)
+            if isinstance(events, int):
+                self._series.counter.add_description(events)
         self._print(f"node described itself: model {description.get('model')}, {events} events so far")
 
     def _flush_and_report(self) -> None:
-        """Flush to the disk twice a second, and report an absent node and the progress."""
+        """Flush to the disk twice a second, and report an absent node, the rate and the progress."""
         now_s = time.monotonic()
         if now_s >= self._next_flush_s:
             self._next_flush_s = now_s + FLUSH_S
-            self._files.flush()
-        if not self._is_described and not self._is_absence_reported and now_s > self._began_s + ABSENT_S:
+            if self._series is not None:
+                self._series.flush()
+        is_absent = self._description is None and now_s > self._began_s + ABSENT_S
+        if is_absent and not self._is_absence_reported:
             self._is_absence_reported = True
             self._print(f"no node answers at {self._transport.control} yet: frames are recorded meanwhile")
+        if self._series is not None and not self._is_rate_reported and self._series.seconds >= RATE_S:
+            self._is_rate_reported = True
+            self._print(self._series.format_rate())
         if now_s >= self._next_progress_s:
             self._next_progress_s = now_s + PROGRESS_S
-            self._report_progress()
+            self._enforce_quota()
+            if self._series is not None:
+                self._report_progress(self._series)
 
-    def _report_progress(self) -> None:
-        lost = self._counter.lost + self._counter.rejected
+    def _enforce_quota(self) -> None:
+        current = self._series.files.paths[-1] if self._series is not None else None
+        for path in self._quota.enforce(current):
+            self._print(f"deleted {path}: beyond record.max_total_gb or record.max_age_h")
+
+    def _report_progress(self, series: RecordedSeries) -> None:
+        lost = series.counter.lost + series.counter.rejected
         if self._out.isatty() or lost > self._reported_lost:
-            self._print(f"{self._format_counts()}{self._format_losses()}")
+            self._print(f"{_format_counts(series)}{self._format_losses(series.counter)}")
         self._reported_lost = lost
 
-    def _report_result(self) -> None:
-        files = " ".join(map(str, self._files.paths))
-        self._print(f"recorded {self._format_counts()} in {files}{self._format_losses()}")
-        if not self._is_described:
+    def _report_result(self, series: RecordedSeries) -> None:
+        files = " ".join(map(str, series.files.paths))
+        self._print(f"recorded {_format_counts(series)} in {files}{self._format_losses(series.counter)}")
+        if series.files.bytes:
+            self._print(series.format_rate())
+
+    def _report_end(self) -> None:
+        if self._series is not None:
+            self._report_result(self._series)
+        if self._description is None:
             self._print(
                 f"no node answered at {self._transport.control}: its settings are not in the recording"
             )
 
-    def _format_counts(self) -> str:
-        cameras = self._counter.cameras.values()
-        frames, masks = sum(counts.frames for counts in cameras), sum(counts.masks for counts in cameras)
-        megabytes = self._files.bytes / 1e6
-        return f"{frames} frames, {masks} masks, {self._counter.events} events, {megabytes:.1f} MB"
-
-    def _format_losses(self) -> str:
-        counter = self._counter
+    def _format_losses(self, counter: LossCounter) -> str:
         lost = [
             f"{camera} {counts.frames_lost} frames, {counts.masks_lost} masks"
             for camera, counts in counter.cameras.items()
@@ -183,18 +222,33 @@ class Recorder(Closeable):
             text += f"; {counter.rejected} messages were malformed, the last: {counter.last_error}"
         return text
 
-    def _summary(self) -> dict[str, Any]:
-        return {
-            **self._counter.describe(),
-            "began_ns": self._began_ns,
-            "ended_ns": time.time_ns(),
-            "dropped": self._tap.dropped,
-            "depths_left_out": self._files.depths_left_out,
-        }
+    def _describe_target(self) -> str:
+        if self._series is not None:
+            return f"to {self._series.files.paths[0]}"
+        record = self._record
+        return (
+            f"into a ring of {record.ring_s:g} s and at most {record.ring_mb:g} MB; kill -USR1 {os.getpid()}, or "
+            f"Enter, writes it and {record.after_s:g} s more to {record.out}"
+        )
 
     def _print(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a closed output must not end the recording
             print(line, file=self._out, flush=True)
+
+
+def _format_counts(series: RecordedSeries) -> str:
+    cameras = series.counter.cameras.values()
+    frames, masks = sum(counts.frames for counts in cameras), sum(counts.masks for counts in cameras)
+    return (
+        f"{frames} frames, {masks} masks, {series.counter.events} events, {series.files.bytes / 1e6:.1f} MB"
+    )
+
+
+def _is_first_event(parts: list[memoryview]) -> bool:
+    """Return True for the first event of a node, which has just started."""
+    with contextlib.suppress(Sam3NodeError):
+        return unpack_event(parts).n == 0
+    return False
 
 
 class _NodeDescriber(Closeable):
@@ -245,8 +299,25 @@ def _check_delivery(settings: Settings) -> None:
         )
 
 
-def _choose_path(out: Path) -> Path:
-    """Return the path of the recording's first file."""
-    if out.suffix == ".mcap":
+def _choose_path(out: Path, is_event: bool = False) -> Path:
+    """Return the path of the recording's first file. Recordings of triggers have their time in the name."""
+    is_file = out.suffix == ".mcap"
+    if is_file and not is_event:
         return out
-    return out / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.mcap"
+    name = f"{datetime.now(UTC):{TIME_FORMAT}}"
+    folder, stem = (out.parent, f"{out.stem}-{name}") if is_file else (out, name)
+    if not is_event:
+        return folder / f"{stem}.mcap"
+    names = (f"{stem}{f'-{number}' if number else ''}.mcap" for number in count())
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
+def _check_folder(out: Path) -> None:
+    """Create the folder of later files. Raises OutputError if nothing can be written there."""
+    folder = out.parent if out.suffix == ".mcap" else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write into {folder}: expected a folder that may be written")

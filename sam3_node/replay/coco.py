@@ -2,13 +2,15 @@
 
 The fields that join images to videos are those of TAO (Dave et al. 2020): `videos` are cameras, images and annotations
 have a `video_id`, images a `frame_index`, and `tracks` are objects. Additional fields are `seq` and `capture_ns` of a
-frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1.
+frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is the path of the
+frame's image beside the JSON file, or without images its place RECORDING#CAMERA/SEQ.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
@@ -34,14 +36,23 @@ class NumberTable(Generic[K]):
         return iter(self._numbers.items())
 
 
-def write_coco(path: Path, masks: MaskSource, progress: Callable[[int], None]) -> None:
-    """Write all masks in two passes, row by row. An object without a mask on a frame has no annotation there."""
+def write_coco(
+    path: Path,
+    masks: MaskSource,
+    progress: Callable[[int], None],
+    recording: str,
+    image_names: Iterator[str | None] | None = None,
+) -> None:
+    """Write all masks in two passes, row by row. An object without a mask on a frame has no annotation there.
+
+    `image_names` are the files of all frames in the order of the masks, None for a frame without one.
+    """
     cameras = NumberTable[str]()
     tracks = NumberTable[tuple[str, int]]()
     labels = NumberTable[str]()
     with path.open("w", encoding="utf-8") as file:
         file.write("{")
-        _write_rows(file, "images", _make_images(masks(), cameras))
+        _write_rows(file, "images", _make_images(masks(), cameras, recording, image_names or repeat(None)))
         rows = _make_annotations(masks(), cameras, tracks, labels, progress)
         _write_rows(file, "annotations", rows, before=",\n")
         videos = ({"id": number, "name": camera} for camera, number in cameras)
@@ -61,14 +72,17 @@ def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before:
     file.write("\n]")
 
 
-def _make_images(masks: Iterator[MaskFrame], cameras: NumberTable[str]) -> Iterator[dict[str, Any]]:
+def _make_images(
+    masks: Iterator[MaskFrame], cameras: NumberTable[str], recording: str, names: Iterable[str | None]
+) -> Iterator[dict[str, Any]]:
     last_index: dict[str, int] = {}
-    for number, frame in enumerate(masks, start=1):
+    # `names` may be endless
+    for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
         index = last_index[frame.camera] = last_index.get(frame.camera, -1) + 1
         yield {
             "id": number,
             "video_id": cameras[frame.camera],
-            "file_name": f"{frame.camera}/{frame.seq:05d}.jpg",
+            "file_name": name or f"{recording}#{frame.camera}/{frame.seq}",
             "width": frame.width,
             "height": frame.height,
             "frame_index": index,

@@ -1,17 +1,19 @@
 """Completion of a job: checks that a folder's results are of the same job, then writes outputs and the summary.
 
 job.json identifies the job, its settings and its weights, so that results of different jobs are never mixed.
-summary.json is written last: it marks the results as complete.
+summary.json is written last: with `complete: true` it marks the results as complete. A replay that was stopped writes
+the outputs of what is done, and a summary with `complete: false`; it can go on later.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ReplayError
@@ -23,6 +25,8 @@ from .schedule import Schedule
 from .shards import FIRST_PASS, SECOND_PASS, Shards
 from .store import Store
 from .summary import Summary
+
+log = logging.getLogger(__name__)
 
 IDENTITY = "job.json"
 SUMMARY = "summary.json"
@@ -38,7 +42,9 @@ class StoppedError(ReplayError):
     """Raised when a replay is stopped on request. Its results so far are kept."""
 
     def __init__(self, frames: int, then: str = "continues from there") -> None:
-        super().__init__(f"stopped after {frames} frames, which are kept; the same command {then}")
+        super().__init__(
+            f"stopped after {frames} frames, which are kept, also in the outputs; the same command {then}"
+        )
 
 
 def build_identity(job: Job, settings: Settings, path: Path) -> dict[str, Any]:
@@ -97,34 +103,60 @@ def _list_differences(name: str, stored: Any, current: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Writes the results of a job into `store`. Raises StoppedError soon after `stop` is set."""
+    """Writes the results of a job into `store`, whether it is done or was stopped."""
 
     schedule: Schedule
     store: Store
     progress: ProgressCallback
     stop: threading.Event
 
+    def read_finished(self) -> Summary | None:
+        """Return the summary if all frames are done."""
+        return read_complete_summary(self.store)
+
     def write(self, summary: Summary) -> Summary:
-        """Write the missing outputs, then the summary."""
-        missing = [kind for kind in self.schedule.job.outputs if kind not in summary.outputs]
+        """Write the missing outputs, then the summary. A stop does not interrupt this.
+
+        An incomplete summary counts as one without outputs: they are replaced when the job goes on.
+        """
+        missing: list[str] = [kind for kind in self.schedule.job.outputs if kind not in summary.outputs]
+        if "images" in missing and "coco" in summary.outputs:
+            missing.append("coco")  # it names the images
         if missing:
+            if not summary.complete:
+                log.warning(
+                    "stopped: the outputs of what is done are written; another interrupt ends that, too"
+                )
             min_score = self.schedule.settings.detector.min_track_score
             masks = partial(read_results, self.store, min_score)
-            on_progress = partial(self._report_output, summary)
-            self.store.keep(
-                write_outputs(self.store.folder, missing, masks, self.schedule.frames, on_progress)
+            total = sum(summary.cameras.values())
+            on_progress: Callable[[str, int], None] = lambda kind, done: self.progress(  # noqa: E731
+                f"writing {kind}", done, total
             )
-        if missing or not self.store.exists(SUMMARY):
-            summary = replace(summary, outputs=[*summary.outputs, *missing])
+            self.store.keep(
+                write_outputs(
+                    self.store.folder,
+                    missing,
+                    masks,
+                    self.schedule.frames,
+                    on_progress,
+                    recording=PurePosixPath(summary.bag).name,
+                    has_images="images" in summary.outputs,
+                )
+            )
+        if missing or self.read_finished() is None:
+            summary = replace(summary, outputs=list(dict.fromkeys([*summary.outputs, *missing])))
             self.store.write(SUMMARY, summary.to_json().encode())
-        for folder in (FIRST_PASS, SECOND_PASS):
-            Shards(self.store, folder).finish()
+        if summary.complete:
+            for folder in (FIRST_PASS, SECOND_PASS):
+                Shards(self.store, folder).finish()
         return summary
 
-    def _report_output(self, summary: Summary, kind: str, done: int) -> None:
-        self.progress(f"writing {kind}", done, sum(summary.cameras.values()))
-        if self.stop.is_set():
-            raise StoppedError(summary.frames)
+
+def read_complete_summary(store: Store) -> Summary | None:
+    """Return the summary of results that are complete, None for others."""
+    summary = Summary.from_json(store.read(SUMMARY)) if store.exists(SUMMARY) else None
+    return summary if summary and summary.complete else None
 
 
 def clear_results(store: Store) -> None:

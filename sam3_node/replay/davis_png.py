@@ -121,7 +121,7 @@ def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Calla
         (camera_folder / f"{frame.seq:05d}.png").write_bytes(encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():
-        (folder / camera / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")
+        (child_path(folder, camera) / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")
 
 
 def _add_rows(table: dict[int, dict[str, Any]], frame: MaskFrame) -> None:

@@ -14,12 +14,14 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import ValidationError
 
+from ..bags.time_span import TimeSpan
 from ..errors import ReplayError
+from ..files import safe_file_name
 from ..settings import Settings
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional", "multi-shot"]
-Output = Literal["mcap", "coco", "png", "overlay"]
+Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
@@ -66,9 +68,10 @@ class Job:
 
     `settings` are those that the user set, by section and field. They override the recording's own settings in
     `as-recorded`, and the defaults otherwise. `names` and `objects` select what to track; without both, `every` repeats
-    the recorded edits. `topics` are the cameras or topics to read; empty means all. `start` and `stop` (exclusive; None
-    for the end) select frames in `every`, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on
-    where the recording lacks data.
+    the recorded edits. `topics` are the cameras or topics to read; empty means all. In `every`, `begin_ns` and `end_ns`
+    (exclusive) limit the recording to a `TimeSpan`, and of its frames `start` to `stop` (exclusive; None for the end)
+    are taken, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on where the recording lacks
+    data.
     """
 
     bags: tuple[str, ...]
@@ -83,6 +86,8 @@ class Job:
     allow_gaps: bool = False
     start: int = 0
     stop: int | None = None
+    begin_ns: int | None = None
+    end_ns: int | None = None
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
@@ -93,8 +98,12 @@ class Job:
             _check_choice("settings", section, SECTIONS)
         if not self.bags:
             raise ReplayError("bags: expected at least one recording, found none")
-        if (self.start, self.stop) != (0, None) and self.mode != "every":
-            raise ReplayError("start, stop: expected the mode every; as-recorded has to begin at the start")
+        if (self.start, self.stop, *self.span) != (0, None, None, None) and self.mode != "every":
+            raise ReplayError(
+                "a part of the recording: expected the mode every with it; as-recorded repeats the recording as a whole"
+            )
+        if self.begin_ns is not None and self.end_ns is not None and self.begin_ns >= self.end_ns:
+            raise ReplayError("a part of the recording: expected an end after the beginning, found none")
         if self.mode == "as-recorded" and (self.names or self.objects):
             raise ReplayError(
                 "as-recorded repeats the requests that the recorded node got: expected no names or objects beside it; "
@@ -105,6 +114,11 @@ class Job:
                 "as-recorded repeats the node's steps in their order: expected the strategy forward, found "
                 f"{self.strategy}; use every with it"
             )
+
+    @property
+    def span(self) -> TimeSpan:
+        """The part of the recording, by time."""
+        return TimeSpan(self.begin_ns, self.end_ns)
 
     def to_json(self) -> str:
         """Return the job as JSON with keys in a fixed order."""
@@ -125,7 +139,8 @@ class Job:
         """Return one job for each recording. Several recordings get a folder each in `out`, named like the file."""
         if len(self.bags) == 1:
             return (self,)
-        folders = _make_unique([PurePosixPath(bag.rstrip("/")).stem or "bag" for bag in self.bags])
+        stems = [PurePosixPath(bag.rstrip("/")).stem for bag in self.bags]
+        folders = _make_unique([safe_file_name(stem) if stem.strip(".") else "bag" for stem in stems])
         out = self.out.rstrip("/")
         return tuple(
             replace(self, bags=(bag,), out=f"{out}/{folder}")

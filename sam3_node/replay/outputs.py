@@ -1,6 +1,6 @@
-"""Writes the outputs of a replay: masks as MCAP, COCO JSON and palette PNGs, and videos with masks drawn in.
+"""Writes the outputs of a replay: masks as MCAP, COCO JSON and palette PNGs, videos with masks drawn in, and images.
 
-Each output is complete or absent.
+Each output is complete or absent. File names from a recording never lead out of the folder of the outputs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..bags.native.writer import RecordingWriter
+from ..bags.native.layout import COLOUR
+from ..bags.native.writer import RecordingWriter, describe_compression
 from ..errors import OutputError, ReplayError, WireError
 from ..files import child_path
 from ..types import Frame, MaskFrame
@@ -20,9 +21,7 @@ from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image, pack_masks
 from .coco import MaskSource, write_coco
 from .davis_png import write_palette_pngs
-
-FrameSource = Callable[[], Iterator[Frame]]
-"""Each call yields the frames of the recording from the beginning."""
+from .images import QUALITY, CameraFrames, FrameSource, compress_frame, join_frames, name_images, write_images
 
 T = TypeVar("T", MaskFrame, Frame)
 
@@ -30,6 +29,8 @@ T = TypeVar("T", MaskFrame, Frame)
 class _Sources(NamedTuple):
     masks: MaskSource
     frames: FrameSource
+    recording: str
+    has_images: bool
 
 
 def write_outputs(
@@ -38,20 +39,24 @@ def write_outputs(
     masks: MaskSource,
     frames: FrameSource,
     progress: Callable[[str, int], None],
+    recording: str = "recording",
+    has_images: bool = False,
 ) -> list[Path]:
     """Write outputs of these KINDS into the folder `out`. Returns the files and folders written.
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
-    called with a kind and the number of masks written. Raises ReplayError for an unknown kind before anything is
-    written, OutputError if `out` cannot be written, and the exceptions of `masks` and `frames`.
+    called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
+    were written before (`has_images`), and otherwise places in the `recording`. Raises ReplayError for an unknown kind
+    before anything is written, OutputError if `out` cannot be written, and the exceptions of `masks` and `frames`.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
     written: list[Path] = []
+    sources = _Sources(masks, frames, recording, has_images or "images" in kinds)
     for kind in dict.fromkeys(kinds):
         with _replace_when_complete(out, kind, written) as folder:
-            _WRITERS[kind](folder, _Sources(masks, frames), partial(progress, kind))
+            _WRITERS[kind](folder, sources, partial(progress, kind))
     return written
 
 
@@ -60,6 +65,8 @@ def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterato
     """Provide a folder whose content is moved to `out` at the end of the block, unless the block fails."""
     partial_folder = out / f".{kind}.partial"
     try:
+        if partial_folder.is_symlink():
+            partial_folder.unlink()
         shutil.rmtree(partial_folder, ignore_errors=True)  # left by a killed run
         (partial_folder / "new").mkdir(parents=True)
         yield partial_folder / "new"
@@ -85,8 +92,29 @@ def _write_mcap(folder: Path, sources: _Sources, progress: Callable[[int], None]
             progress(count)
 
 
+def _write_mcap_with_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    """Write masks.mcap as `_write_mcap` does, each masks after their frame. Raw colour becomes JPEG."""
+    is_described = False
+    with RecordingWriter(folder / "masks.mcap") as bag:
+        for count, (masks, frame) in enumerate(join_frames(sources.masks, sources.frames), start=1):
+            image = compress_frame(frame)
+            if image is not frame and not is_described:
+                is_described = True
+                bag.write_metadata(COLOUR, describe_compression("jpeg", QUALITY))
+            if image is not None:
+                bag.write_frame(image, masks.age_origin_ns)
+            _, body = pack_masks(masks, "rle")
+            bag.write_masks(body, masks, masks.age_origin_ns)
+            progress(count)
+
+
 def _write_json(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    write_coco(folder / "masks.json", sources.masks, progress)
+    names = name_images(sources.masks, sources.frames) if sources.has_images else None
+    write_coco(folder / "masks.json", sources.masks, progress, sources.recording, names)
+
+
+def _write_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    write_images(folder, sources.masks, sources.frames, progress)
 
 
 def _write_png(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
@@ -113,30 +141,26 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
 
 _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "mcap": _write_mcap,
+    "mcap-images": _write_mcap_with_images,
     "coco": _write_json,
     "png": _write_png,
     "overlay": _write_overlays,
+    "images": _write_images,
 }
 KINDS = tuple(_WRITERS)
-"""masks.mcap, a recording of masks alone; masks.json in COCO format; png/<camera>/ in DAVIS format;
-overlay-<camera>.mp4."""
+"""masks.mcap, a recording of masks alone, or (mcap-images) with their frames; masks.json in COCO format; png/<camera>/
+in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames."""
 
 
 def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
     """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are left out."""
-    frame = next(frames, None)
+    finder = CameraFrames(frames)
     for frame_masks in masks:
-        while frame is not None and frame.key != frame_masks.key and not _is_past(frame_masks, frame):
-            frame = next(frames, None)
-        if frame is None:
-            return
-        if frame.key == frame_masks.key:
+        frame = finder.find(frame_masks)
+        if frame is not None:
             yield frame_masks, frame
-
-
-def _is_past(masks: MaskFrame, frame: Frame) -> bool:
-    # both are compared: seq starts again when a camera is restarted
-    return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
+        elif finder.ended:
+            return
 
 
 def _select_camera(camera: str, values: Iterator[T]) -> Iterator[T]:

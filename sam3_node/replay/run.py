@@ -17,13 +17,13 @@ from ..types import MaskFrame
 from .actions import Action
 from .compare import MaskComparison, compare_masks
 from .completion import (
-    SUMMARY,
     Completion,
     ProgressCallback,
     StoppedError,
     build_identity,
     check_identity,
     clear_results,
+    read_complete_summary,
     read_digests,
 )
 from .job import Job, Strategy, describe_differences, have_equal_sections
@@ -78,9 +78,9 @@ def run_job(
     """Replay a job's first recording into the folder `job.out`, and write its outputs.
 
     For several recordings, see `Job.split_by_recording`. A killed job continues from its last complete shard. For a
-    finished job, only missing outputs are written. `again` starts over. Raises StoppedError soon after `stop` is set,
-    ReplayError if the folder has results of another job, and the exceptions of reading, loading and writing. Results so
-    far are kept.
+    finished job, only missing outputs are written. `again` starts over. After `stop` is set, the outputs of what is
+    done are written, and StoppedError is raised. Raises ReplayError if the folder has results of another job, and the
+    exceptions of reading, loading and writing. Results so far are kept.
     """
     store = open_store(job.out)
     with store.held(), local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
@@ -88,9 +88,11 @@ def run_job(
             clear_results(store)
         check_identity(store, build_identity(job, schedule.settings, path))
         run = _JobRun(schedule, store, progress, stop or threading.Event())
-        if store.exists(SUMMARY):
-            return run.write(Summary.from_json(store.read(SUMMARY)))
-        return run.write(run.replay(load(schedule.settings), limits))
+        summary = run.read_finished() or run.replay(load(schedule.settings), limits)
+        summary = run.write(summary)
+        if not summary.complete:
+            raise StoppedError(summary.frames)
+        return summary
 
 
 def is_finished(job: Job) -> bool:
@@ -100,8 +102,7 @@ def is_finished(job: Job) -> bool:
 
 def read_finished_summary(job: Job) -> Summary | None:
     """Return the summary of a finished job, None for another one."""
-    store = open_store(job.out)
-    summary = Summary.from_json(store.read(SUMMARY)) if store.exists(SUMMARY) else None
+    summary = read_complete_summary(open_store(job.out))
     return summary if summary and set(job.outputs) <= set(summary.outputs) else None
 
 
@@ -119,7 +120,7 @@ def compare_job(job: Job) -> MaskComparison:
 
 
 class _Pass(NamedTuple):
-    """One pass over the recording: actions on about `total` frames, after `frames_before` frames of an earlier pass."""
+    """One pass over the recording: actions on about `total` frames."""
 
     name: str
     actions: Iterable[Action]
@@ -127,7 +128,6 @@ class _Pass(NamedTuple):
     player: Player
     writer: ShardWriter
     play: Callable[[Iterable[Action], Player], Iterator[Outcome]] = play_forward
-    frames_before: int = 0
 
 
 class _SecondPassResult(NamedTuple):
@@ -141,15 +141,19 @@ class _JobRun(Completion):
     """Both passes of a job, and its completion."""
 
     def replay(self, perception: Perception, limits: ShardLimits) -> Summary:
-        """Play all actions that are not in shards yet."""
+        """Play all actions that are not in shards yet, up to a stop."""
         self._check_weights(perception)
         player = Player(perception)
         writer = ShardWriter(Shards(self.store), player, limits)
         resumed_from, schedule, job = writer.frames, self.schedule, self.schedule.job
         total = schedule.count_frames()
-        self._run_pass(_Pass("replaying", schedule.actions(), total, player, writer))
+        second, is_complete = _SecondPassResult(0, []), True
+        try:
+            self._run_pass(_Pass("replaying", schedule.actions(), total, player, writer))
+            second = self._run_second_pass(perception, limits, writer.totals)
+        except StoppedError:
+            is_complete = False
         stepped = max(writer.frames - resumed_from, 1)
-        second = self._run_second_pass(perception, limits, writer.totals)
         return Summary.from_counts(
             writer.totals,
             bag=job.bags[0],
@@ -160,6 +164,7 @@ class _JobRun(Completion):
             resumed_from=resumed_from + second.resumed_from,
             lost=schedule.lost,
             notes=[*schedule.notes.lines, *second.notes],
+            complete=is_complete,
             stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
         )
 
@@ -183,10 +188,7 @@ class _JobRun(Completion):
             resumed_from = writer.frames
             actions = schedule_backward(buffer, spans, bool(detector.prompts))
             play = partial(play_backward, labels=first.objects)
-            frames_before = first.counts["frames"]
-            self._run_pass(
-                _Pass("tracking backward", actions, len(buffer), player, writer, play, frames_before)
-            )
+            self._run_pass(_Pass("tracking backward", actions, len(buffer), player, writer, play))
         first.work_s += writer.totals.work_s
         return _SecondPassResult(resumed_from, _make_notes(spans, writer.totals))
 
@@ -198,7 +200,7 @@ class _JobRun(Completion):
                 self.progress(current.name, writer.frames, current.total)
                 if self.stop.is_set():
                     writer.flush()
-                    raise StoppedError(current.frames_before + writer.frames)
+                    raise StoppedError(writer.frames)
         writer.flush()
 
     def _check_weights(self, perception: Perception) -> None:

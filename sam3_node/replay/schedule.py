@@ -14,7 +14,7 @@ from typing import Any
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap_stream import count_messages
-from ..bags.native.layout import NODE
+from ..bags.native.layout import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..errors import ReplayError
@@ -28,6 +28,12 @@ from .job import Job, ObjectOnFrame, settings_for
 
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
+
+
+NOTHING_ASKED = (
+    "no object will be followed, because none was asked for: name what to detect with --prompt NAME, mark objects with "
+    "--box or --objects FILE, or repeat a recorded node with --as-recorded"
+)
 
 
 class Schedule(Closeable):
@@ -48,7 +54,7 @@ class Schedule(Closeable):
             )
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
-        self._bag = open_bag(path, job.topics)
+        self._bag = open_bag(path, job.topics, job.span)
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -63,6 +69,7 @@ class Schedule(Closeable):
     def actions(self) -> Iterator[Action]:
         """Yield steps and edits in their order."""
         if self.job.mode == "as-recorded":
+            self._note_inexact_recording()
             entries = read_event_log(self._read_log(), self.description)
             yield from match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
@@ -71,15 +78,51 @@ class Schedule(Closeable):
         has_prompts = bool(self.job.names or self.job.objects)
         use_recorded = self._recorded if not has_prompts else None
         edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
-        yield from add_objects(step_all_frames(self.frames(), edits), self.job.objects, self.notes)
+        if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
+            self.notes.add(NOTHING_ASKED)
+        frames = self.frames()
+        if self.job.start or self.job.begin_ns is not None:
+            frames = self._skip_edits(frames, edits)
+        yield from add_objects(step_all_frames(frames, edits), self.job.objects, self.notes)
+
+    def _note_inexact_recording(self) -> None:
+        """Note what keeps masks from being those of the live node: compressed colour, or a ring's late beginning."""
+        metadata = self._recorded.metadata() if self._recorded else {}
+        if any(record.get("exact") is False for record in metadata.get(COLOUR, ())):
+            self.notes.add(
+                "the recorder compressed raw colour as JPEG: the masks are not bit-exact with those of the live node; "
+                "record with record.colour raw or png for that"
+            )
+        if any(record.get("dropped") for record in metadata.get(RING, ())):
+            self.notes.add_gap(
+                "expected a recording from the node's start, found one of a ring, whose earlier messages were dropped"
+            )
+
+    def _skip_edits(self, frames: Iterator[Frame], edits: FrameEdits) -> Iterator[Frame]:
+        """Yield the frames; before a camera's first one, leave out recorded edits that belong to earlier frames."""
+        begun: set[str] = set()
+        for frame in frames:
+            if frame.camera not in begun:
+                begun.add(frame.camera)
+                dropped = edits.skip_to(frame.camera, frame.seq)
+                if dropped:
+                    self.notes.add(
+                        f"{dropped} recorded edits of {frame.camera} before the beginning are left out: objects that "
+                        "were marked on earlier frames are not followed"
+                    )
+            yield frame
 
     def count_frames(self) -> int | None:
-        """Return the number of frames to step, None if the recording's index does not tell."""
-        if self.job.stop is not None:
-            return self.job.stop - self.job.start
+        """Return the number of frames to step, or at most to step; None if the recording's index does not tell."""
+        wanted = None if self.job.stop is None else self.job.stop - self.job.start
+        if not self.job.span.is_whole:
+            return wanted
         templates = ("masks/{}",) if self.job.mode == "as-recorded" else ("/{}/header", "frame/{}")
         topics = [template.format(camera) for template in templates for camera in self.cameras]
-        return count_messages(self._files, topics) or None
+        counted = count_messages(self._files, topics) or None
+        if counted is None or wanted is None:
+            return wanted or counted
+        return max(0, min(wanted, counted - self.job.start))
 
     def frames(self) -> Iterator[Frame]:
         """Yield the job's frames in the order of the recording."""
@@ -133,6 +176,25 @@ class FrameEdits:
     def __init__(self) -> None:
         self.before: defaultdict[FramePlace, list[Edit]] = defaultdict(list)
         self.on: defaultdict[FramePlace, list[Edit]] = defaultdict(list)
+
+    def begin_objects(self) -> bool:
+        """Return True if any edit makes objects begin: an addition, or names to detect."""
+        edits = (edit for group in (self.before, self.on) for found in group.values() for edit in found)
+        return any(edit.op == "add_object" or edit.args.get("prompts") for edit in edits)
+
+    def skip_to(self, camera: str, seq: int) -> int:
+        """Leave out edits of the camera's frames before `seq`, but for the last names to detect.
+
+        Return the number of edits that are left out.
+        """
+        places = [place for place in (*self.before, *self.on) if place[0] == camera and place[1] < seq]
+        skipped = [
+            edit for group in (self.before, self.on) for place in places for edit in group.pop(place, ())
+        ]
+        prompts = [edit for edit in skipped if edit.op == "set_prompts"]
+        if prompts:
+            self.before[camera, seq] = [prompts[-1], *self.before.pop((camera, seq), ())]
+        return len(skipped) - len(prompts)
 
 
 def step_all_frames(frames: Iterable[Frame], edits: FrameEdits) -> Iterator[Action]:

@@ -81,6 +81,8 @@ class Summary:
     stages_ms: dict[str, float] = field(default_factory=dict)
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
+    complete: bool = True
+    """False if the replay was stopped: outputs hold the frames until then, and the same command goes on."""
 
     @classmethod
     def from_counts(cls, totals: ReplayCounts, **others: Any) -> Self:

@@ -190,6 +190,18 @@ class RecordSettings(Section):
     """Start a new file after this many seconds; 0 never does."""
     queue_mb: float = Field(256.0, gt=0.0, le=1e6)
     """Maximum size in MB of the queue to the disk. Messages beyond it are dropped and counted."""
+    colour: Literal["raw", "jpeg", "png"] = "raw"
+    """Format of colour that arrives raw. raw: as received. png: the same pixels. jpeg: smaller, but not bit-exact."""
+    max_total_gb: float = Field(0.0, ge=0.0, le=1e9)
+    """Delete the oldest recordings of this output beyond this many GB in total; 0 never does."""
+    max_age_h: float = Field(0.0, ge=0.0, le=1e6)
+    """Delete recordings of this output that are older than this many hours; 0 never does."""
+    ring_s: float = Field(0.0, ge=0.0, le=86400.0)
+    """Keep this many seconds in memory, and write them only at SIGUSR1 or Enter; 0 writes everything."""
+    ring_mb: float = Field(1024.0, gt=0.0, le=1e6)
+    """Maximum memory of the ring in MB. The oldest messages beyond it are dropped."""
+    after_s: float = Field(10.0, ge=0.0, le=86400.0)
+    """Seconds after a trigger that are written with the ring."""
 
 
 class GroupSettings(Section):

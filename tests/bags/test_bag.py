@@ -232,12 +232,16 @@ def test_several_cameras_come_in_order_and_topics_narrow_them(tmp_path: Path) ->
         open_bag(path, ["wrist", "back"])
 
 
-def test_a_camera_that_cannot_be_read_is_an_error_that_choosing_others_avoids(tmp_path: Path) -> None:
+def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(tmp_path: Path) -> None:
     good = Moment("/front/image", "compressed", T0, jpeg(0), "jpeg")
     odd = Moment("/thermal/image", "raw", T0 + 1, colour_pixels(0).tobytes(), "hsv8")
     path = write_json(tmp_path / "odd.mcap", [good, odd])
+    frames, lost = read(path)
+    assert [frame.camera for frame in frames] == ["front"]
+    assert lost is not None
+    assert "thermal is left out: /thermal/image: expected an encoding of" in lost
     with pytest.raises(BagError, match=r"/thermal/image: expected an encoding of .*, found 'hsv8'"):
-        read(path)
+        read(path, ["thermal"])
     assert len(read(path, ["front"])[0]) == 1
 
 

@@ -27,3 +27,41 @@ def test_a_signal_sets_the_event_and_ends_nothing(number: signal.Signals) -> Non
             process.send_signal(number)
             assert process.communicate(timeout=120)[0] == "stopped\n"
             assert process.returncode == 0
+
+
+TWO_SIGNALS = """
+import signal, threading
+from sam3_node.processes.signals import stop_on_signals
+stop = stop_on_signals(once=True)
+signal.signal(signal.SIGUSR1, lambda *_: print("other", flush=True))
+print("ready", flush=True)
+stop.wait()
+try:
+    print("stopped", flush=True)
+    threading.Event().wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_the_second_signal_interrupts_and_others_do_not_stop() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", TWO_SIGNALS],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for number, answer in (
+            (None, "ready"),
+            (signal.SIGUSR1, "other"),
+            (signal.SIGTERM, "stopped"),
+            (signal.SIGINT, "interrupted"),
+        ):
+            if number is not None:
+                process.send_signal(number)
+            assert process.stdout.readline().strip() == answer
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -20,6 +20,7 @@ import zmq
 from sam3_node.errors import OutputError, SettingsError, TransportError
 from sam3_node.processes.group import RECORD_READY, list_processes
 from sam3_node.recording.recorder import run_record
+from sam3_node.recording.ring import Trigger
 from sam3_node.settings import GroupSettings, RecordSettings, Settings, TransportSettings
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
 from sam3_node.types import Depth, MaskFrame
@@ -42,13 +43,13 @@ def settings_for(folder: Path, **record: Any) -> Settings:
 
 
 @contextmanager
-def recording(settings: Settings) -> Iterator[io.StringIO]:
+def recording(settings: Settings, trigger: Trigger | None = None) -> Iterator[io.StringIO]:
     """Run a recorder in a thread, and check that it ends without an error."""
     stop, out, failures = threading.Event(), io.StringIO(), []
 
     def run() -> None:
         try:
-            run_record(settings, stop, out)
+            run_record(settings, stop, out, trigger)
         except Exception as error:
             failures.append(error)
 

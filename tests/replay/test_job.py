@@ -56,7 +56,10 @@ def test_a_job_comes_back_from_json() -> None:
     [
         ({"mode": "some"}, "mode: expected one of as-recorded, every, found 'some'"),
         ({"strategy": "sideways"}, "strategy: expected one of"),
-        ({"outputs": ("avi",)}, "output: expected one of mcap, coco, png, overlay, found 'avi'"),
+        (
+            {"outputs": ("avi",)},
+            "output: expected one of mcap, mcap-images, coco, png, overlay, images, found 'avi'",
+        ),
         ({"settings": {"camera": {}}}, "settings: expected one of model, tracker, detector, engine"),
         ({"bags": ()}, "bags: expected at least one"),
         ({"mode": "as-recorded"}, "expected no names or objects beside it"),

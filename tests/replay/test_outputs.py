@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -18,7 +19,7 @@ from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
 from sam3_node.replay.outputs import KINDS, pair_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
-from sam3_node.wire import encode_image
+from sam3_node.wire import decode_image, encode_image
 
 WIDTH, HEIGHT = 96, 64
 STEP_NS = NANOSECONDS // 20
@@ -67,9 +68,17 @@ def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
     pytest.importorskip("mcap")
     counts: dict[str, list[int]] = {kind: [] for kind in KINDS}
     written = write_outputs(tmp_path, KINDS, all_masks, all_frames, lambda kind, n: counts[kind].append(n))
-    names = ["masks.mcap", "masks.json", "png", "overlay-left.mp4", "overlay-right.mp4"]
+    names = [
+        "masks.mcap",
+        "masks.mcap",
+        "masks.json",
+        "png",
+        "overlay-left.mp4",
+        "overlay-right.mp4",
+        "images",
+    ]
     assert written == [tmp_path / name for name in names]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
     assert all(found == list(range(1, 19)) for found in counts.values())
     before = digests(tmp_path)
     write_outputs(tmp_path, KINDS, all_masks, all_frames, told)
@@ -116,6 +125,91 @@ def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
             assert (row["score"], row["area"]) == (instance.score, instance.area)
             x, y, width, height = row["bbox"]
             assert (x, y, x + width, y + height) == instance.box
+
+
+def raw_frames() -> Iterator[Frame]:
+    """Yield the frames of the left camera raw, and of the right one as they were."""
+    for frame in all_frames():
+        raw = encode_image(decode_image(frame), "bgr8")
+        yield replace(frame, encoding="bgr8", colour=raw) if frame.camera == "left" else frame
+
+
+def restarted_masks() -> Iterator[MaskFrame]:
+    """Yield masks whose numbers begin again, later."""
+    yield from all_masks()
+    for seq in range(3):
+        yield replace(masks_of("left", seq), capture_ns=10**12 + seq)
+
+
+def restarted_frames() -> Iterator[Frame]:
+    yield from raw_frames()
+    for seq in range(3):
+        yield replace(frame_of("left", seq + 20), seq=seq, capture_ns=10**12 + seq)
+
+
+def test_the_images_that_coco_names_exist_and_are_the_frames(tmp_path: Path) -> None:
+    coco_of = pytest.importorskip("pycocotools.coco").COCO
+    write_outputs(tmp_path, ["coco", "images"], restarted_masks, restarted_frames, told)
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = coco_of(str(tmp_path / "masks.json"))
+    frames = {frame.key: frame for frame in restarted_frames()}
+    rows = coco.loadImgs(coco.getImgIds())
+    assert len({row["file_name"] for row in rows}) == len(rows) == len(list(restarted_masks()))
+    for row, masks in zip(rows, restarted_masks(), strict=True):
+        image = cv2.imread(str(tmp_path / row["file_name"]))
+        assert image is not None
+        assert image.shape == (row["height"], row["width"], 3)
+        frame = frames[masks.key]
+        if frame.encoding == "png":
+            assert (tmp_path / row["file_name"]).read_bytes() == bytes(frame.colour)
+        assert np.abs(image.astype(int) - decode_image(frame)).max() <= 3
+    assert [row["file_name"] for row in rows[:2]] == ["images/left/00000.jpg", "images/left/00001.jpg"]
+    assert [row["file_name"] for row in rows[-2:]] == ["images/left/00001-1.png", "images/left/00002-1.png"]
+
+
+def test_without_images_coco_names_places_in_the_recording(tmp_path: Path) -> None:
+    write_outputs(tmp_path, ["coco"], all_masks, all_frames, told, recording="pick.mcap")
+    found = json.loads((tmp_path / "masks.json").read_text())
+    assert found["images"][2]["file_name"] == "pick.mcap#right/1"
+    write_outputs(tmp_path, ["images"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["coco"], all_masks, all_frames, told, has_images=True)
+    found = json.loads((tmp_path / "masks.json").read_text())
+    assert (tmp_path / found["images"][2]["file_name"]).is_file()
+
+
+def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    from sam3_node.bags import open_bag, read_masks
+    from sam3_node.bags.native.layout import COLOUR
+    from sam3_node.bags.native.reader import RecordingReader
+
+    write_outputs(tmp_path, ["mcap-images"], restarted_masks, restarted_frames, told)
+    path = tmp_path / "masks.mcap"
+    read = list(read_masks(path))
+    expected = {frame.key: frame for frame in restarted_frames()}
+    with open_bag(path) as bag:
+        frames = list(bag)
+        assert bag.lost is None
+    assert [frame.key for frame in frames] == [masks.key for masks in read]
+    for frame in frames:
+        difference = decode_image(frame).astype(int) - decode_image(expected[frame.key])
+        assert np.abs(difference).max() <= (3 if expected[frame.key].encoding == "bgr8" else 0)
+    record = {"compression": "jpeg", "quality": 95, "exact": False}
+    assert RecordingReader([path]).metadata()[COLOUR] == [record]
+
+
+@pytest.mark.parametrize("camera", ["..", ".", "../../escaped", "/escaped"])
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
+    pytest.importorskip("mcap")
+    out = tmp_path / "some" / "out"
+    kinds = [kind for kind in KINDS if not kind.startswith("mcap")]
+    masks = lambda: iter([replace(masks_of("left", 0), camera=camera)])  # noqa: E731
+    frames = lambda: iter([replace(frame_of("left", 0), camera=camera)])  # noqa: E731
+    write_outputs(out, kinds, masks, frames, told)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert all(out in path.parents for path in files)
+    assert not Path("/escaped").exists()
 
 
 def test_json_of_no_masks_is_still_coco(tmp_path: Path) -> None:
@@ -263,7 +357,7 @@ def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match="unknown output 'gif': expected some of mcap, coco, png, overlay"):
+    with pytest.raises(ReplayError, match="unknown output 'gif': expected some of mcap, mcap-images, coco"):
         write_outputs(tmp_path, ["png", "gif"], all_masks, all_frames, told)
     assert not list(tmp_path.iterdir())
 

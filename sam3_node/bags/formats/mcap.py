@@ -84,7 +84,7 @@ def _sample(row: Row, decode: Decode) -> Sample | None:
     try:
         payload = module.read_payload(message, channel.schema, channel.topic)
         stamp_ns = module.read_stamp(message) or row.logged_ns
-    except (TypeError, ValueError, AttributeError) as error:  # fields of JSON are of any type
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:  # fields of JSON are of any type
         raise MessageError(f"{channel.topic}: expected a {channel.schema}, found one with {error}") from error
     return None if payload is None else Sample(channel.topic, stamp_ns, row.logged_ns, payload)
 

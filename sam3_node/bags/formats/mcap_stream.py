@@ -24,12 +24,16 @@ import zstandard
 from ...errors import BagError, require
 from ...types import NANOSECONDS
 from ..decompression import DecompressionError, decompress
+from ..time_span import TimeSpan
 
 MAGIC = b"\x89MCAP0\r\n"
 
 T = TypeVar("T")
 
+WHOLE = TimeSpan()
+
 _RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
+_CHUNK_TIMES = struct.Struct("<QQ")  # log times of the first and the last message: the beginning of a chunk
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
 _MAX_RECORD = 1 << 32  # bytes
@@ -102,9 +106,12 @@ class McapStream:
             counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
         )
 
-    def rows(self) -> Iterator[Row]:
-        """Yield the messages in the file's order, up to the first damage."""
-        return self._until_damage(self._read_rows)
+    def rows(self, span: TimeSpan = WHOLE) -> Iterator[Row]:
+        """Yield the messages of a resolved span in the file's order, up to the first damage.
+
+        Chunks without such messages are skipped unread, unless the file lacks a summary that describes its channels.
+        """
+        return self._until_damage(lambda file: self._read_rows(file, span))
 
     def metadata(self, max_records: int | None = None) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield name and values of the metadata records, of the first `max_records` records if that is given.
@@ -130,10 +137,14 @@ class McapStream:
             except self._damages as error:
                 self.damage = self._describe(file.size, error)
 
-    def _read_rows(self, file: _File) -> Iterator[Row]:
+    def _read_rows(self, file: _File, span: TimeSpan) -> Iterator[Row]:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
-        for opcode, content in self._walk(file, (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)):
+        if not span.is_whole and (summary := self._read_summary()) is not None:
+            schemas |= summary.schemas
+            channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
+        skipped = span if channels else WHOLE
+        for opcode, content in self._walk(file, (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK), span=skipped):
             for record in self._parse(opcode, content):
                 if isinstance(record, self._records.Schema):
                     schemas[record.id] = record
@@ -141,6 +152,8 @@ class McapStream:
                     channels[record.id] = _make_channel(record, schemas)
                 else:
                     self._logged_ns = record.log_time
+                    if not span.contains(record.log_time):
+                        continue
                     yield Row(channels[record.channel_id], record.log_time, record.data, record.sequence)
 
     def _read_metadata(self, file: _File, max_records: int | None) -> Iterator[tuple[str, dict[str, str]]]:
@@ -149,9 +162,12 @@ class McapStream:
             yield record.name, record.metadata
 
     def _walk(
-        self, file: _File, opcodes: Collection[int], max_records: int | None = None
+        self, file: _File, opcodes: Collection[int], max_records: int | None = None, span: TimeSpan = WHOLE
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield opcode and content of the records of these opcodes, up to the end of the data."""
+        """Yield opcode and content of the records of these opcodes, up to the end of the data.
+
+        Chunks whose times do not overlap the span are left out.
+        """
         file.seek(len(MAGIC))
         for _ in count() if max_records is None else range(max_records):
             self._reached = file.tell()
@@ -163,6 +179,12 @@ class McapStream:
                 file.skip(length)
             elif length > _MAX_RECORD:
                 raise ValueError(f"a record of {length} bytes, expected at most {_MAX_RECORD}")
+            elif opcode == _CHUNK and not span.is_whole and length >= _CHUNK_TIMES.size:
+                times = file.read(_CHUNK_TIMES.size)
+                if span.overlaps(*_CHUNK_TIMES.unpack(times)):
+                    yield opcode, times + file.read(length - len(times))
+                else:
+                    file.skip(length - len(times))
             else:
                 yield opcode, file.read(length)
 

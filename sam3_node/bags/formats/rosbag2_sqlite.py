@@ -53,8 +53,9 @@ class Rosbag2Sqlite(Closeable):
             ) from error
         (page,) = self._database.execute("PRAGMA page_size").fetchone()
         self._is_torn = path.stat().st_size % page != 0
-        self._names = {number: name for number, name, _, form in rows if form == "cdr"}
-        self.types = {name: type_name for _, name, type_name, form in rows if form == "cdr"}
+        named = [row for row in rows if row[3] == "cdr" and all(isinstance(text, str) for text in row[1:3])]
+        self._names = {number: name for number, name, _, _ in named}
+        self.types = {name: type_name for _, name, type_name, _ in named}
         if not self.types:
             self.close()
             forms = ", ".join(sorted({str(form) for *_, form in rows})) or "no topics"

@@ -15,6 +15,7 @@ from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
 
 _FALLBACK_FPS = 30.0
+SEEK_MARGIN = 2  # frames before the wanted one to begin at, because positions follow from rounded times
 _HEAD = 377  # bytes: to the third packet of an MPEG transport stream
 _BEGINS = (
     rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
@@ -58,14 +59,27 @@ class VideoBag(Closeable):
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
         """Yield the frames in the order of the video, if its topic is in `topics`."""
+        yield from self._samples(topics, None)
+
+    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        """Yield the frames from `begin_ns` of the video's time, as SeekableReader.samples_from does.
+
+        Numbers of frames follow from their times, so they are estimates in a video whose rate varies.
+        """
+        yield from self._samples(topics, begin_ns)
+
+    def _samples(self, topics: Collection[str], begin_ns: int | None) -> Iterator[Sample]:
         self._lost = None
         if self.topics[0].name not in topics:
             return
         playback = _Playback(self.path)
+        if begin_ns is not None:
+            playback.seek(begin_ns)
         for stamp_ns, image in playback.frames():
             height, width = image.shape[:2]
             colour = Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
-            yield Sample(self.topics[0].name, stamp_ns, stamp_ns, colour)
+            number = None if begin_ns is None else playback.number
+            yield Sample(self.topics[0].name, stamp_ns, stamp_ns, colour, number)
         self._lost = playback.lost()
 
     def close(self) -> None:
@@ -79,6 +93,9 @@ class _Playback:
         import cv2
 
         self._path = path
+        self.number = -1
+        """Number of the last frame, from 0."""
+        self._begin_ns = 0
         self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
         fps = self._capture.get(cv2.CAP_PROP_FPS)
         self._period_ns = round(
@@ -88,16 +105,38 @@ class _Playback:
         self._end_ns = 0
         self._bad = 0
 
-    def frames(self) -> Iterator[tuple[int, Image]]:
-        """Yield stamps in ns, and images BGR uint8 [height, width, 3]."""
+    def seek(self, begin_ns: int) -> None:
+        """Begin with the first frame at or after `begin_ns`. A video that cannot be positioned is read to there."""
         import cv2
 
+        self._begin_ns = begin_ns
+        first_ns = self._grab_ns() or 0
+        target = (begin_ns - first_ns) // self._period_ns - SEEK_MARGIN
+        self._capture.set(cv2.CAP_PROP_POS_FRAMES, max(target, 0))
+        reached_ns = self._grab_ns() if target > 0 else None
+        if reached_ns is None or not first_ns < reached_ns <= begin_ns:
+            self._capture.release()
+            self._capture = cv2.VideoCapture(str(self._path), cv2.CAP_FFMPEG)
+            return
+        self._capture.set(cv2.CAP_PROP_POS_FRAMES, target)
+        self.number = round((reached_ns - first_ns) / self._period_ns) - 1
+
+    def _grab_ns(self) -> int | None:
+        """Return the file's stamp of the next frame in ns; None at the end."""
+        import cv2
+
+        return round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6) if self._capture.grab() else None
+
+    def frames(self) -> Iterator[tuple[int, Image]]:
+        """Yield stamps in ns, and images BGR uint8 [height, width, 3]."""
+
         try:
-            while self._capture.grab():
-                file_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
+            while (file_ns := self._grab_ns()) is not None:
                 stamp_ns = file_ns if file_ns > self._end_ns - self._period_ns else self._end_ns
+                self._end_ns, self.number = stamp_ns + self._period_ns, self.number + 1
+                if stamp_ns < self._begin_ns:
+                    continue
                 is_decoded, image = self._capture.retrieve()
-                self._end_ns = stamp_ns + self._period_ns
                 if is_decoded:
                     yield stamp_ns, np.asarray(image, np.uint8)
                 else:

@@ -29,6 +29,14 @@ LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
 """Metadata record that begins a recording, and its version."""
 NODE, RECORDING = "sam3_node.node", "sam3_node.recording"
 """Metadata records: the node's own description; what was recorded and what was lost, written at the end."""
+COLOUR = "sam3_node.colour"
+"""Metadata record before the first frame whose raw colour was compressed for the recording: {compression, quality,
+exact}. `exact` is false if the pixels are not those that the camera sent."""
+RECORDER = "sam3_node.recorder"
+"""Metadata record of files that `sam3-node record` itself made, at their beginning."""
+RING = "sam3_node.ring"
+"""Metadata record of files that a trigger had written: {trigger_ns, ring_s, dropped}. `dropped` is the number of
+messages that the recorder received before those of the file."""
 EVENTS = "events"
 MASKS_ROOT, TRUTH_ROOT, POSE_ROOT = "masks/", "truth/", "pose/"
 FRAME_ROOT = "frame/"

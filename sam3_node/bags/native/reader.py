@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,9 @@ from ...wire import (
     unpack_frame,
     unpack_masks,
 )
-from ..formats.mcap_stream import McapStream, Row
+from ..formats.mcap_stream import WHOLE, McapStream, Row
 from ..samples import Losses
+from ..time_span import TimeSpan
 from .layout import (
     EVENTS,
     FRAME_ROOT,
@@ -104,14 +105,26 @@ class RecordingReader:
             losses.add(reason)
         return losses.text()
 
-    def frames(self) -> Iterator[Frame]:
+    def first_frame_ns(self, cameras: Collection[str]) -> int | None:
+        """Return the time at which the first frame of these cameras was recorded, None if there is none."""
+        for path in self.paths:
+            for row in McapStream(path).rows():
+                topic = row.channel.topic
+                match = _FRAME_TOPIC.fullmatch(topic)
+                camera = match[1] if match else topic.removeprefix(FRAME_ROOT)
+                if (match or topic.startswith(FRAME_ROOT)) and camera in cameras:
+                    return row.logged_ns
+        return None
+
+    def frames(self, span: TimeSpan = WHOLE) -> Iterator[Frame]:
         """Yield the frames in the order of their arrival, pixels still encoded; from the beginning each time.
 
-        Each frame is as the camera sent it, but a depth of z16+zstd is z16 now, with the same values.
+        Each frame is as the camera sent it, but a depth of z16+zstd is z16 now, with the same values. With a resolved
+        `span`, only frames that were recorded in it.
         """
         for path in self.paths:
             pixels: dict[tuple[str, str], Row] = {}
-            for row in self._rows(path):
+            for row in self._rows(path, span):
                 topic = row.channel.topic
                 match = _FRAME_TOPIC.fullmatch(topic)
                 frame: Frame | None = None
@@ -178,9 +191,9 @@ class RecordingReader:
             self._losses.add(f"{path}, {row.channel.topic}: messages that are malformed were passed over")
             return None
 
-    def _rows(self, path: Path) -> Iterator[Row]:
+    def _rows(self, path: Path, span: TimeSpan = WHOLE) -> Iterator[Row]:
         stream = McapStream(path)
-        yield from stream.rows()
+        yield from stream.rows(span)
         if stream.damage is not None:
             self._damages[path] = stream.damage
 

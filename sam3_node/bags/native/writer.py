@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import json
 import time
@@ -17,8 +18,16 @@ from typing import Any
 
 from ...errors import OutputError, WireError, require
 from ...files import make_folder
-from ...types import Buffer, Closeable, Depth, Frame, Intrinsics, MaskFrame
-from ...wire import decode_depth, encode_depth, masks_topic, pack_frame, pack_masks
+from ...types import Buffer, Closeable, ColourEncoding, Depth, Frame, Intrinsics, MaskFrame
+from ...wire import (
+    decode_depth,
+    decode_image,
+    encode_depth,
+    encode_image,
+    masks_topic,
+    pack_frame,
+    pack_masks,
+)
 from ..formats.mcap_stream import MAGIC
 from ..messages import foxglove_out
 from ..messages.foxglove_out import Encoded
@@ -217,6 +226,11 @@ class SplitRecordingWriter(Closeable):
         """Depth images that could not be decompressed; their frames were recorded without them."""
         return self._closed_depths + self._writer.depths_left_out
 
+    @property
+    def closed(self) -> bool:
+        """True if nothing more can be written."""
+        return self._writer.closed
+
     def current(self) -> RecordingWriter:
         """Return the writer for the next message; it opens a new file if the last one is full."""
         too_long = self._split_bytes and self._writer.bytes >= self._split_bytes
@@ -262,6 +276,8 @@ class _RecordingFile:
 
     def __init__(self, path: Path, overwrite: bool) -> None:
         self._file = path.open("wb" if overwrite else "xb", buffering=0)
+        with contextlib.suppress(OSError):  # tells others that the file is written; not every disk has locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._complete_bytes = 0
 
     @property
@@ -306,6 +322,19 @@ def _create(path: Path, overwrite: bool) -> _RecordingFile:
         return _RecordingFile(path, overwrite)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def compress_colour(frame: Frame, encoding: ColourEncoding, quality: int) -> Frame:
+    """Return a frame with its raw colour as JPEG or PNG; WireError for a frame that contradicts itself."""
+    return replace(
+        frame, encoding=encoding, colour=encode_image(decode_image(frame), encoding, quality=quality)
+    )
+
+
+def describe_compression(encoding: ColourEncoding, quality: int) -> Metadata:
+    """Return the content of the COLOUR record for frames of `compress_colour`."""
+    is_exact = encoding == "png"
+    return {"compression": encoding, "quality": None if is_exact else quality, "exact": is_exact}
 
 
 def _build_ending() -> bytes:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ...errors import Sam3NodeError
@@ -163,7 +164,8 @@ def join_segments(
         else:
             summary = _summarize(job, [_read_summary(segment) for segment in segments], masks(), on_output)
         missing = [kind for kind in job.outputs if kind not in summary.outputs]
-        store.keep(write_outputs(store.folder, missing, masks, schedule.frames, on_output))
+        has_images, name = "images" in summary.outputs, PurePosixPath(job.bags[0]).name
+        store.keep(write_outputs(store.folder, missing, masks, schedule.frames, on_output, name, has_images))
         summary = replace(summary, outputs=[*summary.outputs, *missing])
         store.write(SUMMARY, summary.to_json().encode())
     return summary

@@ -13,7 +13,6 @@ from ...errors import ReplayError, Sam3NodeError, TransportError, WireError
 from ...types import MaskFrame
 from ..actions import Action, Edit, Step
 from ..completion import (
-    SUMMARY,
     Completion,
     ProgressCallback,
     StoppedError,
@@ -57,9 +56,9 @@ def run_live(
     """Push every frame of a job's first recording through a running node, and write results to the folder `job.out`.
 
     The node's state cannot be kept, so a job that ended early starts over. A finished job does not need the node.
-    Raises StoppedError soon after `stop` is set; ReplayError for a job that a live node cannot run, or if the folder
-    has results of another job; SettingsError and TransportError as LiveNode does; and the exceptions of reading and
-    writing. Complete shards are kept.
+    After `stop` is set, outputs of what is done are written, and StoppedError is raised. Raises ReplayError for a job
+    that a live node cannot run, or if the folder has results of another job; SettingsError and TransportError as
+    LiveNode does; and the exceptions of reading and writing. Complete shards are kept.
     """
     _check_job(job)
     stop, store = stop or threading.Event(), open_store(job.out)
@@ -70,13 +69,16 @@ def run_live(
         identity = build_identity(job, schedule.settings, path)
         identity = {**identity, "job": {**identity["job"], "live": True}}
         check_identity(store, {"job": identity["job"], "bytes": identity["bytes"]})
-        if store.exists(SUMMARY):
-            return completion.write(Summary.from_json(store.read(SUMMARY)))
+        if finished := completion.read_finished():
+            return completion.write(finished)
         with LiveNode(endpoints.control, endpoints.frames, endpoints.masks, stop) as node:
             _check_settings(job, node.description["settings"])
             _clear_unfinished(store, schedule, {**identity, **_read_node_identity(node.description)})
             summary = _push_frames(node, completion, limits)
-        return completion.write(summary)
+        summary = completion.write(summary)
+        if not summary.complete:
+            raise StoppedError(summary.frames, "starts over, as the node's state cannot be kept")
+        return summary
 
 
 def _check_job(job: Job) -> None:
@@ -117,7 +119,7 @@ def _clear_unfinished(store: Store, schedule: Schedule, identity: Mapping[str, A
 
 
 def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) -> Summary:
-    """Push all frames and write their masks to shards."""
+    """Push all frames, up to a stop, and write their masks to shards."""
     schedule, player = completion.schedule, LivePlayer(node)
     served_before, total = node.begin(schedule.cameras), schedule.count_frames()
     if served_before:
@@ -130,12 +132,11 @@ def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) ->
             writer.add(outcome)
             completion.progress("pushing", writer.frames, total)
     except StoppedWaitingError:
-        pass  # raised only after a stop: the check below reports it
+        pass  # raised only after a stop: the summary says so
     finally:
         writer.flush()
-    if completion.stop.is_set():
-        raise StoppedError(writer.frames, "starts over, as the node's state cannot be kept")
-    return _make_summary(schedule, writer, player, node.description)
+    summary = _make_summary(schedule, writer, player, node.description)
+    return replace(summary, complete=not completion.stop.is_set())
 
 
 def _take_until(stop: threading.Event, actions: Iterable[Action]) -> Iterator[Action]:

@@ -171,7 +171,7 @@ def test_a_stopped_replay_starts_over(
     job, stop = job_of(bag, tmp_path / "out", settings), threading.Event()
 
     def progress(what: str, done: int, total: int | None) -> None:
-        assert total == 36
+        assert total == 36 or what.startswith("writing")
         if done == 12:
             stop.set()
 

@@ -1,0 +1,172 @@
+"""Parts of recordings through the command: by time, by number of frames, and what is left after a stop."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mcap")
+pytest.importorskip("foxglove_schemas_protobuf")
+
+from sam3_node.cli.main import main
+from sam3_node.errors import ReplayError
+from sam3_node.perception.perception import Perception
+from sam3_node.replay.completion import StoppedError
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.run import PerceptionCache, is_finished, run_job
+from sam3_node.replay.schedule import NOTHING_ASKED
+from sam3_node.replay.shards import ShardLimits, Shards
+from sam3_node.replay.store import FolderStore
+from sam3_node.types import MaskFrame
+from tests.support.live import Live, edited, tiny_settings
+from tests.support.recordings import write_recording
+
+SMALL = ShardLimits(frames=5)
+OUTPUTS = ("mcap-images", "coco", "png", "overlay", "images")
+
+
+@pytest.fixture(scope="module")
+def load() -> PerceptionCache:
+    return PerceptionCache()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bag")
+    with Live(folder / "live.mcap", Perception.load(tiny_settings(folder))) as recorded:
+        for _ in edited(recorded, 40):
+            pass
+    return folder / "live.mcap"
+
+
+@pytest.fixture
+def job(live: Path, tmp_path: Path) -> Job:
+    """Return a job on the frames of a live run, with one object marked on the first frame."""
+    settings = {"model": tiny_settings(live.parent).model.model_dump(mode="json", exclude_unset=True)}
+    objects = (ObjectOnFrame(box=(4, 4, 20, 20)),)
+    return Job((str(live),), str(tmp_path / "out"), objects=objects, settings=settings, outputs=())
+
+
+def masks_of(job: Job) -> list[MaskFrame]:
+    return list(Shards(FolderStore(Path(job.out))).masks())
+
+
+def test_a_part_is_replayed_as_if_the_rest_did_not_exist(job: Job, load: PerceptionCache) -> None:
+    run_job(job, load)
+    whole = masks_of(job)
+    part = replace(job, out=f"{job.out}/part", begin_ns=0, end_ns=10**15, stop=7)
+    assert run_job(part, load).frames == 7
+    assert [masks.key for masks in masks_of(part)] == [masks.key for masks in whole[:7]]
+    with pytest.raises(ReplayError, match=r"the folder holds results of another job: job.stop was 7, is 8"):
+        run_job(replace(part, stop=8), load)
+
+
+def test_a_part_of_what_was_recorded_bit_for_bit_is_refused(job: Job) -> None:
+    for part in ({"begin_ns": 1}, {"end_ns": 1}, {"stop": 1}):
+        with pytest.raises(ReplayError, match="expected the mode every with it"):
+            Job(job.bags, job.out, "as-recorded", **part)  # type: ignore[arg-type]
+    with pytest.raises(ReplayError, match="expected an end after the beginning"):
+        replace(job, begin_ns=5, end_ns=5)
+
+
+def test_recorded_edits_before_the_part_are_named(job: Job, load: PerceptionCache) -> None:
+    summary = run_job(replace(job, objects=(), start=30), load)
+    assert any("recorded edits of" in note and "are left out" in note for note in summary.notes)
+
+
+def test_a_replay_without_objects_says_so(job: Job, load: PerceptionCache, tmp_path: Path) -> None:
+    bag = write_recording(tmp_path / "r.mcap")
+    bare = replace(job, bags=(str(bag),), objects=())
+    assert NOTHING_ASKED in run_job(bare, load).notes
+    with_objects = replace(bare, objects=job.objects, out=f"{job.out}-more")
+    assert NOTHING_ASKED not in run_job(with_objects, load).notes
+    recorded = replace(job, objects=(), out=f"{job.out}-recorded")
+    assert NOTHING_ASKED not in run_job(recorded, load).notes
+
+
+def test_a_stop_writes_the_outputs_of_what_is_done(job: Job, load: PerceptionCache) -> None:
+    job = replace(job, outputs=OUTPUTS)
+    stop = threading.Event()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if done == 13:
+            stop.set()
+
+    with pytest.raises(StoppedError, match="stopped after 13 frames"):
+        run_job(job, load, progress, stop, limits=SMALL)
+    out = Path(job.out)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["complete"], summary["frames"], summary["outputs"]) == (False, 13, list(OUTPUTS))
+    rows = json.loads((out / "masks.json").read_text())["images"]
+    assert len(rows) == len(masks_of(job)) > 0
+    assert all((out / row["file_name"]).is_file() for row in rows)
+    assert not is_finished(job)
+    whole = replace(job, out=f"{job.out}-whole")
+    run_job(whole, load)
+    assert run_job(job, load).resumed_from == 13
+    assert is_finished(job)
+    for name in ("masks.mcap", "masks.json"):
+        assert (out / name).read_bytes() == (Path(whole.out) / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--from", "soon"], "expected seconds from the start"),
+        (["--to", "2026-05-01T12:00:00"], "has no offset"),
+        (["--frames", "0"], "--frames"),
+    ],
+)
+def test_the_command_refuses_other_parts(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", str(tmp_path / "r.mcap"), "-o", str(tmp_path / "out"), *options])
+    assert told in capsys.readouterr().err
+
+
+def test_the_command_takes_a_part_and_keeps_images(
+    job: Job, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: dict[str, Any] = dict(job.settings["model"])
+    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
+    command = [
+        "replay",
+        str(live),
+        "-o",
+        str(tmp_path / "out"),
+        "--box",
+        "4,4,20,20",
+        "--from",
+        "0",
+        "--to",
+        "1e6",
+    ]
+    command += ["--frames", "6", "--outputs", "coco,mcap", "--with-images", *options]
+    assert main(command) == 0
+    rows = json.loads((tmp_path / "out/masks.json").read_text())["images"]
+    assert 0 < len(rows) <= 6
+    assert all((tmp_path / "out" / row["file_name"]).is_file() for row in rows)
+    assert ": 6 frames of" in capsys.readouterr().out
+
+
+def test_folders_of_several_recordings_stay_in_the_output() -> None:
+    job = Job(("..", "a/..", ".", "x/a b.mcap", "x/a$b.mcap"), "out")
+    names = [single.out for single in job.split_by_recording()]
+    assert names == ["out/bag", "out/bag-2", "out/bag-3", "out/a_b", "out/a_b-2"]
+
+
+def test_a_part_without_frames_is_no_success(
+    job: Job, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: dict[str, Any] = dict(job.settings["model"])
+    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
+    command = ["replay", str(live), "-o", str(tmp_path / "out"), "--box", "4,4,20,20", "--from", "1e6"]
+    assert main([*command, *options]) == 1
+    assert "no frame was replayed" in capsys.readouterr().out
