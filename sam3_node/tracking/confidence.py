@@ -1,0 +1,191 @@
+"""Confidence of tracked masks: the probability that a mask is right, from the decoder and from the track's history.
+
+A mask is right if its IoU with the true mask is at least 0.5. The probability is a logistic function of the features
+below; `tracking.calibration` holds the weights, which `python -m tools.doubt.fit` fits. Everything runs on the host in
+numpy, for all objects at once. The results depend only on the frames and prompts since the objects were added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..types import State
+from .calibration import BIAS, SURE, WEIGHTS
+from .mask_signals import MaskSignals, grid_side, measure
+from .track_history import Departure, TrackHistory
+
+Floats = npt.NDArray[np.float64]
+Floats32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MAX_LOG = 3.0  # bound of features that are logarithms of ratios
+MAX_EVIDENCE = 6.0  # bound of the evidence of a frame in the running mean
+CARRY = 0.8  # share of the running mean that a frame keeps
+
+OWN = ("score", "presence", "stability", "strength", "fragmentation", "overlap", "appearance", "lookalike", "small")
+"""Features of the mask itself."""
+DEPARTURES = ("outline", "area", "area_z", "area_prompt", "jump", "growth", "previous", "shape")
+"""Features that compare the mask with the track's history; 0 where it agrees."""
+CARRIED = ("age", "carried")
+"""Features of the frames before."""
+FEATURES = (*OWN, *DEPARTURES, *CARRIED)
+
+
+class ConfidenceEstimator:
+    """Estimates the confidence of the masks of one camera's objects, frame by frame.
+
+    Memory for `capacity` objects with logits of `side` x `side` and pointers of `channels` is allocated at once.
+    """
+
+    def __init__(self, capacity: int, side: int, channels: int) -> None:
+        self._weights: Floats = np.array([WEIGHTS.get(name, 0.0) for name in FEATURES])
+        self._bias, self._sure = BIAS, SURE
+        self._rows: dict[int, int] = {}
+        self._free = list(range(capacity))
+        self._history = TrackHistory(capacity, (grid_side(side),) * 2)
+        self._pointers: Floats32 = np.zeros((capacity, channels), np.float32)  # of length 1, or 0 while unknown
+        self._carried: Floats = np.zeros(capacity)
+
+    def start(self, object_id: int, logits: Floats32) -> None:
+        """Begin the history of an object again with the mask, logits [h, w], of a prompt or of a detection."""
+        known = object_id in self._rows
+        rows = np.array([self._rows[object_id] if known else self._add(object_id)], np.int64)
+        self._history.start(rows, measure(logits[None], np.ones(1, np.bool_)))
+        self._carried[rows] = MAX_EVIDENCE
+
+    def remove(self, object_id: int) -> None:
+        """Forget an object, if it is known."""
+        row = self._rows.pop(object_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def observe(
+        self,
+        ids: Sequence[int],
+        logits: Floats32,
+        scores: Sequence[float],
+        visible: Sequence[bool],
+        presence: Floats32,
+        pointers: Floats32,
+    ) -> list[float]:
+        """Return the confidence of N masks on the next frame, each in 0..1.
+
+        logits [N, h, w], scores [N] and visible [N] as in `Tracks`, presence logits [N], object pointers [N, C]. The
+        first mask of an object that was not started begins its history. A mask that is not visible has confidence 0.
+        """
+        if not ids:
+            return []
+        shown = np.array(visible, np.bool_) & (logits > 0).any(axis=(1, 2))
+        signals = measure(logits, shown)
+        new = np.array([object_id not in self._rows for object_id in ids])
+        rows = np.array([self._rows[i] if i in self._rows else self._add(i) for i in ids], np.int64)
+        if new.any():
+            self._history.start(rows[new], MaskSignals(*(values[new] for values in signals)))
+            self._carried[rows[new]] = MAX_EVIDENCE
+        unit = _normalise(pointers)
+        unknown = ~self._pointers[rows].any(axis=1)
+        self._pointers[rows[unknown]] = unit[unknown]
+        features = self._features(rows, signals, np.array(scores), presence, unit)
+        return self._conclude(rows, signals, features, shown)
+
+    def _conclude(self, rows: Ints, signals: MaskSignals, features: Floats, shown: Bools) -> list[float]:
+        """Return the confidence of the masks, and learn from them."""
+        terms = features * self._weights
+        evidence = self._bias + terms.sum(axis=1)
+        confidence = np.where(shown, _sigmoid(evidence), 0.0)
+        before = evidence - terms[:, -1]
+        carried = CARRY * self._carried[rows] + (1 - CARRY) * np.clip(before, -MAX_EVIDENCE, MAX_EVIDENCE)
+        self._carried[rows] = np.where(shown, carried, self._carried[rows])
+        own = self._bias + terms[:, : len(OWN)].sum(axis=1)
+        self._history.learn(
+            rows, signals, shown, confidence >= self._sure, _sigmoid(own) >= self._sure
+        )
+        return [float(value) for value in confidence]
+
+    def _features(
+        self, rows: Ints, signals: MaskSignals, scores: Floats, presence: Floats32, pointers: Floats32
+    ) -> Floats:
+        """Return the features [N, F] in the order of FEATURES."""
+        departure = self._history.observe(rows, signals)
+        own, other = self._similarities(rows, pointers)
+        score = np.clip(scores.astype(np.float64), 0.01, 0.99)
+        columns = [
+            np.log(score / (1 - score)),
+            np.clip(presence.astype(np.float64), -10, 10) / 10,
+            signals.stability,
+            signals.strength / 10,
+            signals.fragmentation,
+            signals.overlap,
+            own,
+            np.maximum(other - own, -0.5),
+            np.maximum(np.log(400 / signals.area * signals.inside[0].size / 4096), 0),
+            *_departures(departure),
+            np.log1p(self._history.age[rows]),
+            self._carried[rows],
+        ]
+        return np.stack(columns, axis=1)
+
+    def _similarities(self, rows: Ints, pointers: Floats32) -> tuple[Floats, Floats]:
+        """Return the cosine of each pointer with that of its own prompt, and the largest with those of the others."""
+        cosine = np.einsum("nc,mc->nm", pointers, self._pointers[rows], dtype=np.float64)
+        own = cosine.diagonal().copy()
+        np.fill_diagonal(cosine, -1)
+        return own, cosine.max(axis=1)
+
+    def _add(self, object_id: int) -> int:
+        row = self._rows[object_id] = self._free.pop(0)
+        self._pointers[row] = 0
+        return row
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        rows = np.array(list(self._rows.values()), np.int64)
+        return {
+            "ids": list(self._rows),
+            "rows": rows.tolist(),
+            "free": list(self._free),
+            "history": self._history.state(rows),
+            "pointers": torch.from_numpy(self._pointers[rows].copy()),
+            "carried": torch.from_numpy(self._carried[rows].copy()),
+        }
+
+    def restore(self, state: State) -> None:
+        """Replace everything by what `state` returned."""
+        self._rows = dict(zip(state["ids"], state["rows"], strict=True))
+        self._free = list(state["free"])
+        rows = np.array(state["rows"], np.int64)
+        self._history.restore(rows, state["history"])
+        self._pointers[rows] = state["pointers"].numpy()
+        self._carried[rows] = state["carried"].numpy()
+
+
+def _departures(departure: Departure) -> list[Floats]:
+    """Return the columns of DEPARTURES."""
+    area = np.minimum(np.abs(departure.area), MAX_LOG)
+    return [
+        np.minimum(np.abs(departure.outline_prompt), MAX_LOG),
+        area,
+        np.minimum(area / (0.1 + 2 * departure.spread), 10) / 10,
+        np.minimum(np.abs(departure.area_prompt), MAX_LOG),
+        np.minimum(np.log1p(departure.jump), MAX_LOG),
+        np.minimum(departure.growth, MAX_LOG),
+        departure.previous,
+        departure.shape,
+    ]
+
+
+def _normalise(pointers: Floats32) -> Floats32:
+    length = np.sqrt(np.einsum("nc,nc->n", pointers, pointers))
+    unit: Floats32 = (pointers / np.maximum(length, 1e-6)[:, None]).astype(np.float32)
+    return unit
+
+
+def _sigmoid(values: Floats) -> Floats:
+    result: Floats = 1 / (1 + np.exp(-np.clip(values, -30, 30)))
+    return result

@@ -1,0 +1,135 @@
+"""Fit the confidence of masks on records of tracks, and write `sam3_node/tracking/calibration.py`.
+
+    python -m tools.doubt.fit out/doubt/train out/doubt/short out/doubt/real
+
+Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
+of records counts the same, whatever its size. A track's history depends on the weights, so records are played and
+weights fitted in turn. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong, in the mean of the folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+
+from sam3_node.tracking.confidence import DEPARTURES, FEATURES, OWN
+from tools.doubt.measure import auroc, risk_at
+from tools.doubt.play import Played, play
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDS = 4
+RIDGE = 1e-3
+MAX_WRONG = 0.05
+AGAINST = (*DEPARTURES, "fragmentation", "overlap", "lookalike", "small", "age")
+"""Features that lower the confidence; all others raise it."""
+TARGET = Path("sam3_node/tracking/calibration.py")
+
+
+def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
+    """Return the weights [F] and the bias of the logistic function; weights of features that are not used are 0."""
+    signs = np.array([-1.0 if name in AGAINST else 1.0 for name in FEATURES])
+    columns = [FEATURES.index(name) for name in used]
+    x = np.concatenate([group.features[:, columns] for group in groups]) * signs[columns]
+    y = np.concatenate([group.right for group in groups]).astype(np.float64)
+    share = np.concatenate([np.full(len(g.iou), 1 / len(g.iou) / len(groups)) for g in groups])
+
+    def loss(values: Floats) -> tuple[float, Floats]:
+        logit = x @ values[:-1] + values[-1]
+        cost = share @ (np.logaddexp(0, logit) - y * logit) + RIDGE / 2 * values[:-1] @ values[:-1]
+        error = share * (1 / (1 + np.exp(-logit)) - y)
+        return float(cost), np.append(x.T @ error + RIDGE * values[:-1], error.sum())
+
+    bounds = [(0.0, None)] * len(used) + [(None, None)]
+    found = minimize(loss, np.zeros(len(used) + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
+    weights = np.zeros(len(FEATURES))
+    weights[columns] = found[:-1] * signs[columns]
+    return weights, float(found[-1])
+
+
+def choose_threshold(groups: list[Played]) -> float:
+    """Return the lowest confidence at which at most MAX_WRONG of the sure masks are wrong, in the mean of the groups."""
+    for threshold in np.arange(0.5, 0.995, 0.01):
+        wrong = [1 - g.right[g.confidence >= threshold].mean() for g in groups if (g.confidence >= threshold).any()]
+        if np.mean(wrong) <= MAX_WRONG:
+            return round(float(threshold), 2)
+    return 0.99
+
+
+def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> tuple[Floats, float, float, list[Played]]:
+    """Return weights, bias, sure threshold, and the records played with them."""
+    weights = np.zeros(len(FEATURES))
+    weights[FEATURES.index("score")] = 1.0
+    bias, sure = 0.0, 0.7
+    groups = [play(paths, (weights, bias, sure)) for paths in folders]
+    for _ in range(rounds):
+        weights, bias = fit_weights(groups, used)
+        groups = [play(paths, (weights, bias, sure)) for paths in folders]
+        sure = choose_threshold(groups)
+    return weights, bias, sure, groups
+
+
+def describe(name: str, group: Played, sure: float) -> str:
+    """Return one line of measures."""
+    kept = group.confidence >= sure
+    wrong = 1 - group.right[kept].mean() if kept.any() else 0.0
+    return (
+        f"{name:24s} {len(group.iou):6d} masks, {100 * (1 - group.right.mean()):4.1f} % wrong; AUROC "
+        f"{auroc(group.confidence, group.right):.3f} (score {auroc(group.score, group.right):.3f}); wrong at 65 %: "
+        f"{100 * risk_at(group.confidence, group.right, 0.65):.1f} % (score "
+        f"{100 * risk_at(group.score, group.right, 0.65):.1f} %); sure: {100 * kept.mean():.0f} %, wrong {100 * wrong:.1f} %"
+    )
+
+
+def write(path: Path, weights: Floats, bias: float, sure: float, command: str) -> None:
+    """Write the table of weights."""
+    lines = [
+        '"""Weights of the confidence of masks, fitted for the bundled nano weights by',
+        "",
+        f"    {command}",
+        "",
+        "Features are those of `tracking.confidence.FEATURES`; others have weight 0. The weights of other models use the same",
+        'table, uncalibrated."""',
+        "",
+        f"BIAS = {bias:.4g}",
+        "WEIGHTS = {",
+        *(f'    "{name}": {weight:.4g},' for name, weight in zip(FEATURES, weights, strict=True) if weight),
+        "}",
+        f"SURE = {sure}",
+        '"""Confidence from which at most 5 % of the masks were wrong on the training clips."""',
+        "",
+    ]
+    path.write_text("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", type=Path, nargs="+", help="folders of records")
+    parser.add_argument("--without", default="", help="features to leave out, comma-separated")
+    parser.add_argument("--check", type=Path, nargs="*", default=[], help="folders of records to measure only")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    used = [name for name in FEATURES if name not in args.without.split(",")]
+    files = [sorted(folder.glob("*.npz")) for folder in args.records]
+    weights, bias, sure, groups = fit(files, used)
+    for name, weight in zip(FEATURES, weights, strict=True):
+        print(f"{name:16s} {weight:8.3f}")
+    print(f"bias {bias:.3f}, sure from {sure}")
+    for folder, group in zip(args.records, groups, strict=True):
+        print(describe(folder.name, group, sure))
+    for folder in args.check:
+        print(describe(folder.name, play(folder.glob("*.npz"), (weights, bias, sure)), sure))
+    if not args.dry_run:
+        write(TARGET, weights, bias, sure, shlex.join(["python", "-m", "tools.doubt.fit", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()
