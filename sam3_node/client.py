@@ -73,7 +73,9 @@ class PerceptionClient(Closeable):
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),
         timeout_ms: int = 2000,
+        sure_only: bool = False,
     ) -> None:
+        self._sure_only = sure_only
         self._control = ControlClient(control, timeout_ms)
         try:
             self._masks = MaskSubscriber(masks, delivery, cameras)
@@ -86,7 +88,8 @@ class PerceptionClient(Closeable):
 
         Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`.
         """
-        return self._masks.take(timeout_ms)
+        masks = self._masks.take(timeout_ms)
+        return masks.without_doubtful() if masks is not None and self._sure_only else masks
 
     def __iter__(self) -> Iterator[MaskFrame]:
         """Yield the newest masks as they arrive, until `close`."""

@@ -5,3 +5,4 @@ WEIGHTS = {
     "score": 1.0,
 }
 SURE = 0.8
+CALIBRATED_FOR = ("nano",)

@@ -7,8 +7,8 @@ numpy, for all objects at once. The results depend only on the frames and prompt
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import torch
 from ..types import State
 from .calibration import BIAS, SURE, WEIGHTS
 from .mask_signals import MaskSignals, grid_side, measure
-from .track_history import Departure, TrackHistory
+from .track_history import TrackHistory
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
@@ -28,13 +28,15 @@ MAX_LOG = 3.0  # bound of features that are logarithms of ratios
 MAX_EVIDENCE = 6.0  # bound of the evidence of a frame in the running mean
 CARRY = 0.8  # share of the running mean that a frame keeps
 
-OWN = ("score", "presence", "stability", "strength", "fragmentation", "overlap", "appearance", "lookalike", "small")
+CALIBRATION = hashlib.sha256(repr((BIAS, SURE, sorted(WEIGHTS.items()))).encode()).hexdigest()[:16]
+"""Identity of the weights. A saved state fits only the same weights."""
+
+OWN = ("score", "presence", "stability", "overlap", "appearance")
 """Features of the mask itself."""
-DEPARTURES = ("outline", "area", "area_z", "area_prompt", "jump", "growth", "previous", "shape")
-"""Features that compare the mask with the track's history; 0 where it agrees."""
-CARRIED = ("age", "carried")
-"""Features of the frames before."""
-FEATURES = (*OWN, *DEPARTURES, *CARRIED)
+DEPARTURES = ("area", "jump", "growth", "previous", "shape")
+"""Features that compare the mask with the track's history; 0 where it agrees. See `Departure`."""
+FEATURES = (*OWN, *DEPARTURES, "carried")
+"""All features. The last is the running mean of the evidence of the frames before."""
 
 
 class ConfidenceEstimator:
@@ -86,9 +88,9 @@ class ConfidenceEstimator:
         new = np.array([object_id not in self._rows for object_id in ids])
         rows = np.array([self._rows[i] if i in self._rows else self._add(i) for i in ids], np.int64)
         if new.any():
-            self._history.start(rows[new], MaskSignals(*(values[new] for values in signals)))
+            self._history.start(rows[new], signals.select(new))
             self._carried[rows[new]] = MAX_EVIDENCE
-        unit = _normalise(pointers)
+        unit = _normalise(np.nan_to_num(pointers))
         unknown = ~self._pointers[rows].any(axis=1)
         self._pointers[rows[unknown]] = unit[unknown]
         features = self._features(rows, signals, np.array(scores), presence, unit)
@@ -113,30 +115,21 @@ class ConfidenceEstimator:
     ) -> Floats:
         """Return the features [N, F] in the order of FEATURES."""
         departure = self._history.observe(rows, signals)
-        own, other = self._similarities(rows, pointers)
         score = np.clip(scores.astype(np.float64), 0.01, 0.99)
         columns = [
             np.log(score / (1 - score)),
             np.clip(presence.astype(np.float64), -10, 10) / 10,
             signals.stability,
-            signals.strength / 10,
-            signals.fragmentation,
             signals.overlap,
-            own,
-            np.maximum(other - own, -0.5),
-            np.maximum(np.log(400 / signals.area * signals.inside[0].size / 4096), 0),
-            *_departures(departure),
-            np.log1p(self._history.age[rows]),
+            np.einsum("nc,nc->n", pointers, self._pointers[rows], dtype=np.float64),
+            np.minimum(departure.area, MAX_LOG),
+            np.minimum(np.log1p(departure.jump), MAX_LOG),
+            np.minimum(departure.growth, MAX_LOG),
+            departure.previous,
+            departure.shape,
             self._carried[rows],
         ]
-        return np.stack(columns, axis=1)
-
-    def _similarities(self, rows: Ints, pointers: Floats32) -> tuple[Floats, Floats]:
-        """Return the cosine of each pointer with that of its own prompt, and the largest with those of the others."""
-        cosine = np.einsum("nc,mc->nm", pointers, self._pointers[rows], dtype=np.float64)
-        own = cosine.diagonal().copy()
-        np.fill_diagonal(cosine, -1)
-        return own, cosine.max(axis=1)
+        return np.nan_to_num(np.stack(columns, axis=1))
 
     def _add(self, object_id: int) -> int:
         row = self._rows[object_id] = self._free.pop(0)
@@ -163,21 +156,6 @@ class ConfidenceEstimator:
         self._history.restore(rows, state["history"])
         self._pointers[rows] = state["pointers"].numpy()
         self._carried[rows] = state["carried"].numpy()
-
-
-def _departures(departure: Departure) -> list[Floats]:
-    """Return the columns of DEPARTURES."""
-    area = np.minimum(np.abs(departure.area), MAX_LOG)
-    return [
-        np.minimum(np.abs(departure.outline_prompt), MAX_LOG),
-        area,
-        np.minimum(area / (0.1 + 2 * departure.spread), 10) / 10,
-        np.minimum(np.abs(departure.area_prompt), MAX_LOG),
-        np.minimum(np.log1p(departure.jump), MAX_LOG),
-        np.minimum(departure.growth, MAX_LOG),
-        departure.previous,
-        departure.shape,
-    ]
 
 
 def _normalise(pointers: Floats32) -> Floats32:

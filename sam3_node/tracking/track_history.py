@@ -33,13 +33,7 @@ class Departure(NamedTuple):
     """How far N masks depart from their history; 0 is none."""
 
     area: Floats
-    """[N], log area over the median of sure frames"""
-    spread: Floats
-    """[N], median absolute deviation of the log areas of sure frames"""
-    area_prompt: Floats
-    """[N], log area over that of the prompted frame"""
-    outline_prompt: Floats
-    """[N], log outline over that of the prompted frame"""
+    """[N], absolute log of the area over the median of sure frames"""
     jump: Floats
     """[N], unexplained displacement in sizes of the object"""
     growth: Floats
@@ -54,56 +48,43 @@ class TrackHistory:
     """Histories of up to `capacity` objects with masks on a grid of `size` (height, width) cells."""
 
     def __init__(self, capacity: int, size: tuple[int, int]) -> None:
-        self._areas: Floats = np.full((capacity, AREAS), np.nan)
+        self._areas: Floats = np.zeros((capacity, AREAS))  # logarithms, a ring; at first all are that of the prompt
         self._writes: Ints = np.zeros(capacity, np.int64)
-        self._prompt: Floats = np.zeros((capacity, 2))  # log area, log outline
         self._last: Floats = np.zeros((capacity, 3))  # log area, centre
         self._velocity: Floats = np.zeros((capacity, 2))
         self._offset: Floats = np.zeros((capacity, 3))  # as `last`
         self._sure_centre: Floats = np.zeros((capacity, 2))
         self._hidden: Ints = np.zeros(capacity, np.int64)
-        self.age: Ints = np.zeros(capacity, np.int64)
-        """[M], frames since the prompt"""
         self._previous: Bools = np.zeros((capacity, *size), np.bool_)
         self._sure: Bools = np.zeros((capacity, *size), np.bool_)
 
     def start(self, rows: Ints, signals: MaskSignals) -> None:
         """Begin the histories of N rows with their masks on the prompted frame."""
         log_area = np.log(signals.area)
-        self._areas[rows] = np.nan
-        self._areas[rows, 0] = log_area
-        self._writes[rows] = 1
-        self._prompt[rows] = np.stack([log_area, np.log(np.maximum(signals.outline, 0.1))], axis=1)
+        self._areas[rows] = log_area[:, None]
+        self._writes[rows] = 0
         self._last[rows] = np.concatenate([log_area[:, None], signals.centre], axis=1)
-        self._velocity[rows], self._offset[rows], self._hidden[rows], self.age[rows] = 0, 0, 0, 0
+        self._velocity[rows], self._offset[rows], self._hidden[rows] = 0, 0, 0
         self._previous[rows] = self._sure[rows] = signals.inside
         self._sure_centre[rows] = signals.centre
 
     def observe(self, rows: Ints, signals: MaskSignals) -> Departure:
         """Return how far the masks of N rows depart from their history, and add sudden changes to the offsets."""
         log_area = np.log(signals.area)
-        median = np.nanmedian(self._areas[rows], axis=1)
-        spread = np.nanmedian(np.abs(self._areas[rows] - median[:, None]), axis=1)
+        median = _median(self._areas[rows])
         self._add_sudden_changes(rows, log_area, signals.centre, np.exp(median / 2))
         offset = self._offset[rows]
-        flat = signals.inside.reshape(len(rows), -1)
-        before = self._previous[rows].reshape(len(rows), -1)
-        shared = np.count_nonzero(flat & before, axis=1)
-        either = np.count_nonzero(flat | before, axis=1)
-        shifts = np.rint(signals.centre - self._sure_centre[rows]).astype(np.int64)
-        shape = [
-            1 - aligned_iou(inside, self._sure[row], (int(x), int(y)))
-            for inside, row, (x, y) in zip(signals.inside, rows, shifts, strict=True)
-        ]
+        shifts = np.rint(signals.centre - self._sure_centre[rows]).astype(np.int64).tolist()
+        same, aligned = [], []
+        for inside, row, (x, y) in zip(signals.inside, rows.tolist(), shifts, strict=True):
+            same.append(aligned_iou(inside, self._previous[row], (0, 0)))
+            aligned.append(aligned_iou(inside, self._sure[row], (x, y)))
         return Departure(
-            log_area - median,
-            spread,
-            log_area - self._prompt[rows, 0],
-            np.log(np.maximum(signals.outline, 0.1)) - self._prompt[rows, 1],
+            np.abs(log_area - median),
             np.hypot(offset[:, 1], offset[:, 2]) / np.exp(median / 2),
             np.abs(offset[:, 0]),
-            1 - shared / np.maximum(either, 1),
-            np.array(shape),
+            1 - np.array(same),
+            1 - np.array(aligned),
         )
 
     def _add_sudden_changes(self, rows: Ints, log_area: Floats, centre: Floats, size: Floats) -> None:
@@ -126,7 +107,6 @@ class TrackHistory:
         `shown` rows have a mask. `sure` masks become part of the history. The history of `recovering` rows moves slowly
         towards their masks.
         """
-        self.age[rows] += 1
         self._hidden[rows] = np.where(shown, 0, self._hidden[rows] + 1)
         self._move(rows[shown], signals.centre[shown], np.log(signals.area[shown]))
         self._previous[rows[shown]] = signals.inside[shown]
@@ -138,8 +118,8 @@ class TrackHistory:
         self._offset[chosen] *= FORGET
         slow = recovering & shown & ~sure
         chosen, log_area = rows[slow], np.log(signals.area[slow])
-        median = np.nanmedian(self._areas[chosen], axis=1) if chosen.size else np.zeros(0)
-        self._areas[chosen] += np.clip(log_area - median, -RECOVERY, RECOVERY)[:, None]
+        change = log_area - _median(self._areas[chosen])
+        self._areas[chosen] += np.clip(change, -RECOVERY, RECOVERY)[:, None]
         self._offset[chosen] *= 1 - RECOVERY
 
     def _move(self, rows: Ints, centre: Floats, log_area: Floats) -> None:
@@ -164,3 +144,9 @@ class TrackHistory:
 
     def _tables(self) -> dict[str, Array]:
         return {name.lstrip("_"): table for name, table in vars(self).items()}
+
+
+def _median(values: Floats) -> Floats:
+    """Return the median [N] of [N, AREAS], an odd number."""
+    median: Floats = np.sort(values, axis=1)[:, AREAS // 2]
+    return median

@@ -76,7 +76,13 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
         "frames_since_seen": instance.frames_since_seen,
         "mask": encode_mask(instance.mask, encoding),
     }
-    optional = {"position_m": instance.position_m, "frame": instance.frame, "extent_m": instance.extent_m}
+    optional = {
+        "position_m": instance.position_m,
+        "frame": instance.frame,
+        "extent_m": instance.extent_m,
+        "confidence": instance.confidence,
+        "doubtful": instance.doubtful or None,
+    }
     return fields | {key: value for key, value in optional.items() if value is not None}
 
 
@@ -110,4 +116,6 @@ def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> 
         position_m=fields.triple("position_m") if fields.has("position_m") else None,
         frame=fields.text("frame") if fields.has("frame") else None,
         extent_m=fields.triple("extent_m", low=0.0) if fields.has("extent_m") else None,
+        confidence=fields.number("confidence", 0.0, 1.0) if fields.has("confidence") else None,
+        doubtful=fields.flag("doubtful") if fields.has("doubtful") else False,
     )

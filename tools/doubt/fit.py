@@ -3,7 +3,7 @@
     python -m tools.doubt.fit out/doubt/train out/doubt/short out/doubt/real
 
 Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
-of records counts the same, whatever its size. A track's history depends on the weights, so records are played and
+of records counts by the square root of its size. A track's history depends on the weights, so records are played and
 weights fitted in turn. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong, in the mean of the folders.
 """
 
@@ -18,17 +18,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from sam3_node.tracking.confidence import DEPARTURES, FEATURES, OWN
+from sam3_node.tracking.confidence import DEPARTURES, FEATURES
 from tools.doubt.measure import auroc, risk_at
 from tools.doubt.play import Played, play
 
 Floats = npt.NDArray[np.float64]
 
-ROUNDS = 4
-RIDGE = 1e-3
+ROUNDS = 3
+RIDGE = 1e-4
 MAX_WRONG = 0.05
-AGAINST = (*DEPARTURES, "fragmentation", "overlap", "lookalike", "small", "age")
+AGAINST = (*DEPARTURES, "overlap")
 """Features that lower the confidence; all others raise it."""
+MIN_WEIGHTS = {"score": 0.2, "area": 0.3, "jump": 0.5, "growth": 0.3}
+"""Least absolute weights. Clips without long jumps to other objects need these features less than such jumps do."""
 TARGET = Path("sam3_node/tracking/calibration.py")
 
 
@@ -38,7 +40,8 @@ def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
     columns = [FEATURES.index(name) for name in used]
     x = np.concatenate([group.features[:, columns] for group in groups]) * signs[columns]
     y = np.concatenate([group.right for group in groups]).astype(np.float64)
-    share = np.concatenate([np.full(len(g.iou), 1 / len(g.iou) / len(groups)) for g in groups])
+    share = np.concatenate([np.full(len(g.iou), len(g.iou) ** -0.5) for g in groups])
+    share /= share.sum()
 
     def loss(values: Floats) -> tuple[float, Floats]:
         logit = x @ values[:-1] + values[-1]
@@ -46,8 +49,9 @@ def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
         error = share * (1 / (1 + np.exp(-logit)) - y)
         return float(cost), np.append(x.T @ error + RIDGE * values[:-1], error.sum())
 
-    bounds = [(0.0, None)] * len(used) + [(None, None)]
-    found = minimize(loss, np.zeros(len(used) + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
+    least = np.array([MIN_WEIGHTS.get(name, 0.0) for name in used])
+    bounds = [*((low, None) for low in least), (None, None)]
+    found = minimize(loss, np.append(least, 0.0), jac=True, bounds=bounds, method="L-BFGS-B").x
     weights = np.zeros(len(FEATURES))
     weights[columns] = found[:-1] * signs[columns]
     return weights, float(found[-1])
@@ -103,6 +107,8 @@ def write(path: Path, weights: Floats, bias: float, sure: float, command: str) -
         "}",
         f"SURE = {sure}",
         '"""Confidence from which at most 5 % of the masks were wrong on the training clips."""',
+        'CALIBRATED_FOR = ("nano",)',
+        '"""Names of the models whose masks the weights were fitted to."""',
         "",
     ]
     path.write_text("\n".join(lines))
