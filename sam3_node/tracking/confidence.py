@@ -15,25 +15,27 @@ import numpy.typing as npt
 import torch
 
 from ..types import State
-from .calibration import BIAS, SURE, WEIGHTS
+from .calibration import BIAS, JUMPED, WEIGHTS
 from .mask_signals import MaskSignals, grid_side, measure
-from .track_history import TrackHistory
+from .track_history import Departure, TrackHistory
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+LEARN = 0.9  # confidence from which a mask becomes part of its track's history
+JUMP_AREA = 1.1  # departure of the log area, a factor of 3, that counts as a jump
 MAX_LOG = 3.0  # bound of features that are logarithms of ratios
 MAX_EVIDENCE = 6.0  # bound of the evidence of a frame in the running mean
 CARRY = 0.8  # share of the running mean that a frame keeps
 
-CALIBRATION = hashlib.sha256(repr((BIAS, SURE, sorted(WEIGHTS.items()))).encode()).hexdigest()[:16]
+CALIBRATION = hashlib.sha256(repr((BIAS, JUMPED, sorted(WEIGHTS.items()))).encode()).hexdigest()[:16]
 """Identity of the weights. A saved state fits only the same weights."""
 
 OWN = ("score", "presence", "stability", "overlap", "appearance")
 """Features of the mask itself."""
-DEPARTURES = ("area", "jump", "growth", "previous", "shape")
+DEPARTURES = ("area", "growth", "previous", "shape")
 """Features that compare the mask with the track's history; 0 where it agrees. See `Departure`."""
 FEATURES = (*OWN, *DEPARTURES, "carried")
 """All features. The last is the running mean of the evidence of the frames before."""
@@ -47,7 +49,7 @@ class ConfidenceEstimator:
 
     def __init__(self, capacity: int, side: int, channels: int) -> None:
         self._weights: Floats = np.array([WEIGHTS.get(name, 0.0) for name in FEATURES])
-        self._bias, self._sure = BIAS, SURE
+        self._bias, self._jumped = BIAS, JUMPED
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity))
         self._history = TrackHistory(capacity, (grid_side(side),) * 2)
@@ -93,28 +95,38 @@ class ConfidenceEstimator:
         unit = _normalise(np.nan_to_num(pointers))
         unknown = ~self._pointers[rows].any(axis=1)
         self._pointers[rows[unknown]] = unit[unknown]
-        features = self._features(rows, signals, np.array(scores), presence, unit)
-        return self._conclude(rows, signals, features, shown)
+        departure = self._history.observe(rows, signals)
+        features = self._features(rows, signals, departure, np.array(scores), presence, unit)
+        jumped = (departure.jump > 0) | (departure.area > JUMP_AREA)
+        return self._conclude(rows, signals, features, shown, jumped)
 
-    def _conclude(self, rows: Ints, signals: MaskSignals, features: Floats, shown: Bools) -> list[float]:
+    def _conclude(
+        self, rows: Ints, signals: MaskSignals, features: Floats, shown: Bools, jumped: Bools
+    ) -> list[float]:
         """Return the confidence of the masks, and learn from them."""
         terms = features * self._weights
         evidence = self._bias + terms.sum(axis=1)
         confidence = np.where(shown, _sigmoid(evidence), 0.0)
+        confidence = np.where(jumped, np.minimum(confidence, self._jumped), confidence)
         before = evidence - terms[:, -1]
         carried = CARRY * self._carried[rows] + (1 - CARRY) * np.clip(before, -MAX_EVIDENCE, MAX_EVIDENCE)
         self._carried[rows] = np.where(shown, carried, self._carried[rows])
         own = self._bias + terms[:, : len(OWN)].sum(axis=1)
         self._history.learn(
-            rows, signals, shown, confidence >= self._sure, _sigmoid(own) >= self._sure
+            rows, signals, shown, confidence >= LEARN, _sigmoid(own) >= LEARN
         )
         return [float(value) for value in confidence]
 
     def _features(
-        self, rows: Ints, signals: MaskSignals, scores: Floats, presence: Floats32, pointers: Floats32
+        self,
+        rows: Ints,
+        signals: MaskSignals,
+        departure: Departure,
+        scores: Floats,
+        presence: Floats32,
+        pointers: Floats32,
     ) -> Floats:
         """Return the features [N, F] in the order of FEATURES."""
-        departure = self._history.observe(rows, signals)
         score = np.clip(scores.astype(np.float64), 0.01, 0.99)
         columns = [
             np.log(score / (1 - score)),
@@ -123,7 +135,6 @@ class ConfidenceEstimator:
             signals.overlap,
             np.einsum("nc,nc->n", pointers, self._pointers[rows], dtype=np.float64),
             np.minimum(departure.area, MAX_LOG),
-            np.minimum(np.log1p(departure.jump), MAX_LOG),
             np.minimum(departure.growth, MAX_LOG),
             departure.previous,
             departure.shape,

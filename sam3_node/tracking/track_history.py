@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 AREAS = 15  # sure frames whose areas are remembered
-FREE_STEP = 0.5  # departure from the expected place, in sizes of the object a frame, that counts as motion
+FREE_STEP = 3.0  # departure from the expected place, in sizes of the object a frame, that counts as motion
 FREE_GROWTH = 0.25  # change of log area a frame that counts as gradual
 MAX_HIDDEN = 8  # frames without a mask after which the tolerance for its place and size grows no more
 VELOCITY_GAIN = 0.5  # share of the newest displacement in the velocity

@@ -13,6 +13,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +30,39 @@ RIDGE = 1e-4
 MAX_WRONG = 0.05
 AGAINST = (*DEPARTURES, "overlap")
 """Features that lower the confidence; all others raise it."""
-MIN_WEIGHTS = {"score": 0.2, "area": 0.3, "jump": 0.5, "growth": 0.3}
-"""Least absolute weights. Clips without long jumps to other objects need these features less than such jumps do."""
+MIN_WEIGHTS = {"score": 0.15}
+"""Least absolute weights. Other models predict the IoU better than nano."""
+FIRST_WEIGHTS = {
+    "score": 0.15,
+    "presence": 2.0,
+    "stability": 2.0,
+    "overlap": -1.0,
+    "appearance": 2.0,
+    "previous": -1.0,
+    "shape": -2.0,
+}
+FIRST_BIAS = -0.5
+"""Where the rounds begin. Each goes half the way to the best weights for the histories of the round before."""
 TARGET = Path("sam3_node/tracking/calibration.py")
+
+
+class Fit(NamedTuple):
+    """Fitted weights [F], bias, confidence of masks that have jumped, and sure threshold; and the records played."""
+
+    weights: Floats
+    bias: float
+    jumped: float
+    sure: float
+    groups: list[Played]
 
 
 def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
     """Return the weights [F] and the bias of the logistic function; weights of features that are not used are 0."""
     signs = np.array([-1.0 if name in AGAINST else 1.0 for name in FEATURES])
     columns = [FEATURES.index(name) for name in used]
-    x = np.concatenate([group.features[:, columns] for group in groups]) * signs[columns]
-    y = np.concatenate([group.right for group in groups]).astype(np.float64)
-    share = np.concatenate([np.full(len(g.iou), len(g.iou) ** -0.5) for g in groups])
+    x = np.concatenate([group.features[~group.jumped][:, columns] for group in groups]) * signs[columns]
+    y = np.concatenate([group.right[~group.jumped] for group in groups]).astype(np.float64)
+    share = np.concatenate([np.full(int((~g.jumped).sum()), len(g.iou) ** -0.5) for g in groups])
     share /= share.sum()
 
     def loss(values: Floats) -> tuple[float, Floats]:
@@ -66,17 +88,17 @@ def choose_threshold(groups: list[Played]) -> float:
     return 0.99
 
 
-def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> tuple[Floats, float, float, list[Played]]:
-    """Return weights, bias, sure threshold, and the records played with them."""
-    weights = np.zeros(len(FEATURES))
-    weights[FEATURES.index("score")] = 1.0
-    bias, sure = 0.0, 0.7
-    groups = [play(paths, (weights, bias, sure)) for paths in folders]
+def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> Fit:
+    """Fit the weights to the records in these files."""
+    weights = np.array([FIRST_WEIGHTS.get(name, 0.0) for name in FEATURES])
+    bias, jumped = FIRST_BIAS, 0.5
+    groups = [play(paths, (weights, bias, jumped)) for paths in folders]
     for _ in range(rounds):
-        weights, bias = fit_weights(groups, used)
-        groups = [play(paths, (weights, bias, sure)) for paths in folders]
-        sure = choose_threshold(groups)
-    return weights, bias, sure, groups
+        new_weights, new_bias = fit_weights(groups, used)
+        weights, bias = (weights + new_weights) / 2, (bias + new_bias) / 2
+        jumped = round(float(np.concatenate([group.right[group.jumped] for group in groups]).mean()), 2)
+        groups = [play(paths, (weights, bias, jumped)) for paths in folders]
+    return Fit(weights, bias, jumped, choose_threshold(groups), groups)
 
 
 def describe(name: str, group: Played, sure: float) -> str:
@@ -91,7 +113,7 @@ def describe(name: str, group: Played, sure: float) -> str:
     )
 
 
-def write(path: Path, weights: Floats, bias: float, sure: float, command: str) -> None:
+def write(path: Path, found: Fit, command: str) -> None:
     """Write the table of weights."""
     lines = [
         '"""Weights of the confidence of masks, fitted for the bundled nano weights by',
@@ -101,11 +123,13 @@ def write(path: Path, weights: Floats, bias: float, sure: float, command: str) -
         "Features are those of `tracking.confidence.FEATURES`; others have weight 0. The weights of other models use the same",
         'table, uncalibrated."""',
         "",
-        f"BIAS = {bias:.4g}",
+        f"BIAS = {found.bias:.4g}",
         "WEIGHTS = {",
-        *(f'    "{name}": {weight:.4g},' for name, weight in zip(FEATURES, weights, strict=True) if weight),
+        *(f'    "{name}": {weight:.4g},' for name, weight in zip(FEATURES, found.weights, strict=True) if weight),
         "}",
-        f"SURE = {sure}",
+        f"JUMPED = {found.jumped}",
+        '"""Largest confidence of a mask that has jumped: the share of those that were right on the training clips."""',
+        f"SURE = {found.sure}",
         '"""Confidence from which at most 5 % of the masks were wrong on the training clips."""',
         'CALIBRATED_FOR = ("nano",)',
         '"""Names of the models whose masks the weights were fitted to."""',
@@ -125,16 +149,17 @@ def main() -> None:
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]
     files = [sorted(folder.glob("*.npz")) for folder in args.records]
-    weights, bias, sure, groups = fit(files, used)
-    for name, weight in zip(FEATURES, weights, strict=True):
+    found = fit(files, used)
+    for name, weight in zip(FEATURES, found.weights, strict=True):
         print(f"{name:16s} {weight:8.3f}")
-    print(f"bias {bias:.3f}, sure from {sure}")
-    for folder, group in zip(args.records, groups, strict=True):
-        print(describe(folder.name, group, sure))
+    print(f"bias {found.bias:.3f}, jumped {found.jumped}, sure from {found.sure}")
+    for folder, group in zip(args.records, found.groups, strict=True):
+        print(describe(folder.name, group, found.sure))
     for folder in args.check:
-        print(describe(folder.name, play(folder.glob("*.npz"), (weights, bias, sure)), sure))
+        played = play(folder.glob("*.npz"), (found.weights, found.bias, found.jumped))
+        print(describe(folder.name, played, found.sure))
     if not args.dry_run:
-        write(TARGET, weights, bias, sure, shlex.join(["python", "-m", "tools.doubt.fit", *sys.argv[1:]]))
+        write(TARGET, found, shlex.join(["python", "-m", "tools.doubt.fit", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ class Played(NamedTuple):
     """[N]"""
     score: Floats
     """[N]"""
-    clip: npt.NDArray[np.int64]
-    """[N], number of the clip"""
+    jumped: npt.NDArray[np.bool_]
+    """[N], True if the mask has jumped and has not come back"""
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
@@ -41,11 +41,12 @@ class Played(NamedTuple):
 class Probe(ConfidenceEstimator):
     """An estimator that keeps the features of its last frame; weights may be replaced."""
 
-    last: Floats
+    features: Floats
+    jumped: npt.NDArray[np.bool_]
 
-    def use(self, weights: Floats, bias: float, sure: float) -> None:
-        """Use these weights instead of the package's."""
-        self._weights, self._bias, self._sure = weights, bias, sure
+    def use(self, weights: Floats, bias: float, jumped: float) -> None:
+        """Use these weights, bias and confidence of jumped masks instead of the package's."""
+        self._weights, self._bias, self._jumped = weights, bias, jumped
 
     def _conclude(
         self,
@@ -53,15 +54,16 @@ class Probe(ConfidenceEstimator):
         signals: MaskSignals,
         features: Floats,
         shown: npt.NDArray[np.bool_],
+        jumped: npt.NDArray[np.bool_],
     ) -> list[float]:
-        self.last = features
-        return super()._conclude(rows, signals, features, shown)
+        self.features, self.jumped = features, jumped
+        return super()._conclude(rows, signals, features, shown, jumped)
 
 
 def play(paths: Iterable[Path], weights: tuple[Floats, float, float] | None = None) -> Played:
-    """Play the records in these files; `weights`, bias and sure threshold replace the package's."""
+    """Play the records in these files; `weights`, as `Probe.use` takes them, replace the package's."""
     columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in Played._fields]
-    for number, path in enumerate(sorted(paths)):
+    for path in sorted(paths):
         with np.load(path) as stored:
             rows = {key: stored[key] for key in stored.files}
         if not len(rows["frame"]):
@@ -84,7 +86,7 @@ def play(paths: Iterable[Path], weights: tuple[Floats, float, float] | None = No
                 )
             )
             counted = np.isfinite(rows["iou"][at]) & ~rows["prompted"][at]
-            found = (probe.last, confidence, rows["iou"][at], rows["score"][at], np.full(at.sum(), number))
+            found = (probe.features, confidence, rows["iou"][at], rows["score"][at], probe.jumped)
             for column, values in zip(columns, found, strict=True):
                 column.append(values[counted])
     return Played(*(np.concatenate(column) for column in columns))
