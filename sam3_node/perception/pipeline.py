@@ -355,9 +355,7 @@ def copy_to_host(tracks: Tracks) -> HostTracks:
     logits, scores, visible, presence, pointers = _columns_to_host(
         [tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers]
     )
-    return HostTracks(
-        tracks.ids, logits, _clamp_scores(scores), (visible > 0).tolist(), presence, pointers
-    )
+    return HostTracks(tracks.ids, logits, _clamp_scores(scores), (visible > 0).tolist(), presence, pointers)
 
 
 def _columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:

@@ -53,7 +53,9 @@ class ConfidenceEstimator:
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity))
         self._history = TrackHistory(capacity, (grid_side(side),) * 2)
-        self._pointers: Floats32 = np.zeros((capacity, channels), np.float32)  # of length 1, or 0 while unknown
+        self._pointers: Floats32 = np.zeros(
+            (capacity, channels), np.float32
+        )  # of length 1, or 0 while unknown
         self._carried: Floats = np.zeros(capacity)
 
     def start(self, object_id: int, logits: Floats32) -> None:
@@ -112,9 +114,7 @@ class ConfidenceEstimator:
         carried = CARRY * self._carried[rows] + (1 - CARRY) * np.clip(before, -MAX_EVIDENCE, MAX_EVIDENCE)
         self._carried[rows] = np.where(shown, carried, self._carried[rows])
         own = self._bias + terms[:, : len(OWN)].sum(axis=1)
-        self._history.learn(
-            rows, signals, shown, confidence >= LEARN, _sigmoid(own) >= LEARN
-        )
+        self._history.learn(rows, signals, shown, confidence >= LEARN, _sigmoid(own) >= LEARN)
         return [float(value) for value in confidence]
 
     def _features(
@@ -140,7 +140,8 @@ class ConfidenceEstimator:
             departure.shape,
             self._carried[rows],
         ]
-        return np.nan_to_num(np.stack(columns, axis=1))
+        features: Floats = np.nan_to_num(np.stack(columns, axis=1))
+        return features
 
     def _add(self, object_id: int) -> int:
         row = self._rows[object_id] = self._free.pop(0)

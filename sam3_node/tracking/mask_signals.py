@@ -29,7 +29,13 @@ class MaskSignals(NamedTuple):
 
     def select(self, chosen: Bools) -> MaskSignals:
         """Return the signals of the masks where `chosen` [N] is True."""
-        return MaskSignals(*(values[chosen] for values in self))
+        return MaskSignals(
+            self.inside[chosen],
+            self.area[chosen],
+            self.centre[chosen],
+            self.stability[chosen],
+            self.overlap[chosen],
+        )
 
 
 def grid_side(side: int) -> int:

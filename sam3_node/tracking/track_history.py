@@ -26,7 +26,9 @@ FREE_GROWTH = 0.25  # change of log area a frame that counts as gradual
 MAX_HIDDEN = 8  # frames without a mask after which the tolerance for its place and size grows no more
 VELOCITY_GAIN = 0.5  # share of the newest displacement in the velocity
 FORGET = 0.8  # share of an offset that a sure frame leaves
-RECOVERY = 0.003  # share of an offset, and change of log area, that a frame with good evidence of its own takes back
+RECOVERY = (
+    0.003  # share of an offset, and change of log area, that a frame with good evidence of its own takes back
+)
 
 
 class Departure(NamedTuple):
@@ -48,7 +50,9 @@ class TrackHistory:
     """Histories of up to `capacity` objects with masks on a grid of `size` (height, width) cells."""
 
     def __init__(self, capacity: int, size: tuple[int, int]) -> None:
-        self._areas: Floats = np.zeros((capacity, AREAS))  # logarithms, a ring; at first all are that of the prompt
+        self._areas: Floats = np.zeros(
+            (capacity, AREAS)
+        )  # logarithms, a ring; at first all are that of the prompt
         self._writes: Ints = np.zeros(capacity, np.int64)
         self._last: Floats = np.zeros((capacity, 3))  # log area, centre
         self._velocity: Floats = np.zeros((capacity, 2))
@@ -99,9 +103,7 @@ class TrackHistory:
         offset[:, 0] *= np.abs(offset[:, 0]) > FREE_GROWTH
         self._offset[rows] = offset
 
-    def learn(
-        self, rows: Ints, signals: MaskSignals, shown: Bools, sure: Bools, recovering: Bools
-    ) -> None:
+    def learn(self, rows: Ints, signals: MaskSignals, shown: Bools, sure: Bools, recovering: Bools) -> None:
         """Go on to the next frame with the masks of N rows.
 
         `shown` rows have a mask. `sure` masks become part of the history. The history of `recovering` rows moves slowly
@@ -128,9 +130,7 @@ class TrackHistory:
         size = np.exp(log_area / 2)
         smooth = np.hypot(step[:, 0], step[:, 1]) <= size
         velocity = self._velocity[rows]
-        self._velocity[rows] = np.where(
-            smooth[:, None], velocity + VELOCITY_GAIN * (step - velocity), 0
-        )
+        self._velocity[rows] = np.where(smooth[:, None], velocity + VELOCITY_GAIN * (step - velocity), 0)
         self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
 
     def state(self, rows: Ints) -> State:

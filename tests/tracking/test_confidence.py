@@ -140,7 +140,9 @@ def test_finer_logits_give_about_the_same_confidence(side):
     for n in range(20):
         rows, columns = (np.mgrid[:side, :side] + 0.5) / scale
         fine = np.clip(4 * (RADIUS - np.hypot(columns - 20 - n, rows - 30)), -9, 9).astype(np.float32)
-        (found,) = estimator.observe([1], fine[None], [0.93], [True], np.full(1, 6.0, np.float32), POINTERS[:1])
+        (found,) = estimator.observe(
+            [1], fine[None], [0.93], [True], np.full(1, 6.0, np.float32), POINTERS[:1]
+        )
         assert found == pytest.approx(scene.step(disc(20 + n, 30))[0], abs=0.03)
 
 

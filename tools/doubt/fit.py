@@ -1,10 +1,12 @@
 """Fit the confidence of masks on records of tracks, and write `sam3_node/tracking/calibration.py`.
 
-    python -m tools.doubt.fit out/doubt/train out/doubt/short out/doubt/real
+    python -m tools.doubt.fit out/doubt/train1 out/doubt/short out/doubt/real
 
 Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
 of records counts by the square root of its size. A track's history depends on the weights, so records are played and
-weights fitted in turn. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong, in the mean of the folders.
+weights fitted in turn. Masks that have jumped are left out: their largest confidence is the share of them that is
+right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong, in the mean of the
+folders.
 """
 
 from __future__ import annotations
@@ -80,9 +82,11 @@ def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
 
 
 def choose_threshold(groups: list[Played]) -> float:
-    """Return the lowest confidence at which at most MAX_WRONG of the sure masks are wrong, in the mean of the groups."""
+    """Return the lowest confidence with at most MAX_WRONG of the sure masks wrong, in the mean of the groups."""
     for threshold in np.arange(0.5, 0.995, 0.01):
-        wrong = [1 - g.right[g.confidence >= threshold].mean() for g in groups if (g.confidence >= threshold).any()]
+        wrong = [
+            1 - g.right[g.confidence >= threshold].mean() for g in groups if (g.confidence >= threshold).any()
+        ]
         if np.mean(wrong) <= MAX_WRONG:
             return round(float(threshold), 2)
     return 0.99
@@ -109,7 +113,8 @@ def describe(name: str, group: Played, sure: float) -> str:
         f"{name:24s} {len(group.iou):6d} masks, {100 * (1 - group.right.mean()):4.1f} % wrong; AUROC "
         f"{auroc(group.confidence, group.right):.3f} (score {auroc(group.score, group.right):.3f}); wrong at 65 %: "
         f"{100 * risk_at(group.confidence, group.right, 0.65):.1f} % (score "
-        f"{100 * risk_at(group.score, group.right, 0.65):.1f} %); sure: {100 * kept.mean():.0f} %, wrong {100 * wrong:.1f} %"
+        f"{100 * risk_at(group.score, group.right, 0.65):.1f} %); sure: {100 * kept.mean():.0f} %, "
+        f"wrong {100 * wrong:.1f} %"
     )
 
 
@@ -120,12 +125,16 @@ def write(path: Path, found: Fit, command: str) -> None:
         "",
         f"    {command}",
         "",
-        "Features are those of `tracking.confidence.FEATURES`; others have weight 0. The weights of other models use the same",
-        'table, uncalibrated."""',
+        "Features are those of `tracking.confidence.FEATURES`; others have weight 0. Other models use the same table,",
+        'uncalibrated."""',
         "",
         f"BIAS = {found.bias:.4g}",
         "WEIGHTS = {",
-        *(f'    "{name}": {weight:.4g},' for name, weight in zip(FEATURES, found.weights, strict=True) if weight),
+        *(
+            f'    "{name}": {weight:.4g},'
+            for name, weight in zip(FEATURES, found.weights, strict=True)
+            if weight
+        ),
         "}",
         f"JUMPED = {found.jumped}",
         '"""Largest confidence of a mask that has jumped: the share of those that were right on the training clips."""',
@@ -144,7 +153,9 @@ def main() -> None:
     )
     parser.add_argument("records", type=Path, nargs="+", help="folders of records")
     parser.add_argument("--without", default="", help="features to leave out, comma-separated")
-    parser.add_argument("--check", type=Path, nargs="*", default=[], help="folders of records to measure only")
+    parser.add_argument(
+        "--check", type=Path, nargs="*", default=[], help="folders of records to measure only"
+    )
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ class Bin(NamedTuple):
 
     low: float
     high: float
-    count: int
+    masks: int
     confidence: float
     right: float
 
@@ -48,14 +49,16 @@ def risk_at(values: Floats, right: Bools, coverage: float) -> float:
 def reliability(values: Floats, right: Bools, edges: tuple[float, ...]) -> list[Bin]:
     """Return a bin for each pair of neighbouring edges; the last includes its upper edge. Empty bins are left out."""
     bins = []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         inside = (values >= low) & ((values < high) | (high == edges[-1]) & (values <= high))
         if inside.any():
-            bins.append(Bin(low, high, int(inside.sum()), float(values[inside].mean()), float(right[inside].mean())))
+            bins.append(
+                Bin(low, high, int(inside.sum()), float(values[inside].mean()), float(right[inside].mean()))
+            )
     return bins
 
 
 def calibration_error(bins: list[Bin]) -> float:
     """Return the mean difference of confidence and share of right masks, weighted by the bins' numbers."""
-    total = sum(one.count for one in bins)
-    return sum(one.count * abs(one.confidence - one.right) for one in bins) / max(1, total)
+    total = sum(one.masks for one in bins)
+    return sum(one.masks * abs(one.confidence - one.right) for one in bins) / max(1, total)

@@ -2,9 +2,10 @@
 
     python -m tools.doubt.pseudo VIDEO... --teacher ../shared/weights/sam2-hiera-tiny -o out/doubt/real
 
-The teacher segments single frames. The prompt on a frame is the box of the mask on the frame before, with its logits. An
-object is kept if the way to the last frame and back ends on its first mask. Where the two ways disagree, its truth is
-unknown; see `tools.doubt.record.INVALID`. So the truth is a pseudo-truth, and objects that the teacher loses are missing.
+The teacher segments single frames. The prompt on a frame is the box of the mask on the frame before, with its logits.
+An object is kept if the way to the last frame and back ends on its first mask. Where the two ways disagree, its truth
+is unknown; see `tools.doubt.record.INVALID`. So the truth is a pseudo-truth, and objects that the teacher loses are
+missing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ OVERLAP = 0.1  # share of an object that may lie in another
 
 def read_video(path: Path, stride: int, max_frames: int) -> list[Image]:
     """Return every `stride`-th frame, BGR."""
-    video, images = cv2.VideoCapture(str(path)), []
+    video = cv2.VideoCapture(str(path))
+    images: list[Image] = []
     number = 0
     while len(images) < max_frames:
         found, image = video.read()
@@ -90,7 +92,9 @@ def _segment(model: TrackerModel, features: Features, logits: Tensor) -> Tensor:
     return torch.as_tensor(decoded.logits[0].float())
 
 
-def label_clip(teacher: Teacher, name: str, images: list[Image], count: int) -> tuple[Clip, list[list[int]]] | None:
+def label_clip(
+    teacher: Teacher, name: str, images: list[Image], count: int
+) -> tuple[Clip, list[list[int]]] | None:
     """Return the clip with its labels and the [frame, id] pairs of unknown truth; None if no object is kept."""
     model = teacher.model
     size = images[0].shape[:2]
@@ -163,7 +167,8 @@ def label_videos(args: argparse.Namespace) -> None:
         if labelled:
             write_clip(args.out, name, labelled[0])
         path.write_text(json.dumps(invalid))
-        print(f"{name}: {len(images)} frames, {len(labelled[0].meta['objects']) if labelled else 0} objects", flush=True)
+        kept = len(labelled[0].meta["objects"]) if labelled else 0
+        print(f"{name}: {len(images)} frames, {kept} objects", flush=True)
 
 
 if __name__ == "__main__":

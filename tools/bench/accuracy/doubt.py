@@ -3,11 +3,11 @@
     python -m tools.bench.accuracy.doubt                                  DAVIS in ../shared, and clips already labelled
     python -m tools.bench.accuracy.doubt --set NAME=FOLDER --set NAME=FOLDER
 
-A set is a folder of clips in DAVIS' layout: rendered ones that the fit has not seen (`python -m tools.scenes --split val
---clips 14 --frames 80 --seed 931 --scenario free=3,occlusion=3,leave=2,lookalike=3 -o out/scenes/doubt`), or real video
-with pseudo-masks (`python -m tools.doubt.pseudo`). Each object is prompted by its mask on its first frame. A mask is
-wrong if its IoU with the truth is below 0.5. Frames on which no mask is published do not count. Records of the tracks
-are kept, so a second run needs no model.
+A set is a folder of clips in DAVIS' layout: rendered ones that the fit has not seen (`python -m tools.scenes --split
+val --clips 14 --frames 80 --seed 931 --scenario free=3,occlusion=3,leave=2,lookalike=3 -o out/scenes/doubt`), or real
+video with pseudo-masks (`python -m tools.doubt.pseudo VIDEOS --stride 6 --frames 40 --objects 3 -o out/doubt-report`).
+Each object is prompted by its mask on its first frame. A mask is wrong if its IoU with the truth is below 0.5. Frames
+on which no mask is published do not count. The tracks are recorded once; remove the folder of records to track again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.doubt.record import record_folder
 SETS = {
     "rendered, unseen": ROOT / "out/scenes/doubt",
     "DAVIS": SHARED / "data/davis",
-    "real video, pseudo-masks": ROOT / "out/doubt/report",
+    "real video, pseudo-masks": ROOT / "out/doubt-report",
 }
 COVERAGES = (0.5, 0.65, 0.8)
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -35,9 +35,13 @@ MAX_RISK, MIN_AUROC = "5", "0.95"
 
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=FOLDER", help="clips to measure on")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=FOLDER", help="clips to measure on"
+    )
     parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--records", type=Path, default=ROOT / "out/doubt/records", help="folder of the records")
+    parser.add_argument(
+        "--records", type=Path, default=ROOT / "out/doubt-records", help="folder of the records"
+    )
     parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
     parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
     return parser.parse_args()
@@ -72,7 +76,7 @@ def report(name: str, played: Played, figures: Figures) -> str:
     bins = reliability(confidence, right, EDGES)
     figures.add(f"expected calibration error, {name}", calibration_error(bins), "probability")
     for one in bins:
-        what = f"right at confidence {one.low:g} to {one.high:g} (mean {one.confidence:.2f}, {one.count} masks), {name}"
+        what = f"right at confidence {one.low:g} to {one.high:g} (mean {one.confidence:.2f}, {one.masks} masks), {name}"
         figures.add(what, 100 * one.right, "%")
     return f"{name}: AUROC {auroc(confidence, right):.3f}\n{table(bins)}"
 
@@ -80,7 +84,9 @@ def report(name: str, played: Played, figures: Figures) -> str:
 def table(bins: list[Bin]) -> str:
     """Return the calibration table."""
     lines = ["  confidence      masks   mean  right"]
-    lines += [f"  {b.low:4.2f} to {b.high:4.2f}  {b.count:7d}   {b.confidence:.2f}   {b.right:.2f}" for b in bins]
+    lines += [
+        f"  {b.low:4.2f} to {b.high:4.2f}  {b.masks:7d}   {b.confidence:.2f}   {b.right:.2f}" for b in bins
+    ]
     return "\n".join(lines)
 
 
