@@ -60,9 +60,9 @@ class PerceptionClient(Closeable):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
     It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
-    ignored. Requests raise RequestError or a subclass (UnknownObjectError, UnknownFrameError, CapacityError) when the
-    node refuses them, and TransportError when it does not answer within `timeout_ms`. The argument `camera` is
-    optional if the node serves one camera.
+    ignored. With `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass
+    (UnknownObjectError, UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does
+    not answer within `timeout_ms`. The argument `camera` is optional if the node serves one camera.
     """
 
     def __init__(

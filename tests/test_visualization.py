@@ -134,7 +134,8 @@ def test_paths_that_cannot_be_written_are_named(tmp_path: Path) -> None:
 def test_a_doubtful_mask_has_a_dashed_outline() -> None:
     sure = instance(6, (100, 100, 200, 200))
     edge = [
-        np.abs(overlay(grey(), frame(shown))[100:200, 100].astype(int) - np.array(pick_colour(6))).sum(axis=1) < 60
+        np.abs(overlay(grey(), frame(shown))[100:200, 100].astype(int) - np.array(pick_colour(6))).sum(axis=1)
+        < 60
         for shown in (sure, replace(sure, doubtful=True, confidence=0.1))
     ]
     assert edge[0].all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ class ConfidenceEstimator:
         if new.any():
             self._history.start(rows[new], signals.select(new))
             self._carried[rows[new]] = MAX_EVIDENCE
-        unit = _normalise(np.nan_to_num(pointers))
+        unit = _normalise(_finite(pointers))
         unknown = ~self._pointers[rows].any(axis=1)
         self._pointers[rows[unknown]] = unit[unknown]
         departure = self._history.observe(rows, signals)
@@ -140,7 +141,7 @@ class ConfidenceEstimator:
             departure.shape,
             self._carried[rows],
         ]
-        features: Floats = np.nan_to_num(np.stack(columns, axis=1))
+        features: Floats = _finite(np.stack(columns, axis=1))
         return features
 
     def _add(self, object_id: int) -> int:
@@ -168,6 +169,11 @@ class ConfidenceEstimator:
         self._history.restore(rows, state["history"])
         self._pointers[rows] = state["pointers"].numpy()
         self._carried[rows] = state["carried"].numpy()
+
+
+def _finite(values: Any) -> Any:
+    """Replace values that are not finite, if there are any."""
+    return values if np.isfinite(values).all() else np.nan_to_num(values)
 
 
 def _normalise(pointers: Floats32) -> Floats32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -57,15 +58,12 @@ def measure(logits: npt.NDArray[np.float32], visible: Bools) -> MaskSignals:
     flat = logits.reshape(count, -1)
     inside = flat > 0
     area = np.maximum(_count(inside), 1)
-    cells = inside.reshape(logits.shape)
-    # sums of whole numbers below 2^24, so float32 is exact in any order of summation
-    weights = cells.astype(np.float32)
-    x = weights.sum(axis=1) @ (np.arange(width, dtype=np.float32) + np.float32(0.5))
-    y = weights.sum(axis=2) @ (np.arange(height, dtype=np.float32) + np.float32(0.5))
+    # the sums are multiples of 0.5 below 2^22, so float32 is exact in any order of summation
+    moments = inside.astype(np.float32) @ _cell_centres(height, width)
     return MaskSignals(
-        cells,
+        inside.reshape(logits.shape),
         area,
-        np.stack([x, y], axis=1) / area[:, None],
+        moments / area[:, None],
         _count(flat > 1) / np.maximum(_count(flat > -1), 1),
         _overlap(inside, visible) / area if count > 1 else np.zeros(count),
     )
@@ -81,6 +79,13 @@ def aligned_iou(mask: Bools, other: Bools, shift: tuple[int, int]) -> float:
     there = other[max(-y, 0) : height + min(-y, 0), max(-x, 0) : width + min(-x, 0)]
     either = np.count_nonzero(here | there)
     return np.count_nonzero(here & there) / either if either else 1.0
+
+
+@cache
+def _cell_centres(height: int, width: int) -> npt.NDArray[np.float32]:
+    """Return the centres (x, y) of all cells, [h * w, 2]."""
+    y, x = np.mgrid[:height, :width].reshape(2, -1)
+    return np.stack([x, y], axis=1).astype(np.float32) + np.float32(0.5)
 
 
 def _count(flat: Bools) -> Floats:

@@ -32,7 +32,7 @@ RECOVERY = (
 
 
 class Departure(NamedTuple):
-    """How far N masks depart from their history; 0 is none."""
+    """Differences of N masks from their history; 0 is none."""
 
     area: Floats
     """[N], absolute log of the area over the median of sure frames"""

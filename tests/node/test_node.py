@@ -246,7 +246,9 @@ def test_a_client_that_wants_sure_masks_gets_no_doubtful_ones(rig: Rig, client: 
     full = np.zeros((240, 320), dtype=np.bool_)
     full[100:180, 200:280] = True
     object_id = client.add_object(mask=full).id
-    doubtful = masks_where(client, lambda masks: any(one.doubtful for one in masks.instances), "a doubtful mask")
+    doubtful = masks_where(
+        client, lambda masks: any(one.doubtful for one in masks.instances), "a doubtful mask"
+    )
     (instance,) = doubtful.instances
     assert instance.state == "tracked"
     assert instance.confidence is not None
@@ -260,6 +262,10 @@ def test_a_client_that_wants_sure_masks_gets_no_doubtful_ones(rig: Rig, client: 
                 plain[masks.seq] = masks
             masks = sure_client.latest(timeout_ms=200)
             assert masks is None or not any(one.doubtful for one in masks.instances)
-            return masks is not None and masks.seq in plain and ids(plain[masks.seq]) == [object_id] != ids(masks)
+            return (
+                masks is not None
+                and masks.seq in plain
+                and ids(plain[masks.seq]) == [object_id] != ids(masks)
+            )
 
         until(filtered, "the same frame with and without its doubtful mask")

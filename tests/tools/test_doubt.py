@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from sam3_node.tracking.confidence import FEATURES
+from tests.support.tiny import tiny_model
 from tools.doubt.fit import Fit, choose_threshold, fit_weights, write
 from tools.doubt.measure import auroc, calibration_error, reliability, risk_at, risk_coverage
 from tools.doubt.play import Played, play
 from tools.doubt.pseudo import choose
 from tools.doubt.record import record
 from tools.vos.sequences import LabelledSequence, TrueFrame
-from tests.support.tiny import tiny_model
 
 RIGHT = np.array([True, True, False, True, False])
 VALUES = np.array([0.9, 0.8, 0.7, 0.6, 0.2])
