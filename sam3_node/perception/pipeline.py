@@ -363,8 +363,7 @@ def _columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]
     tensors = [column.float() for column in columns]
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
-    count = tensors[0].shape[0]
-    flat = [tensor.reshape(count, -1) for tensor in tensors]
+    flat = [tensor.reshape(tensor.shape[0], tensor.shape[1:].numel()) for tensor in tensors]
     rows = torch.cat(flat, dim=1).cpu().numpy()
     ends = np.cumsum([part.shape[1] for part in flat])
     parts = np.split(rows, ends[:-1], axis=1)
