@@ -7,7 +7,7 @@ exclusive. Times are integers in nanoseconds, lengths are in metres.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -187,6 +187,10 @@ class Instance:
     position_m: tuple[float, float, float] | None = None
     frame: str | None = None
     extent_m: tuple[float, float, float] | None = None
+    confidence: float | None = None
+    """probability in 0..1 that the mask is right, that its IoU with the object is at least 0.5; None without a mask"""
+    doubtful: bool = False
+    """True if `confidence` is below the node's tracker.min_confidence"""
 
     @property
     def box(self) -> Box:
@@ -239,6 +243,11 @@ class MaskFrame:
     def key(self) -> FrameKey:
         """Identity of the frame that these masks belong to."""
         return FrameKey(self.camera, self.seq, self.capture_ns)
+
+    def without_doubtful(self) -> MaskFrame:
+        """Return these masks without the doubtful instances."""
+        kept = tuple(instance for instance in self.instances if not instance.doubtful)
+        return self if len(kept) == len(self.instances) else replace(self, instances=kept)
 
     @property
     def age_origin_ns(self) -> int:

@@ -27,6 +27,7 @@ FILL_OPACITY = 0.45
 FRAMES_FOR_RATE = 10
 DARK, LIGHT = (24, 24, 24), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
+DASH = 5  # length of the dashes and gaps around a doubtful mask, in widths of the line
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
 
 
@@ -39,7 +40,8 @@ def pick_colour(object_id: int) -> Colour:
 def overlay(image: Image, masks: MaskFrame) -> Image:
     """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged.
 
-    A status line at the top shows the camera and the times. Masks are scaled to the size of the image.
+    A doubtful instance has a dashed outline. A status line at the top shows the camera and the times. Masks are scaled
+    to the size of the image.
     """
     canvas = image.copy()
     height, width = image.shape[:2]
@@ -48,7 +50,7 @@ def overlay(image: Image, masks: MaskFrame) -> Image:
     for instance, mask in shown:
         _fill(canvas, mask, pick_colour(instance.id))
     for instance, mask in shown:
-        _outline(canvas, mask, pick_colour(instance.id))
+        _outline(canvas, mask, pick_colour(instance.id), dashed=instance.doubtful)
     occupied = [_write(canvas, (0, 0), status_text(masks), LIGHT, DARK)]
     for instance, mask in shown:
         occupied.append(_tag(canvas, instance, mask.box, occupied))
@@ -81,20 +83,26 @@ def _fill(canvas: Image, mask: Mask, colour: Colour) -> None:
     np.copyto(region, tinted, where=mask.crop[..., None])
 
 
-def _outline(canvas: Image, mask: Mask, colour: Colour) -> None:
+def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) -> None:
     x0, y0, _, _ = mask.box
     contours, _ = cv2.findContours(
         mask.crop.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(x0, y0)
     )
     width = max(2, round(canvas.shape[0] / 400))
     cv2.drawContours(canvas, contours, -1, DARK, width + 2, cv2.LINE_AA)
-    cv2.drawContours(canvas, contours, -1, colour, width, cv2.LINE_AA)
+    if not dashed:
+        cv2.drawContours(canvas, contours, -1, colour, width, cv2.LINE_AA)
+        return
+    dash = DASH * width
+    for contour in contours:
+        parts = [contour[start : start + dash] for start in range(0, len(contour), 2 * dash)]
+        cv2.polylines(canvas, parts, False, colour, width, cv2.LINE_AA)
 
 
 def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
     """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
     label = instance.label.encode("ascii", "replace").decode()
-    words = (str(instance.id), label, f"{instance.score:.2f}{STATE_MARK[instance.state]}")
+    words = (str(instance.id), label, f"{instance.score:.2f}{_mark(instance)}")
     text = " ".join(filter(None, words))
     width, height = _text_size(canvas, text)
     x0, y0, _, y1 = box
@@ -106,6 +114,10 @@ def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -
     y = next((y for y in free if 0 <= y <= canvas.shape[0] - height), max(y0 - height, 0))
     colour = pick_colour(instance.id)
     return _write(canvas, (x, y), text, _readable_on(colour), colour)
+
+
+def _mark(instance: Instance) -> str:
+    return STATE_MARK[instance.state] + (" doubtful" if instance.doubtful else "")
 
 
 def _overlap(a: Box, b: Box) -> bool:

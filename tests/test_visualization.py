@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -128,3 +129,14 @@ def test_paths_that_cannot_be_written_are_named(tmp_path: Path) -> None:
         write_image(tmp_path / "folder.png", grey())
     with pytest.raises(OutputError, match=r"what\.xyz"):
         write_image(tmp_path / "what.xyz", grey())
+
+
+def test_a_doubtful_mask_has_a_dashed_outline() -> None:
+    sure = instance(6, (100, 100, 200, 200))
+    edge = [
+        np.abs(overlay(grey(), frame(shown))[100:200, 100].astype(int) - np.array(pick_colour(6))).sum(axis=1)
+        < 60
+        for shown in (sure, replace(sure, doubtful=True, confidence=0.1))
+    ]
+    assert edge[0].all()
+    assert 0.2 < edge[1].mean() < 0.8

@@ -82,7 +82,8 @@ def format_lines(masks: MaskFrame, age_ms: float, fps: float) -> list[str]:
 def _format_object(instance: Instance) -> str:
     label = printable(instance.label)
     unseen = f" (unseen for {instance.frames_since_seen})" if instance.frames_since_seen else ""
-    state, box = f"{instance.state}{unseen}", ",".join(map(str, instance.box))
+    doubt = f" doubtful {instance.confidence or 0:.2f}" if instance.doubtful else ""
+    state, box = f"{instance.state}{unseen}{doubt}", ",".join(map(str, instance.box))
     return (
         f"  {instance.id:>3} {label:<20} {state:<24} {instance.score:4.2f} {instance.area:>8} px  box {box}"
     )

@@ -41,9 +41,9 @@ class PerceptionClient(Closeable):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
     It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
-    ignored. Requests raise RequestError or a subclass (UnknownObjectError, UnknownFrameError, CapacityError) when the
-    node refuses them, and TransportError when it does not answer within `timeout_ms`. The argument `camera` is
-    optional while one camera sends frames.
+    ignored. With `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass
+    (UnknownObjectError, UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does
+    not answer within `timeout_ms`. The argument `camera` is optional while one camera sends frames.
 
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
@@ -59,7 +59,9 @@ class PerceptionClient(Closeable):
         cameras: Sequence[str] = (),
         timeout_ms: int = 2000,
         on_restart: Callable[[NodeRestarted], object] | None = None,
+        sure_only: bool = False,
     ) -> None:
+        self._sure_only = sure_only
         self._on_restart = on_restart
         self._epochs = KnownEpochs()
         self._held: deque[MaskFrame] = deque()
@@ -88,7 +90,7 @@ class PerceptionClient(Closeable):
         if restart is not None and self._on_restart is None:
             self._held.append(masks)
         self._report(restart)
-        return masks
+        return masks.without_doubtful() if self._sure_only else masks
 
     def __iter__(self) -> Iterator[MaskFrame]:
         """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator."""

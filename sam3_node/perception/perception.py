@@ -18,6 +18,8 @@ from ..engines.key import checkpoint_digest
 from ..errors import EngineError, RequestError
 from ..models import TrackerModel
 from ..settings import Settings
+from ..tracking.calibration import CALIBRATED_FOR
+from ..tracking.confidence import CALIBRATION
 from ..types import MaskEncoding
 from .loading import load_configured_detector, load_model
 from .pipeline import Pipeline, require_tracking
@@ -130,6 +132,7 @@ class Perception:
             **self.status(),
             "settings": self.settings.model_dump(mode="json"),
             **self._digests,
+            "confidence": {"calibration": CALIBRATION, "calibrated": self.model.name in CALIBRATED_FOR},
             "device_name": _device_name(self.model.device),
             "threads": torch.get_num_threads(),
             "versions": {

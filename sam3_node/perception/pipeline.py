@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..geometry import Scaling
 from ..models import TrackerModel
 from ..settings import DetectorSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
+from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
 from ..types import Frame, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .frame_cache import CachedFrame, FrameCache
@@ -75,6 +77,8 @@ class Pipeline:
         self._model = model
         self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
         self._objects = ObjectRegistry(settings.max_objects)
+        self._confidence = ConfidenceEstimator(settings.max_objects, model.mask_size[0], model.hidden)
+        self._min_confidence = settings.min_confidence
         self._pending: dict[int, ObjectPrompt] = {}
         self._frame_cache = FrameCache(camera, settings.feature_cache)
         self._timer = StageTimer(model.device)
@@ -117,9 +121,9 @@ class Pipeline:
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
         origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
         self._frame_cache.add(CachedFrame(frame.seq, number, features, logits, scaling, origin_ns))
-        on_host = copy_to_host(tracks.logits, tracks.scores, tracks.visible)
+        on_host = copy_to_host(tracks)
         with timer.host("masks"):
-            instances = self._instances(tracks.ids, on_host, (frame.height, frame.width), frame.capture_ns)
+            instances = self._instances(on_host, (frame.height, frame.width), frame.capture_ns)
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,
@@ -197,6 +201,7 @@ class Pipeline:
             self._track_manager.forget(object_id)
         self._pending.pop(object_id, None)
         self._frame_cache.remove_object(object_id)
+        self._confidence.remove(object_id)
         if object_id in self._tracker.ids:
             self._tracker.remove(object_id)
 
@@ -227,6 +232,7 @@ class Pipeline:
             "track_manager": self._track_manager and self._track_manager.state(),
             "tracker": self._tracker.state(),
             "objects": self._objects.state(),
+            "confidence": self._confidence.state(),
             "pending": [prompt.state() for prompt in self._pending.values()],
             "frame_cache": self._frame_cache.state(),
         }
@@ -248,6 +254,7 @@ class Pipeline:
             self._track_manager.restore(state["track_manager"])
         self._tracker.restore(state["tracker"])
         self._objects.restore(state["objects"])
+        self._confidence.restore(state["confidence"])
         pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
@@ -255,7 +262,12 @@ class Pipeline:
     def _origin(self) -> State:
         """Return the properties that must be equal for a state to fit this pipeline."""
         detector = self._track_manager and self._track_manager.detector_name
-        return {"model": self._model.name, "detector": detector, "bank": self._tracker.bank.layout}
+        return {
+            "model": self._model.name,
+            "detector": detector,
+            "bank": self._tracker.bank.layout,
+            "calibration": CALIBRATION,
+        }
 
     def _scaling(self, frame: Frame) -> Scaling:
         return Scaling((frame.height, frame.width), self._model.image_size)
@@ -264,6 +276,7 @@ class Pipeline:
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
         logits, score = self._tracker.prompt_at(cached.features, cached.frame_number, prompt)
         cached.logits[prompt.object_id] = logits.clone()  # compiled stages reuse their output buffers
+        self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
         return _to_prompt_result(cached, logits, score)
 
     @contextmanager
@@ -296,24 +309,30 @@ class Pipeline:
         except Sam3NodeError as error:
             log.error("camera %s: detection failed: %s", self.camera, error)
             return tracks
+        for object_id in changed:  # the history begins again with the mask that the detector gave
+            self._confidence.remove(object_id)
         return self._tracker.updated(tracks, changed)
 
-    def _instances(
-        self, ids: list[int], tracks: HostTracks, size: tuple[int, int], now_ns: int
-    ) -> tuple[Instance, ...]:
+    def _instances(self, tracks: HostTracks, size: tuple[int, int], now_ns: int) -> tuple[Instance, ...]:
+        confidences = self._confidence.observe(*tracks)
         return tuple(
-            self._observe(object_id, rasterize(logits, size), score, visible, now_ns)
-            for object_id, logits, score, visible in zip(
-                ids, tracks.logits, tracks.scores, tracks.visible, strict=True
+            self._observe(object_id, rasterize(logits, size), score, visible, confidence, now_ns)
+            for object_id, logits, score, visible, confidence in zip(
+                tracks.ids, tracks.logits, tracks.scores, tracks.visible, confidences, strict=True
             )
         )
 
-    def _observe(self, object_id: int, mask: Mask, score: float, visible: bool, now_ns: int) -> Instance:
-        tentative = False
+    def _observe(
+        self, object_id: int, mask: Mask, score: float, visible: bool, confidence: float, now_ns: int
+    ) -> Instance:
+        tentative, in_view = False, visible and mask.area > 0
         if self._track_manager is not None:
-            self._track_manager.observe(object_id, score, visible and mask.area > 0, now_ns)
+            self._track_manager.observe(object_id, score, in_view, now_ns)
             tentative = self._track_manager.is_tentative(object_id)
-        return self._objects.observe(object_id, mask, score, visible, tentative)
+        instance = self._objects.observe(object_id, mask, score, visible, tentative)
+        if not in_view:
+            return instance
+        return replace(instance, confidence=confidence, doubtful=confidence < self._min_confidence)
 
 
 def require_tracking(model: TrackerModel) -> None:
@@ -326,34 +345,44 @@ def require_tracking(model: TrackerModel) -> None:
 
 
 def _to_prompt_result(cached: CachedFrame, logits: Tensor, score: Tensor) -> PromptResult:
-    on_host = copy_to_host(logits[None], score.reshape(1), score.new_ones(1))
-    return PromptResult(
-        cached.seq, rasterize(on_host.logits[0], cached.scaling.frame_size), on_host.scores[0]
-    )
+    low, scores = _columns_to_host([logits[None], score.reshape(1)])
+    return PromptResult(cached.seq, rasterize(low[0], cached.scaling.frame_size), _clamp_scores(scores)[0])
 
 
 class HostTracks(NamedTuple):
     """The tracks of N objects on one frame, on the host."""
 
+    ids: list[int]
     logits: npt.NDArray[np.float32]
     """[N, h, w]"""
     scores: list[float]
     """N values in 0..1"""
     visible: list[bool]
     """N values"""
+    presence: npt.NDArray[np.float32]
+    """[N], logits"""
+    pointers: npt.NDArray[np.float32]
+    """[N, C]"""
 
 
-def copy_to_host(logits: Tensor, scores: Tensor, visible: Tensor) -> HostTracks:
-    """Copy logits [N, h, w], scores [N] and visible [N] to the host at once. The copy synchronises with the device."""
-    if logits.device.type == "cpu":
-        return HostTracks(
-            logits.float().numpy(), _clamp_scores(scores.float().numpy()), visible.bool().tolist()
-        )
-    columns = [logits.float().flatten(1), scores.float()[:, None], visible.float()[:, None]]
-    rows = torch.cat(columns, dim=1).cpu().numpy()
-    return HostTracks(
-        rows[:, :-2].reshape(logits.shape), _clamp_scores(rows[:, -2]), (rows[:, -1] > 0).tolist()
+def copy_to_host(tracks: Tracks) -> HostTracks:
+    """Copy tracks to the host at once. The copy synchronises with the device."""
+    logits, scores, visible, presence, pointers = _columns_to_host(
+        [tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers]
     )
+    return HostTracks(tracks.ids, logits, _clamp_scores(scores), (visible > 0).tolist(), presence, pointers)
+
+
+def _columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
+    """Copy tensors [N, ...] of one device to float32 arrays of the same shapes, in one transfer."""
+    tensors = [column.float() for column in columns]
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    flat = [tensor.reshape(tensor.shape[0], tensor.shape[1:].numel()) for tensor in tensors]
+    rows = torch.cat(flat, dim=1).cpu().numpy()
+    ends = np.cumsum([part.shape[1] for part in flat])
+    parts = np.split(rows, ends[:-1], axis=1)
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _clamp_scores(scores: npt.NDArray[np.float32]) -> list[float]:

@@ -32,14 +32,20 @@ class Tracks:
     """[N] in 0..1: presence probability times predicted IoU"""
     visible: Tensor
     """bool [N]"""
+    presence: Tensor
+    """[N], the logit that the object is in view"""
+    pointers: Tensor
+    """[N, C], the object pointers: the decoder's description of each object's appearance"""
 
 
 class Track(NamedTuple):
-    """One object on one frame: logits [h, w], score [] and visible []."""
+    """One object on one frame: logits [h, w], score [], visible [], presence [] and pointer [C]."""
 
     logits: Tensor
     score: Tensor
     visible: Tensor
+    presence: Tensor
+    pointer: Tensor
 
 
 class Tracker:
@@ -253,16 +259,21 @@ class Tracker:
 
     def updated(self, tracks: Tracks, changed: Mapping[int, Track]) -> Tracks:
         """Update the tracks of a frame: apply the `changed` tracks, and drop objects that are no longer tracked."""
-        kept = zip(tracks.ids, map(Track, tracks.logits, tracks.scores, tracks.visible), strict=True)
+        columns = (tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers)
+        kept = zip(tracks.ids, map(Track, *columns), strict=True)
         return self._tracks({**dict(kept), **changed})
 
     def _tracks(self, results: Mapping[int, Track]) -> Tracks:
         ids = self.ids
         if not ids:
             nothing = torch.zeros(0, device=self.model.device)
-            return Tracks([], nothing.new_zeros(0, *self.model.mask_size), nothing, nothing.bool())
-        logits, scores, visible = zip(*(results[object_id] for object_id in ids), strict=True)
-        return Tracks(ids, torch.stack(logits), torch.stack(scores), torch.stack(visible))
+            logits, pointers = (
+                nothing.new_zeros(0, *self.model.mask_size),
+                nothing.new_zeros(0, self.model.hidden),
+            )
+            return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
+        columns = zip(*(results[object_id] for object_id in ids), strict=True)
+        return Tracks(ids, *(torch.stack(column) for column in columns))
 
 
 def _score(presence: Tensor, iou: Tensor) -> Tensor:
@@ -271,7 +282,8 @@ def _score(presence: Tensor, iou: Tensor) -> Tensor:
 
 def _results(decoded: Decoded, count: int) -> list[Track]:
     scores, visible = _score(decoded.presence, decoded.iou), decoded.presence > 0
-    return [Track(decoded.logits[i], scores[i], visible[i]) for i in range(count)]
+    columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
+    return [Track(*(column[i] for column in columns)) for i in range(count)]
 
 
 def _padded(rows: Ints) -> Ints:

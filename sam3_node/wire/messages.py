@@ -86,7 +86,11 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
         "mask": encode_mask(instance.mask, encoding),
     }
     return fields | _drop_none(
-        position_m=instance.position_m, frame=instance.frame, extent_m=instance.extent_m
+        position_m=instance.position_m,
+        frame=instance.frame,
+        extent_m=instance.extent_m,
+        confidence=instance.confidence,
+        doubtful=instance.doubtful or None,
     )
 
 
@@ -118,4 +122,6 @@ def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> 
         position_m=fields.triple("position_m") if fields.has("position_m") else None,
         frame=fields.text("frame") if fields.has("frame") else None,
         extent_m=fields.triple("extent_m", low=0.0) if fields.has("extent_m") else None,
+        confidence=fields.number("confidence", 0.0, 1.0) if fields.has("confidence") else None,
+        doubtful=fields.flag("doubtful") if fields.has("doubtful") else False,
     )

@@ -194,7 +194,7 @@ def test_without_association_a_mask_that_drifted_is_left_as_it_is(
     (born,) = search.detect(context, tracker.step_features(features)).values()
     (object_id,) = tracker.ids
     drifted = born.logits.roll(3, dims=1)  # overlaps still
-    tracks = Tracks([object_id], drifted[None], born.score[None], born.visible[None])
+    tracks = Tracks([object_id], drifted[None], *(column[None] for column in born[1:]))
     changed = search.detect(context, tracks)
     assert set(changed) == ({object_id} if association else set())
     assert tracker.ids == [object_id]

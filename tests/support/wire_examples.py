@@ -104,6 +104,15 @@ def masks() -> MaskFrame:
     )
 
 
+def masks_with_doubt() -> MaskFrame:
+    instances = (
+        Instance(3, "mug", 0.875, "tracked", 40, 0, MUG, confidence=0.96875),
+        Instance(4, "", 0.75, "tracked", 9, 0, DRIVER, confidence=0.125, doubtful=True),
+        Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
+    )
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+
+
 def masks_with_device_clock() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
 
@@ -130,6 +139,7 @@ EXAMPLES = {
     "frame-jpeg": Example(jpeg_frame(), pack_frame, unpack_frame),
     "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
+    "masks-doubt": Example(masks_with_doubt(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
     "beat": Example([BEAT_TOPIC], list, list),

@@ -1,0 +1,187 @@
+"""Confidence of tracked masks: the probability that a mask is right, from the decoder and from the track's history.
+
+A mask is right if its IoU with the true mask is at least 0.5. The probability is a logistic function of the features
+below; `tracking.calibration` holds the weights, which `python -m tools.doubt.fit` fits. Everything runs on the host in
+numpy, for all objects at once. The results depend only on the frames and prompts since the objects were added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..types import State
+from .calibration import BIAS, JUMPED, WEIGHTS
+from .mask_signals import MaskSignals, grid_side, measure
+from .track_history import Departure, TrackHistory
+
+Floats = npt.NDArray[np.float64]
+Floats32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+LEARN = 0.9  # confidence from which a mask becomes part of its track's history
+JUMP_AREA = 1.1  # departure of the log area, a factor of 3, that counts as a jump
+MAX_LOG = 3.0  # bound of features that are logarithms of ratios
+MAX_EVIDENCE = 6.0  # bound of the evidence of a frame in the running mean
+CARRY = 0.8  # share of the running mean that a frame keeps
+
+CALIBRATION = hashlib.sha256(repr((BIAS, JUMPED, sorted(WEIGHTS.items()))).encode()).hexdigest()[:16]
+"""Identity of the weights. A saved state fits only the same weights."""
+
+OWN = ("score", "presence", "stability", "overlap", "appearance")
+"""Features of the mask itself."""
+DEPARTURES = ("area", "growth", "previous", "shape")
+"""Features that compare the mask with the track's history; 0 where it agrees. See `Departure`."""
+FEATURES = (*OWN, *DEPARTURES, "carried")
+"""All features. The last is the running mean of the evidence of the frames before."""
+
+
+class ConfidenceEstimator:
+    """Estimates the confidence of the masks of one camera's objects, frame by frame.
+
+    Memory for `capacity` objects with logits of `side` x `side` and pointers of `channels` is allocated at once.
+    """
+
+    def __init__(self, capacity: int, side: int, channels: int) -> None:
+        self._weights: Floats = np.array([WEIGHTS.get(name, 0.0) for name in FEATURES])
+        self._bias, self._jumped = BIAS, JUMPED
+        self._rows: dict[int, int] = {}
+        self._free = list(range(capacity))
+        self._history = TrackHistory(capacity, (grid_side(side),) * 2)
+        self._pointers: Floats32 = np.zeros(
+            (capacity, channels), np.float32
+        )  # of length 1, or 0 while unknown
+        self._carried: Floats = np.zeros(capacity)
+
+    def start(self, object_id: int, logits: Floats32) -> None:
+        """Begin the history of an object again with the mask, logits [h, w], of a prompt or of a detection."""
+        known = object_id in self._rows
+        rows = np.array([self._rows[object_id] if known else self._add(object_id)], np.int64)
+        self._history.start(rows, measure(logits[None], np.ones(1, np.bool_)))
+        self._carried[rows] = MAX_EVIDENCE
+
+    def remove(self, object_id: int) -> None:
+        """Forget an object, if it is known."""
+        row = self._rows.pop(object_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def observe(
+        self,
+        ids: Sequence[int],
+        logits: Floats32,
+        scores: Sequence[float],
+        visible: Sequence[bool],
+        presence: Floats32,
+        pointers: Floats32,
+    ) -> list[float]:
+        """Return the confidence of N masks on the next frame, each in 0..1.
+
+        logits [N, h, w], scores [N] and visible [N] as in `Tracks`, presence logits [N], object pointers [N, C]. The
+        first mask of an object that was not started begins its history. A mask that is not visible has confidence 0.
+        """
+        if not ids:
+            return []
+        shown = np.array(visible, np.bool_) & (logits > 0).any(axis=(1, 2))
+        signals = measure(logits, shown)
+        new = np.array([object_id not in self._rows for object_id in ids])
+        rows = np.array([self._rows[i] if i in self._rows else self._add(i) for i in ids], np.int64)
+        if new.any():
+            self._history.start(rows[new], signals.select(new))
+            self._carried[rows[new]] = MAX_EVIDENCE
+        unit = _normalise(_finite(pointers))
+        unknown = ~self._pointers[rows].any(axis=1)
+        self._pointers[rows[unknown]] = unit[unknown]
+        departure = self._history.observe(rows, signals)
+        features = self._features(rows, signals, departure, np.array(scores), presence, unit)
+        jumped = (departure.jump > 0) | (departure.area > JUMP_AREA)
+        return self._conclude(rows, signals, features, shown, jumped)
+
+    def _conclude(
+        self, rows: Ints, signals: MaskSignals, features: Floats, shown: Bools, jumped: Bools
+    ) -> list[float]:
+        """Return the confidence of the masks, and learn from them."""
+        terms = features * self._weights
+        evidence = self._bias + terms.sum(axis=1)
+        confidence = np.where(shown, _sigmoid(evidence), 0.0)
+        confidence = np.where(jumped, np.minimum(confidence, self._jumped), confidence)
+        before = evidence - terms[:, -1]
+        carried = CARRY * self._carried[rows] + (1 - CARRY) * np.clip(before, -MAX_EVIDENCE, MAX_EVIDENCE)
+        self._carried[rows] = np.where(shown, carried, self._carried[rows])
+        own = self._bias + terms[:, : len(OWN)].sum(axis=1)
+        self._history.learn(rows, signals, shown, confidence >= LEARN, _sigmoid(own) >= LEARN)
+        return [float(value) for value in confidence]
+
+    def _features(
+        self,
+        rows: Ints,
+        signals: MaskSignals,
+        departure: Departure,
+        scores: Floats,
+        presence: Floats32,
+        pointers: Floats32,
+    ) -> Floats:
+        """Return the features [N, F] in the order of FEATURES."""
+        score = np.clip(scores.astype(np.float64), 0.01, 0.99)
+        columns = [
+            np.log(score / (1 - score)),
+            np.clip(presence.astype(np.float64), -10, 10) / 10,
+            signals.stability,
+            signals.overlap,
+            np.einsum("nc,nc->n", pointers, self._pointers[rows], dtype=np.float64),
+            np.minimum(departure.area, MAX_LOG),
+            np.minimum(departure.growth, MAX_LOG),
+            departure.previous,
+            departure.shape,
+            self._carried[rows],
+        ]
+        features: Floats = _finite(np.stack(columns, axis=1))
+        return features
+
+    def _add(self, object_id: int) -> int:
+        row = self._rows[object_id] = self._free.pop(0)
+        self._pointers[row] = 0
+        return row
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        rows = np.array(list(self._rows.values()), np.int64)
+        return {
+            "ids": list(self._rows),
+            "rows": rows.tolist(),
+            "free": list(self._free),
+            "history": self._history.state(rows),
+            "pointers": torch.from_numpy(self._pointers[rows].copy()),
+            "carried": torch.from_numpy(self._carried[rows].copy()),
+        }
+
+    def restore(self, state: State) -> None:
+        """Replace everything by what `state` returned."""
+        self._rows = dict(zip(state["ids"], state["rows"], strict=True))
+        self._free = list(state["free"])
+        rows = np.array(state["rows"], np.int64)
+        self._history.restore(rows, state["history"])
+        self._pointers[rows] = state["pointers"].numpy()
+        self._carried[rows] = state["carried"].numpy()
+
+
+def _finite(values: Any) -> Any:
+    """Replace values that are not finite, if there are any."""
+    return values if np.isfinite(values).all() else np.nan_to_num(values)
+
+
+def _normalise(pointers: Floats32) -> Floats32:
+    length = np.sqrt(np.einsum("nc,nc->n", pointers, pointers))
+    unit: Floats32 = (pointers / np.maximum(length, 1e-6)[:, None]).astype(np.float32)
+    return unit
+
+
+def _sigmoid(values: Floats) -> Floats:
+    result: Floats = 1 / (1 + np.exp(-np.clip(values, -30, 30)))
+    return result

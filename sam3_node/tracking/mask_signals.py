@@ -1,0 +1,99 @@
+"""Signals that masks give of themselves: size, place, stability and overlap, from low-resolution logits on the host."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+MAX_SIDE = 144  # cells of the grid; finer logits are sampled
+
+
+class MaskSignals(NamedTuple):
+    """Signals of N masks; lengths are in cells of a grid over the image."""
+
+    inside: Bools
+    """[N, h, w], the masks on the grid"""
+    area: Floats
+    """[N], at least 1"""
+    centre: Floats
+    """[N, 2] as (x, y)"""
+    stability: Floats
+    """[N] in 0..1: IoU of the masks at logits -1 and +1"""
+    overlap: Floats
+    """[N] in 0..1: share of the mask that other visible masks cover"""
+
+    def select(self, chosen: Bools) -> MaskSignals:
+        """Return the signals of the masks where `chosen` [N] is True."""
+        return MaskSignals(
+            self.inside[chosen],
+            self.area[chosen],
+            self.centre[chosen],
+            self.stability[chosen],
+            self.overlap[chosen],
+        )
+
+
+def grid_side(side: int) -> int:
+    """Return the cells of the grid for logits [side, side]."""
+    step = _stride(side)
+    return len(range(step // 2, side, step))
+
+
+def _stride(side: int) -> int:
+    return -(-side // MAX_SIDE)
+
+
+def measure(logits: npt.NDArray[np.float32], visible: Bools) -> MaskSignals:
+    """Return the signals of logits [N, h, w]; a mask that is not visible [N] covers no other."""
+    step = _stride(logits.shape[1])
+    if step > 1:
+        logits = np.ascontiguousarray(logits[:, step // 2 :: step, step // 2 :: step])
+    count, height, width = logits.shape
+    flat = logits.reshape(count, -1)
+    inside = flat > 0
+    area = np.maximum(_count(inside), 1)
+    # the sums are multiples of 0.5 below 2^22, so float32 is exact in any order of summation
+    moments = inside.astype(np.float32) @ _cell_centres(height, width)
+    return MaskSignals(
+        inside.reshape(logits.shape),
+        area,
+        moments / area[:, None],
+        _count(flat > 1) / np.maximum(_count(flat > -1), 1),
+        _overlap(inside, visible) / area if count > 1 else np.zeros(count),
+    )
+
+
+def aligned_iou(mask: Bools, other: Bools, shift: tuple[int, int]) -> float:
+    """Return the IoU of masks [h, w], `other` moved by `shift` (x, y) cells; cells moved off the grid do not count."""
+    height, width = mask.shape
+    x, y = shift
+    if abs(x) >= width or abs(y) >= height:
+        return 0.0
+    here = mask[max(y, 0) : height + min(y, 0), max(x, 0) : width + min(x, 0)]
+    there = other[max(-y, 0) : height + min(-y, 0), max(-x, 0) : width + min(-x, 0)]
+    either = np.count_nonzero(here | there)
+    return np.count_nonzero(here & there) / either if either else 1.0
+
+
+@cache
+def _cell_centres(height: int, width: int) -> npt.NDArray[np.float32]:
+    """Return the centres (x, y) of all cells, [h * w, 2]."""
+    y, x = np.mgrid[:height, :width].reshape(2, -1)
+    return np.stack([x, y], axis=1).astype(np.float32) + np.float32(0.5)
+
+
+def _count(flat: Bools) -> Floats:
+    return np.array([np.count_nonzero(row) for row in flat], np.float64)
+
+
+def _overlap(flat: Bools, visible: Bools) -> Floats:
+    """Return the number of cells of each mask [N, h * w] that other visible masks cover."""
+    shown = flat & visible[:, None]
+    cover = shown.sum(axis=0, dtype=np.uint16)
+    return _count(flat & (cover > shown))

@@ -1,0 +1,152 @@
+"""The history of tracked masks: size, place, shape and appearance of each object, learned on sure frames only.
+
+The arrays are allocated once, a row for each object. `observe` measures how far masks depart from their history, and
+`learn` then changes the history. A sudden change of place or size stays in `offset` until the mask jumps back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..types import State
+from .mask_signals import MaskSignals, aligned_iou
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+AREAS = 15  # sure frames whose areas are remembered
+FREE_STEP = 3.0  # departure from the expected place, in sizes of the object a frame, that counts as motion
+FREE_GROWTH = 0.25  # change of log area a frame that counts as gradual
+MAX_HIDDEN = 8  # frames without a mask after which the tolerance for its place and size grows no more
+VELOCITY_GAIN = 0.5  # share of the newest displacement in the velocity
+FORGET = 0.8  # share of an offset that a sure frame leaves
+RECOVERY = (
+    0.003  # share of an offset, and change of log area, that a frame with good evidence of its own takes back
+)
+
+
+class Departure(NamedTuple):
+    """Differences of N masks from their history; 0 is none."""
+
+    area: Floats
+    """[N], absolute log of the area over the median of sure frames"""
+    jump: Floats
+    """[N], unexplained displacement in sizes of the object"""
+    growth: Floats
+    """[N], unexplained change of log area"""
+    previous: Floats
+    """[N] in 0..1: 1 - IoU with the last mask"""
+    shape: Floats
+    """[N] in 0..1: 1 - IoU with the last sure mask, moved so that the centres coincide"""
+
+
+class TrackHistory:
+    """Histories of up to `capacity` objects with masks on a grid of `size` (height, width) cells."""
+
+    def __init__(self, capacity: int, size: tuple[int, int]) -> None:
+        self._areas: Floats = np.zeros(
+            (capacity, AREAS)
+        )  # logarithms, a ring; at first all are that of the prompt
+        self._writes: Ints = np.zeros(capacity, np.int64)
+        self._last: Floats = np.zeros((capacity, 3))  # log area, centre
+        self._velocity: Floats = np.zeros((capacity, 2))
+        self._offset: Floats = np.zeros((capacity, 3))  # as `last`
+        self._sure_centre: Floats = np.zeros((capacity, 2))
+        self._hidden: Ints = np.zeros(capacity, np.int64)
+        self._previous: Bools = np.zeros((capacity, *size), np.bool_)
+        self._sure: Bools = np.zeros((capacity, *size), np.bool_)
+
+    def start(self, rows: Ints, signals: MaskSignals) -> None:
+        """Begin the histories of N rows with their masks on the prompted frame."""
+        log_area = np.log(signals.area)
+        self._areas[rows] = log_area[:, None]
+        self._writes[rows] = 0
+        self._last[rows] = np.concatenate([log_area[:, None], signals.centre], axis=1)
+        self._velocity[rows], self._offset[rows], self._hidden[rows] = 0, 0, 0
+        self._previous[rows] = self._sure[rows] = signals.inside
+        self._sure_centre[rows] = signals.centre
+
+    def observe(self, rows: Ints, signals: MaskSignals) -> Departure:
+        """Return how far the masks of N rows depart from their history, and add sudden changes to the offsets."""
+        log_area = np.log(signals.area)
+        median = _median(self._areas[rows])
+        self._add_sudden_changes(rows, log_area, signals.centre, np.exp(median / 2))
+        offset = self._offset[rows]
+        shifts = np.rint(signals.centre - self._sure_centre[rows]).astype(np.int64).tolist()
+        same, aligned = [], []
+        for inside, row, (x, y) in zip(signals.inside, rows.tolist(), shifts, strict=True):
+            same.append(aligned_iou(inside, self._previous[row], (0, 0)))
+            aligned.append(aligned_iou(inside, self._sure[row], (x, y)))
+        return Departure(
+            np.abs(log_area - median),
+            np.hypot(offset[:, 1], offset[:, 2]) / np.exp(median / 2),
+            np.abs(offset[:, 0]),
+            1 - np.array(same),
+            1 - np.array(aligned),
+        )
+
+    def _add_sudden_changes(self, rows: Ints, log_area: Floats, centre: Floats, size: Floats) -> None:
+        gap = 1.0 + np.minimum(self._hidden[rows], MAX_HIDDEN)
+        last, offset = self._last[rows], self._offset[rows]
+        moved = centre - (last[:, 1:] + self._velocity[rows] * gap[:, None])
+        free = FREE_STEP * size * gap
+        offset[:, 1:] += np.where((np.hypot(moved[:, 0], moved[:, 1]) > free)[:, None], moved, 0)
+        offset[:, 1:] *= (np.hypot(offset[:, 1], offset[:, 2]) > free)[:, None]
+        grown = log_area - last[:, 0]
+        offset[:, 0] += np.where(np.abs(grown) > FREE_GROWTH * gap, grown, 0)
+        offset[:, 0] *= np.abs(offset[:, 0]) > FREE_GROWTH
+        self._offset[rows] = offset
+
+    def learn(self, rows: Ints, signals: MaskSignals, shown: Bools, sure: Bools, recovering: Bools) -> None:
+        """Go on to the next frame with the masks of N rows.
+
+        `shown` rows have a mask. `sure` masks become part of the history. The history of `recovering` rows moves slowly
+        towards their masks.
+        """
+        self._hidden[rows] = np.where(shown, 0, self._hidden[rows] + 1)
+        self._move(rows[shown], signals.centre[shown], np.log(signals.area[shown]))
+        self._previous[rows[shown]] = signals.inside[shown]
+        sure = sure & shown
+        chosen, log_area = rows[sure], np.log(signals.area[sure])
+        self._areas[chosen, self._writes[chosen] % AREAS] = log_area
+        self._writes[chosen] += 1
+        self._sure[chosen], self._sure_centre[chosen] = signals.inside[sure], signals.centre[sure]
+        self._offset[chosen] *= FORGET
+        slow = recovering & shown & ~sure
+        chosen, log_area = rows[slow], np.log(signals.area[slow])
+        change = log_area - _median(self._areas[chosen])
+        self._areas[chosen] += np.clip(change, -RECOVERY, RECOVERY)[:, None]
+        self._offset[chosen] *= 1 - RECOVERY
+
+    def _move(self, rows: Ints, centre: Floats, log_area: Floats) -> None:
+        """Record the place of N masks. A jump does not change the velocity."""
+        step = centre - self._last[rows, 1:]
+        size = np.exp(log_area / 2)
+        smooth = np.hypot(step[:, 0], step[:, 1]) <= size
+        velocity = self._velocity[rows]
+        self._velocity[rows] = np.where(smooth[:, None], velocity + VELOCITY_GAIN * (step - velocity), 0)
+        self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
+
+    def state(self, rows: Ints) -> State:
+        """Return the histories of these rows, as `restore` takes them."""
+        return {name: torch.from_numpy(table[rows].copy()) for name, table in self._tables().items()}
+
+    def restore(self, rows: Ints, state: State) -> None:
+        """Replace the histories of these rows by those that `state` returned."""
+        for name, table in self._tables().items():
+            table[rows] = state[name].numpy()
+
+    def _tables(self) -> dict[str, Array]:
+        return {name.lstrip("_"): table for name, table in vars(self).items()}
+
+
+def _median(values: Floats) -> Floats:
+    """Return the median [N] of [N, AREAS], an odd number."""
+    median: Floats = np.sort(values, axis=1)[:, AREAS // 2]
+    return median

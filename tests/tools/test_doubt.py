@@ -1,0 +1,98 @@
+"""Tests of the measures of confidence, of the fit, and of records of tracks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sam3_node.tracking.confidence import FEATURES
+from tests.support.tiny import tiny_model
+from tools.doubt.fit import Fit, choose_threshold, fit_weights, write
+from tools.doubt.measure import auroc, calibration_error, reliability, risk_at, risk_coverage
+from tools.doubt.play import Played, play
+from tools.doubt.pseudo import choose
+from tools.doubt.record import record
+from tools.vos.sequences import LabelledSequence, TrueFrame
+
+RIGHT = np.array([True, True, False, True, False])
+VALUES = np.array([0.9, 0.8, 0.7, 0.6, 0.2])
+
+
+def test_auroc_counts_pairs() -> None:
+    assert auroc(VALUES, RIGHT) == pytest.approx(5 / 6)
+    assert auroc(np.zeros(5), RIGHT) == 0.5
+    assert np.isnan(auroc(VALUES, np.ones(5, np.bool_)))
+
+
+def test_risk_is_the_share_of_wrong_masks_among_the_surest() -> None:
+    coverage, risk = risk_coverage(VALUES, RIGHT)
+    assert coverage.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert risk.tolist() == [0, 0, 1 / 3, 1 / 4, 2 / 5]
+    assert risk_at(VALUES, RIGHT, 0.4) == 0
+    assert risk_at(VALUES, RIGHT, 1.0) == 2 / 5
+
+
+def test_bins_hold_each_value_once() -> None:
+    bins = reliability(np.array([0.0, 0.5, 1.0]), np.array([False, True, True]), (0.0, 0.5, 1.0))
+    assert [(one.masks, one.right) for one in bins] == [(1, 0), (2, 1)]
+    assert calibration_error(bins) == pytest.approx((0 + 2 * 0.25) / 3)
+
+
+def played(confidence: np.ndarray, right: np.ndarray) -> Played:
+    features = np.zeros((len(right), len(FEATURES)))
+    features[:, FEATURES.index("stability")] = confidence
+    features[:, FEATURES.index("area")] = confidence  # a feature that speaks for the mask with the wrong sign
+    return Played(features, confidence, np.where(right, 0.9, 0.1), confidence, np.zeros(len(right), np.bool_))
+
+
+def test_the_fit_keeps_the_signs_of_the_features() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.uniform(size=2000)
+    weights, bias = fit_weights([played(values, rng.uniform(size=2000) < values)], list(FEATURES))
+    assert weights[FEATURES.index("stability")] > 2
+    assert weights[FEATURES.index("area")] == 0
+    assert bias < 0
+
+
+def test_the_threshold_keeps_the_wrong_masks_below_its_share() -> None:
+    values = np.linspace(0, 1, 1001)
+    threshold = choose_threshold([played(values, values > 0.8)])
+    assert 0.78 <= threshold <= 0.8
+
+
+def test_the_table_is_a_module_that_names_its_command(tmp_path: Path) -> None:
+    weights = np.zeros(len(FEATURES))
+    weights[1] = 1.25
+    write(tmp_path / "table.py", Fit(weights, -0.5, 0.25, 0.7, []), "python -m tools.doubt.fit a")
+    table: dict[str, object] = {}
+    exec((tmp_path / "table.py").read_text(), table)
+    assert (table["BIAS"], table["WEIGHTS"], table["SURE"]) == (-0.5, {FEATURES[1]: 1.25}, 0.7)
+    assert "python -m tools.doubt.fit a" in str(table["__doc__"])
+
+
+def test_tracks_are_recorded_once_for_each_object_and_frame(tmp_path: Path) -> None:
+    def frames():
+        for number in range(3):
+            full = np.zeros((60, 80), np.bool_)
+            full[20:40, 20 + number : 50 + number] = True
+            yield TrueFrame(np.full((60, 80, 3), 90, np.uint8), {1: full})
+
+    torch.manual_seed(0)
+    rows = record(LabelledSequence("clip", 3, (1,), 0.001, frames), tiny_model("sam3"), "mask", {(2, 1)})
+    assert (rows.frame, rows.object_id, rows.prompted) == ([0, 1, 2], [1, 1, 1], [True, False, False])
+    assert rows.iou[0] > 0.8
+    assert np.isnan(rows.iou[2])
+    rows.save(tmp_path / "clip.npz")
+    assert len(play([tmp_path / "clip.npz"]).iou) <= 1
+
+
+def test_objects_of_middle_size_that_do_not_overlap_are_chosen() -> None:
+    masks = np.zeros((4, 100, 100), np.bool_)
+    masks[0, :90, :90] = True  # too large
+    masks[1, 10:30, 10:30] = True
+    masks[2, 12:32, 12:32] = True  # overlaps
+    masks[3, 60:80, 60:80] = True
+    assert choose(masks, 4) == [1, 3]

@@ -1,0 +1,156 @@
+"""Confidence of masks: scripted masks and pointers in, probabilities out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sam3_node.perception.checkpoint import pack_state, unpack_state
+from sam3_node.settings import TrackerSettings
+from sam3_node.tracking.calibration import SURE, WEIGHTS
+from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator
+
+SIDE, CHANNELS = 64, 8
+RADIUS = 4.0
+RNG = np.random.default_rng(3)
+POINTERS = RNG.normal(size=(4, CHANNELS)).astype(np.float32)
+
+
+def disc(x: float, y: float, radius: float = RADIUS) -> np.ndarray:
+    """Logits of a disc, sharp at its edge."""
+    rows, columns = np.mgrid[:SIDE, :SIDE] + 0.5
+    return np.clip(4 * (radius - np.hypot(columns - x, rows - y)), -9, 9).astype(np.float32)
+
+
+class Scene:
+    """An estimator and its objects, stepped together."""
+
+    def __init__(self) -> None:
+        self.estimator = ConfidenceEstimator(4, SIDE, CHANNELS)
+
+    def step(
+        self, *logits: np.ndarray, score: float = 0.93, visible: bool = True, pointers: np.ndarray = POINTERS
+    ) -> list[float]:
+        count = len(logits)
+        presence = np.full(count, 6.0 if visible else -6.0, np.float32)
+        ids = list(range(1, count + 1))
+        return self.estimator.observe(
+            ids, np.stack(logits), [score] * count, [visible] * count, presence, pointers[:count]
+        )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_steady_mask_is_sure(scene):
+    assert min(scene.step(disc(20 + 0.5 * n, 30))[0] for n in range(60)) >= SURE
+
+
+def test_a_mask_that_moves_fast_and_steadily_is_sure(scene):
+    assert min(scene.step(disc(8 + 3 * n, 30))[0] for n in range(16)) >= SURE
+
+
+def test_a_mask_that_grows_slowly_is_sure(scene):
+    """The object comes closer: its area becomes nine times as large in 75 frames."""
+    assert min(scene.step(disc(30, 30, RADIUS * 3 ** (n / 75)))[0] for n in range(75)) >= SURE
+
+
+def test_a_jump_to_a_larger_object_is_doubtful_while_it_lasts(scene):
+    """A ball's mask jumps onto the player beside it, of seven times its area, and the decoder stays certain."""
+    for n in range(13):
+        scene.step(disc(20 + 0.2 * n, 30))
+    jumped = [scene.step(disc(28 + 0.05 * n, 32, 2.6 * RADIUS))[0] for n in range(215)]
+    assert max(jumped) < SURE
+    back = [scene.step(disc(30 + 0.05 * n, 30))[0] for n in range(30)]
+    assert min(back[15:]) >= SURE
+
+
+def test_a_jump_to_an_object_of_the_same_size_is_doubtful_while_it_lasts(scene):
+    for n in range(13):
+        scene.step(disc(15 + 0.2 * n, 30))
+    jumped = [scene.step(disc(45 + 0.02 * n, 34), pointers=POINTERS[1:])[0] for n in range(100)]
+    assert max(jumped) < SURE
+    back = [scene.step(disc(18 + 0.02 * n, 30))[0] for n in range(30)]
+    assert min(back[15:]) >= SURE
+
+
+def test_a_correction_ends_the_doubt(scene):
+    for _ in range(13):
+        scene.step(disc(20, 30))
+    for _ in range(20):
+        assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] < SURE
+    scene.estimator.start(1, disc(28, 32, 2.6 * RADIUS))
+    assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] >= SURE
+
+
+def test_an_occlusion_has_no_confidence_and_leaves_the_history(scene):
+    for _ in range(13):
+        scene.step(disc(20, 30))
+    assert {scene.step(disc(20, 30) - 30, score=0.01, visible=False)[0] for _ in range(30)} == {0.0}
+    assert min([scene.step(disc(22, 31))[0] for _ in range(10)][3:]) >= SURE
+
+
+def test_low_scores_and_blurred_masks_are_doubtful(scene):
+    scene.step(disc(20, 30))
+    blurred = 0.1 * disc(20, 30, 2)
+    assert [scene.step(blurred, score=0.2)[0] for _ in range(20)][-1] < SURE
+
+
+def test_objects_share_nothing_but_their_overlap(scene):
+    alone = Scene()
+    for n in range(20):
+        (expected,) = alone.step(disc(15 + n, 20))
+        assert scene.step(disc(15 + n, 20), disc(40, 50), disc(20, 55))[0] == expected
+    assert scene.step(disc(34, 20), disc(35, 20, 6), disc(20, 55))[0] < alone.step(disc(34, 20))[0]
+
+
+def test_an_id_that_is_removed_leaves_its_row_without_history(scene):
+    for _ in range(13):
+        scene.step(disc(20, 30))
+    scene.estimator.remove(1)
+    assert scene.step(disc(50, 10, 9))[0] == Scene().step(disc(50, 10, 9))[0]
+
+
+def test_what_is_saved_goes_on_bit_for_bit(scene):
+    frames = [(disc(20 + n, 30), disc(40, 20 + n)) for n in range(30)]
+    for frame in frames[:10]:
+        scene.step(*frame)
+    saved = pack_state(scene.estimator.state())
+    expected = [scene.step(*frame) for frame in frames[10:]]
+    other = Scene()
+    other.step(disc(1, 1), disc(2, 2), disc(3, 3))
+    other.estimator.restore(unpack_state(saved))
+    assert [other.step(*frame) for frame in frames[10:]] == expected
+
+
+def test_values_that_are_no_numbers_harm_only_their_frame(scene):
+    scene.step(disc(20, 30))
+    assert scene.step(np.full((SIDE, SIDE), np.nan, np.float32), score=0.0) == [0.0]
+    assert 0 <= scene.step(disc(20, 30), pointers=np.full_like(POINTERS, np.nan))[0] <= 1
+    assert scene.step(disc(20, 30))[0] >= SURE
+
+
+@pytest.mark.parametrize("side", [64, 256, 288])
+def test_finer_logits_give_about_the_same_confidence(side):
+    estimator = ConfidenceEstimator(1, side, CHANNELS)
+    scale = side // SIDE if side % SIDE == 0 else side / SIDE
+    scene = Scene()
+    for n in range(20):
+        rows, columns = (np.mgrid[:side, :side] + 0.5) / scale
+        fine = np.clip(4 * (RADIUS - np.hypot(columns - 20 - n, rows - 30)), -9, 9).astype(np.float32)
+        (found,) = estimator.observe(
+            [1], fine[None], [0.93], [True], np.full(1, 6.0, np.float32), POINTERS[:1]
+        )
+        assert found == pytest.approx(scene.step(disc(20 + n, 30))[0], abs=0.03)
+
+
+def test_more_evidence_never_lowers_the_confidence():
+    assert set(WEIGHTS) <= set(FEATURES)
+    for name, weight in WEIGHTS.items():
+        assert weight < 0 if name in (*DEPARTURES, "overlap") else weight > 0
+
+
+def test_the_default_threshold_is_the_calibrated_one():
+    assert TrackerSettings().min_confidence == SURE

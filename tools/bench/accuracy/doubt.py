@@ -1,0 +1,133 @@
+"""Measure the confidence of masks: reliability, risk at a coverage and AUROC, on clips with true or pseudo-true masks.
+
+    python -m tools.bench.accuracy.doubt                                  DAVIS in ../shared, and clips already labelled
+    python -m tools.bench.accuracy.doubt --set NAME=FOLDER --set NAME=FOLDER
+
+A set is a folder of clips in DAVIS' layout: rendered ones that the fit has not seen (`python -m tools.scenes --split
+val --clips 14 --frames 80 --seed 931 --scenario free=3,occlusion=3,leave=2,lookalike=3 -o out/scenes/doubt`), or real
+video with pseudo-masks (`python -m tools.doubt.pseudo VIDEOS --stride 6 --frames 40 --objects 3 -o out/doubt-report`).
+Each object is prompted by its mask on its first frame. A mask is wrong if its IoU with the truth is below 0.5. Frames
+on which no mask is published do not count. The tracks are recorded once; remove the folder of records to track again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sam3_node.errors import Sam3NodeError
+from sam3_node.models import load_tracker
+from sam3_node.settings import TrackerSettings
+from tools.bench.common import ROOT, SHARED, Figures, make_parser
+from tools.doubt.measure import Bin, auroc, calibration_error, reliability, risk_at, risk_coverage
+from tools.doubt.play import Played, play
+from tools.doubt.record import record_folder
+
+SETS = {
+    "rendered, unseen": ROOT / "out/scenes/doubt",
+    "DAVIS": SHARED / "data/davis",
+    "real video, pseudo-masks": ROOT / "out/doubt-report",
+}
+COVERAGES = (0.5, 0.65, 0.8)
+EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+MAX_RISK, MIN_AUROC = "5", "0.95"
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=FOLDER", help="clips to measure on"
+    )
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument(
+        "--records", type=Path, default=ROOT / "out/doubt-records", help="folder of the records"
+    )
+    parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
+    parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
+    return parser.parse_args()
+
+
+def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Played]:
+    """Record the clips that have no records yet, and play all of them."""
+    model = load_tracker(args.model)
+    return {
+        name: play(record_folder(folder, model, args.records / name.replace(" ", "-"), ["mask"], args.clips))
+        for name, folder in sets.items()
+    }
+
+
+def report(name: str, played: Played, figures: Figures) -> str:
+    """Keep the figures of a set, and return its measures and its calibration table as text."""
+    confidence, right = played.confidence, played.right
+    sure = confidence >= TrackerSettings().min_confidence
+    figures.add(f"masks with IoU below 0.5, {name} ({len(right)} masks)", 100 * float((~right).mean()), "%")
+    figures.add(f"AUROC by confidence, {name}", auroc(confidence, right), "AUROC", target=MIN_AUROC)
+    figures.add(f"AUROC by score alone, {name}", auroc(played.score, right), "AUROC")
+    for coverage in COVERAGES:
+        percent = f"{100 * coverage:.0f} %"
+        target = MAX_RISK if coverage == 0.65 else ""
+        risk = 100 * risk_at(confidence, right, coverage)
+        figures.add(f"wrong at {percent} coverage by confidence, {name}", risk, "%", target=target)
+        risk = 100 * risk_at(played.score, right, coverage)
+        figures.add(f"wrong at {percent} coverage by score alone, {name}", risk, "%")
+    figures.add(f"masks that are not doubtful, {name}", 100 * float(sure.mean()), "%")
+    if sure.any():
+        figures.add(f"wrong among those, {name}", 100 * float((~right[sure]).mean()), "%", target=MAX_RISK)
+    bins = reliability(confidence, right, EDGES)
+    figures.add(f"expected calibration error, {name}", calibration_error(bins), "probability")
+    for one in bins:
+        what = f"right at confidence {one.low:g} to {one.high:g} (mean {one.confidence:.2f}, {one.masks} masks), {name}"
+        figures.add(what, 100 * one.right, "%")
+    return f"{name}: AUROC {auroc(confidence, right):.3f}\n{table(bins)}"
+
+
+def table(bins: list[Bin]) -> str:
+    """Return the calibration table."""
+    lines = ["  confidence      masks   mean  right"]
+    lines += [
+        f"  {b.low:4.2f} to {b.high:4.2f}  {b.masks:7d}   {b.confidence:.2f}   {b.right:.2f}" for b in bins
+    ]
+    return "\n".join(lines)
+
+
+def draw(played: dict[str, Played], path: Path) -> None:
+    """Draw the risk-coverage curve of each set, by confidence and by score alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(played), figsize=(3.6 * len(played), 3), sharey=True, squeeze=False)
+    for axis, (name, one) in zip(axes[0], played.items(), strict=True):
+        for label, values, style in (("confidence", one.confidence, "-"), ("score alone", one.score, "--")):
+            coverage, risk = risk_coverage(values, one.right)
+            axis.plot(100 * coverage, 100 * risk, style, label=label)
+        axis.plot([65], [5], "k+", markersize=12)
+        axis.set(title=name, xlabel="coverage, % of masks", xlim=(0, 100), ylim=(0, 30))
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("wrong masks, %")
+    axes[0][0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    args, figures = arguments(), Figures("accuracy.doubt")
+    chosen = {name: Path(folder) for name, _, folder in (item.partition("=") for item in args.set)}
+    sets = chosen or {name: folder for name, folder in SETS.items() if folder.is_dir()}
+    if not sets:
+        raise SystemExit("error: expected clips to measure on, found none; give --set NAME=FOLDER")
+    try:
+        played = measure_all(sets, args)
+    except Sam3NodeError as error:
+        raise SystemExit(f"error: {error}") from error
+    print("\n\n".join(report(name, one, figures) for name, one in played.items()))
+    if args.picture:
+        draw(played, args.picture)
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
