@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cv2
 
+from ..calibration import Calibration, load_calibration
 from ..errors import CameraError, WireError
 from ..geometry import scale_intrinsics
 from ..settings import CameraSettings, Settings
@@ -17,7 +18,6 @@ from ..transport.channels import FramePublisher
 from ..types import Buffer, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
-from .calibration import Calibration, load_calibration
 
 SOURCES = "scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cameras.calibration import Calibration, load_calibration
+from sam3_node.calibration import Calibration, load_calibration
 from sam3_node.errors import SettingsError
 from tests.support.paths import ROOT
 
