@@ -7,6 +7,7 @@ chessboard is its first inner corner; that of the others is the top-left corner 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -150,6 +151,14 @@ class Board:
         if corners is None or len(corners.ids) < MIN_CORNERS or _are_collinear(self.points[corners.ids]):
             return None
         return corners
+
+    def markers(self) -> Iterator[tuple[Array, npt.NDArray[np.bool_]]]:
+        """Yield the corners [4, 3] in metres of each marker, and its cells [k, k], True where they are black."""
+        cells = int(self._dictionary.markerSize) + 2
+        tags = zip(self._aruco.getIds().ravel(), self._aruco.getObjPoints(), strict=True)
+        for identifier, corners in tags:
+            image = cv2.aruco.generateImageMarker(self._dictionary, int(identifier), cells)
+            yield np.asarray(corners, np.float64).reshape(4, 3), image < 128
 
     def detect_marker_ids(self, grey: GreyImage) -> list[int]:
         """Return the ids of all markers of the board's dictionary in an image."""

@@ -2,6 +2,7 @@
 
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control import ControlClient, ControlServer, Peer, poll
+from .poses import PosePublisher, PoseSubscriber
 from .tap import ReceivedMessage, StreamTap
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "MaskPublisher",
     "MaskSubscriber",
     "Peer",
+    "PosePublisher",
+    "PoseSubscriber",
     "ReceivedFrame",
     "ReceivedMessage",
     "StreamTap",

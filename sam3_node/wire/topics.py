@@ -1,4 +1,4 @@
-"""Topics of messages: `<kind>/<camera>` is the first part of each frame and masks message."""
+"""Topics of messages: `<kind>/<name>` is the first part of each frame, masks and pose message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import WireError
 from ..types import Buffer
 from .codec import Fields, describe
 
-_CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def frame_topic(camera: str) -> bytes:
@@ -22,11 +22,16 @@ def masks_topic(camera: str) -> bytes:
 
 
 def _make_topic(kind: str, camera: str) -> bytes:
-    if not _CAMERA.fullmatch(camera):
+    return f"{kind}/{check_name(camera, 'camera')}".encode()
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name of a camera or a frame. Raises WireError unless it may be part of a topic."""
+    if not _NAME.fullmatch(name):
         raise WireError(
-            f"expected a camera name of 1 to 64 letters, digits, '_', '.' or '-', found {describe(camera)}"
+            f"expected a {what} name of 1 to 64 letters, digits, '_', '.' or '-', found {describe(name)}"
         )
-    return f"{kind}/{camera}".encode()
+    return name
 
 
 def read_camera(fields: Fields, topic: Buffer) -> str:
