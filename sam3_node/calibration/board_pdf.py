@@ -84,7 +84,7 @@ def _draw_markers(board: Board) -> Iterator[Rectangle]:
                 yield left + start * side, top + row * side, length * side, side
 
 
-def _find_runs(values: np.ndarray) -> Iterator[tuple[int, int]]:  # type: ignore[type-arg]
+def _find_runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield start and length of each run of black cells, so that no hairline separates neighbours."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], values, [0]]).astype(int)))
     for start, end in zip(edges[::2], edges[1::2], strict=True):
@@ -136,7 +136,7 @@ def make_pdf(content: str, width_mm: float, height_mm: float) -> bytes:
     return data + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, start)
 
 
-def rasterise(board: Board, pixels_per_mm: float, border_mm: float = 10.0) -> np.ndarray:  # type: ignore[type-arg]
+def rasterise(board: Board, pixels_per_mm: float, border_mm: float = 10.0) -> np.ndarray:
     """Draw the pattern as a grey image with a white border, to show on a screen or to render views of it."""
     width, height = (round((side * 1e3 + 2 * border_mm) * pixels_per_mm) for side in board.size_m)
     image = np.full((height, width), 255, np.uint8)

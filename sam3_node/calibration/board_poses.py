@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import CalibrationError
 from ..geometry import Array, rigid
@@ -31,8 +32,8 @@ def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
 def locate_board(view: View, board: Board, intrinsics: Intrinsics) -> tuple[Array, Array, float]:
     """Return camera_from_board [4, 4], its covariance [6, 6] for a noise of 1 px, and the error of the corners in px.
 
-    The covariance is that of a motion (translation m, rotation vector rad) in the board's frame. The error is the standard
-    deviation of one coordinate. Raises CalibrationError if no pose follows.
+    The covariance is that of a motion (translation m, rotation vector rad) in the board's frame. The error is the
+    standard deviation of one coordinate. Raises CalibrationError if no pose follows.
     """
     solution = to_solution(intrinsics, board.points)
     try:
@@ -49,8 +50,8 @@ def locate_board(view: View, board: Board, intrinsics: Intrinsics) -> tuple[Arra
     return rigid(cv2.Rodrigues(pose[:3])[0], pose[3:]), covariance, max(sigma, _MIN_SIGMA_PX)
 
 
-def pose_covariance(ids: Array, pose: Array, solution: Solution) -> Array:
-    """Return the covariance [6, 6] of a pose [6] from corners with a noise of 1 px, as a motion in the board's frame."""
+def pose_covariance(ids: npt.NDArray[np.intp], pose: Array, solution: Solution) -> Array:
+    """Return the covariance [6, 6] of a pose [6], a motion in the board's frame, for corners with a noise of 1 px."""
     points = solution.points[ids]
     found = project_points(points, pose, solution.camera, solution.coeffs, solution.lens.model)
     by_point = (found.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import cv2
 import numpy as np
@@ -33,7 +33,8 @@ _FORMS = {
     "chessboard": re.compile(rf"(\d+)x(\d+):{_LENGTH}()()"),
     "apriltag": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}(?::(\w+))?"),
 }
-_DICTIONARIES = tuple(f"{bits}X{bits}_{count}" for bits in (4, 5, 6, 7) for count in (50, 100, 250, 1000)) + (
+_DICTIONARIES = (
+    *(f"{bits}X{bits}_{count}" for bits in (4, 5, 6, 7) for count in (50, 100, 250, 1000)),
     "ARUCO_ORIGINAL",
     "APRILTAG_16h5",
     "APRILTAG_25h9",
@@ -49,7 +50,7 @@ _SUBPIX_CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, 60, 1e-4)
 
 @dataclass(frozen=True, slots=True)
 class Corners:
-    """Corners of a board in one image: `ids` int [n] index `Board.points`, `pixels` float64 [n, 2] are their centres."""
+    """Corners of a board in one image: `ids` int [n] index `Board.points`, `pixels` are float64 [n, 2]."""
 
     ids: npt.NDArray[np.intp]
     pixels: Array
@@ -82,8 +83,13 @@ class Board:
         elif kind == "charuco":
             dictionary = dictionary.upper()
         return cls(
-            kind, int(columns), int(rows), float(pitch) / 1e3, float(second or 0) / 1e3, dictionary or ""
-        )  # type: ignore[arg-type]
+            cast(BoardKind, kind),
+            int(columns),
+            int(rows),
+            float(pitch) / 1e3,
+            float(second or 0) / 1e3,
+            dictionary or "",
+        )
 
     def __post_init__(self) -> None:
         if self.kind != "chessboard" and self.dictionary not in _DICTIONARIES:
@@ -218,8 +224,8 @@ class Board:
         spacing = min(np.linalg.norm(np.diff(grid, axis=axis), axis=2).min() for axis in (0, 1))
         window = int(np.clip(_WINDOW_SHARE * spacing, 2, _MAX_WINDOW_PX))
         fine = cv2.cornerSubPix(grey, grid.reshape(-1, 1, 2), (window, window), (-1, -1), _SUBPIX_CRITERIA)
-        grid = np.asarray(fine, np.float64).reshape(self.rows, self.columns, 2)
-        pixels = _orient(grid, grey, self.has_unique_pose).reshape(-1, 2)
+        refined = np.asarray(fine, np.float64).reshape(self.rows, self.columns, 2)
+        pixels = _orient(refined, grey, self.has_unique_pose).reshape(-1, 2)
         return Corners(np.arange(len(pixels)), pixels)
 
 
@@ -242,7 +248,8 @@ def _orient(grid: Array, grey: GreyImage, unique: bool) -> Array:
 
 
 def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
-    """Return the reason why a board is not found in an image that shows another one, or None if nothing is recognised.
+    """Return the reason why a board is not found in an image that shows another one, or None if nothing is
+    recognised.
 
     It recognises mirrored boards, markers of other dictionaries, and chessboards of another size.
     """
@@ -267,5 +274,5 @@ def _explain_chessboard(board: Board, grey: GreyImage) -> str | None:
     for delta_columns, delta_rows in ((1, 1), (-1, -1), (0, 1), (1, 0), (0, -1), (-1, 0)):
         size = (board.columns + delta_columns, board.rows + delta_rows)
         if min(size) >= 3 and cv2.findChessboardCorners(grey, size, flags=cv2.CALIB_CB_FAST_CHECK)[0]:
-            return f"expected {board.columns}x{board.rows} inner corners, found {size[0]}x{size[1]}; count inner corners"
+            return f"expected {board.columns}x{board.rows} inner corners, found {size[0]}x{size[1]}; correct them"
     return None

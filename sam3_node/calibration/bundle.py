@@ -52,8 +52,8 @@ class Lens:
 class Solution:
     """Fitted camera: `camera` is fx, fy, cx, cy; `points` [p, 3] are the corners on the board as it really is.
 
-    `poses` [v, 6] are rotation vectors and translations, camera from board. `sigma_px` is the noise of one coordinate.
-    `covariance` is that of camera and active coefficients.
+    `poses` [v, 6] are rotation vectors and translations, camera from board. `sigma_px` is the noise of one
+    coordinate. `covariance` is that of camera and active coefficients.
     """
 
     lens: Lens
@@ -129,7 +129,10 @@ def adjust(
     solution = problem.unpack(parameters, start)
     if fixed_camera:
         return replace(solution, sigma_px=sigma, covariance=None)
-    covariance = np.linalg.inv(normal)[: problem.camera_count, : problem.camera_count] * sigma**2
+    covariance = (
+        np.asarray(np.linalg.inv(normal), np.float64)[: problem.camera_count, : problem.camera_count]
+        * sigma**2
+    )
     return replace(solution, sigma_px=sigma, covariance=covariance)
 
 
@@ -150,10 +153,8 @@ class _Problem:
 
     def pack(self, solution: Solution) -> Array:
         camera = [] if self._fixed else [*solution.camera, *solution.coeffs[list(self.lens.active)]]
-        offsets = (solution.points - self._printed).ravel() if self._shape_count else []
-        return np.concatenate([np.asarray(camera), np.asarray(offsets), solution.poses.ravel()]).astype(
-            np.float64
-        )
+        offsets = (solution.points - self._printed).ravel() if self._shape_count else np.zeros(0)
+        return np.concatenate([np.asarray(camera, np.float64), offsets, solution.poses.ravel()])
 
     def unpack(self, parameters: Array, start: Solution) -> Solution:
         camera, coeffs = start.camera, np.zeros(self.lens.count)
@@ -213,16 +214,16 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
     damping, sigma = 1e-4, 1.0
     residuals, jacobian, prior = problem.evaluate(parameters, sigma)
     sigma = _estimate_sigma(residuals, robust, problem.size)
-    normal = np.eye(problem.size)
+    normal: Array = np.eye(problem.size)
     for _ in range(_MAX_ITERATIONS):
         residuals, jacobian, prior = problem.evaluate(parameters, sigma)
         weights = _weigh(residuals, sigma) if robust else np.ones_like(residuals)
-        normal = jacobian.T @ (weights[:, None] * jacobian) + np.diag(prior[:, 1])
+        normal = np.asarray(jacobian.T @ (weights[:, None] * jacobian), np.float64) + np.diag(prior[:, 1])
         gradient = jacobian.T @ (weights * residuals) + prior[:, 0]
         cost = _compute_cost(problem, parameters, residuals, weights, sigma)
-        step, moved = np.zeros_like(parameters), False
+        moved = False
         while damping < 1e10:
-            step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+            step = np.asarray(-np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient), np.float64)
             trial = problem.evaluate(parameters + step, sigma)[0]
             if _compute_cost(problem, parameters + step, trial, weights, sigma) < cost:
                 moved = True

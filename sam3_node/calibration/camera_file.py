@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..errors import OutputError, SettingsError
-from ..geometry import Array, compose, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
 from ..files import write_atomically
+from ..geometry import Array, compose, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
 from ..settings import Section, read_toml
 from ..types import Intrinsics
 
@@ -55,9 +55,9 @@ class Measured(_Finite):
     """Board in the text form of `sam3-node calibrate`."""
     views: int = Field(ge=0)
     """Number of views that took part."""
-    rejected: dict[str, str] = {}
+    rejected: dict[str, str] = Field(default_factory=dict)
     """Names of the views that were left out, with the reason of each."""
-    inputs: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = {}
+    inputs: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
     """Names of the input files, with the SHA-256 of each."""
 
 

@@ -1,8 +1,8 @@
 """OpenCV's methods of hand-eye calibration, and a start for the joint refinement that outliers do not spoil.
 
 All solve A X B = Y over views: A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera
-beside the robot, B is camera_from_board, X is the pose of the camera in its parent's frame, and Y that of the board in the
-other frame.
+beside the robot, B is camera_from_board, X is the pose of the camera in its parent's frame, and Y that of the board
+in the other frame.
 """
 
 from __future__ import annotations

@@ -40,14 +40,16 @@ def measure_coverage(views: Sequence[View], size: tuple[int, int]) -> npt.NDArra
     return counts
 
 
-def _cells(pixels: Array, size: tuple[int, int], grid: tuple[int, int]) -> tuple[Array, Array]:
+def _cells(
+    pixels: Array, size: tuple[int, int], grid: tuple[int, int]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     places = (pixels + 0.5) / (size[1], size[0]) * (grid[1], grid[0])
-    columns, rows = np.clip(places.astype(int), 0, (grid[1] - 1, grid[0] - 1)).T
+    columns, rows = np.clip(places.astype(np.intp), 0, (grid[1] - 1, grid[0] - 1)).T
     return rows, columns
 
 
 def outline(view: View, board: Board, size: tuple[int, int]) -> Array | None:
-    """Return the outer corners [4, 2] of the board's pattern in a view, as shares of the width; None if undetermined."""
+    """Return the outer corners [4, 2] of the board in a view, as shares of the width; None if undetermined."""
     homography = _fit_homography(view, board)
     if homography is None:
         return None
@@ -114,6 +116,14 @@ def _find_normal(view: View, board: Board, size: tuple[int, int]) -> Array | Non
     return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if found else None
 
 
+def _see_regions(views: Sequence[View], size: tuple[int, int]) -> npt.NDArray[np.bool_]:
+    """Return [5, 5] bool: True for each part of the image that holds a corner."""
+    seen = np.zeros((5, 5), np.bool_)
+    for view in views:
+        seen[_cells(view.pixels, size, (5, 5))] = True
+    return seen
+
+
 def describe_missing(views: Sequence[View], board: Board, size: tuple[int, int]) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
@@ -122,15 +132,10 @@ def describe_missing(views: Sequence[View], board: Board, size: tuple[int, int])
     for axis, sign, text in _TILTS:
         if not any(-sign * normal[axis] > sine for normal in normals):
             missing.append(f"a view with {text}, by 20 to 45 degrees")
-    rows, columns = (
-        np.concatenate([_cells(view.pixels, size, (3, 3))[axis] for view in views])
-        if views
-        else np.zeros(0, int)
-        for axis in (0, 1)
-    )
+    seen = _see_regions(views, size)
     for row, names in enumerate(_REGION_NAMES):
         for column, name in enumerate(names):
-            if not np.any((rows == row) & (columns == column)):
+            if not seen[2 * row, 2 * column]:
                 missing.append(f"a view with the board at the {name} of the image")
     widths = [np.ptp(corners[:, 0]) for view in views if (corners := outline(view, board, size)) is not None]
     if not any(width > _NEAR for width in widths):

@@ -1,13 +1,15 @@
 """Hand-eye calibration: the pose of a camera on the gripper, or beside the robot, with its error.
 
 Each view pairs the pose of the gripper, as the robot reports it, with the pose of a board in the camera. The board is
-fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the gripper for a fixed camera (eye_to_hand).
+fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the gripper for a fixed camera
+(eye_to_hand).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -48,8 +50,8 @@ _DEFAULT_COVARIANCE = np.zeros((6, 6))
 class HandEyeView:
     """One view: base_from_gripper and camera_from_board [4, 4], in metres.
 
-    `covariance` [6, 6] is that of camera_from_board as a motion (translation, rotation vector) in the board's frame, such
-    as `board_poses.locate_board` gives; None if it is not known.
+    `covariance` [6, 6] is that of camera_from_board as a motion (translation, rotation vector) in the board's frame,
+    such as `board_poses.locate_board` gives; None if it is not known.
     """
 
     name: str
@@ -78,10 +80,10 @@ class LeaveOneOut:
 class HandEyeResult:
     """The pose `parent_from_camera` [4, 4]: the parent is the gripper (eye_in_hand) or the base (eye_to_hand).
 
-    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] is that of a motion (translation m,
-    rotation vector rad) in the camera's frame, and `position_95_m`, `rotation_95_rad` are the radii that its length stays
-    below with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m, rad). `scale` is the share
-    by which the board seems larger than described, and its standard deviation.
+    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] is that of a motion
+    (translation m, rotation vector rad) in the camera's frame, and `position_95_m`, `rotation_95_rad` are the radii
+    that its length stays below with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
+    rad). `scale` is the share by which the board seems larger than described, and its standard deviation.
     """
 
     mounting: Mounting
@@ -107,9 +109,9 @@ def calibrate_hand_eye(
 ) -> HandEyeResult:
     """Estimate the pose of the camera from all views jointly; views that disagree are left out by name.
 
-    Errors are measured at `board_centre_m`, in the frame of the board. With `scaled`, the covariances of the views are
-    known but for a factor. Raises CalibrationError for too few views, degenerate motion, repeated poses, and poses that
-    do not fit the board, with the reason.
+    Errors are measured at `board_centre_m`, in the frame of the board. With `scaled`, the covariances of the views
+    are known but for a factor. Raises CalibrationError for too few views, degenerate motion, repeated poses, and
+    poses that do not fit the board, with the reason.
     """
     _check_motion(views, mounting)
     observations = observe(views, mounting, board_centre_m, scaled)
@@ -244,20 +246,21 @@ def _check_motion(views: Sequence[HandEyeView], mounting: Mounting) -> None:
     first, second, _ = measure_rotations(poses)
     if first < _MIN_ANGLE:
         raise CalibrationError(
-            f"the gripper turned by only {np.degrees(first):.1f} degrees between views: from translation alone the camera's "
-            "pose does not follow; turn the gripper by 20 degrees and more about at least two axes"
+            f"the gripper turned by only {np.degrees(first):.1f} degrees between views: from translation alone the "
+            "camera's pose does not follow; turn the gripper by 20 degrees and more about at least two axes"
         )
     if second < _MIN_ANGLE:
         raise CalibrationError(
-            f"the gripper turned about one axis only ({np.degrees(first):.0f} degrees about it, {np.degrees(second):.1f} about "
-            f"any other): the camera's position along this axis does not follow; turn it about a second axis"
+            f"the gripper turned about one axis only ({np.degrees(first):.0f} degrees about it, "
+            f"{np.degrees(second):.1f} about any other): the camera's position along this axis "
+            "does not follow; turn it about a second axis"
         )
 
 
 def _check_repeats(views: Sequence[HandEyeView]) -> None:
     """Refuse poses of the robot that stand still while the board moves in the camera."""
     stale = []
-    for before, after in zip(views, views[1:], strict=False):
+    for before, after in pairwise(views):
         robot = _distance(before.base_from_gripper, after.base_from_gripper)
         board = _distance(before.camera_from_board, after.camera_from_board)
         if robot[0] < _SAME_M and robot[1] < _SAME_RAD and (board[0] > _MOVED_M or board[1] > _MOVED_RAD):
@@ -311,7 +314,7 @@ def _explain_disagreement(observations: Observations, mounting: Mounting, score:
             continue
         if 4 * float(np.median(score_errors(measure_errors(guess.a, guess.b, x, y)))) < score:
             return advice
-    return "check that each pose belongs to its image, that the robot stood still, and that nothing was moved in between"
+    return "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
 
 
 def _reorder_quaternions(observations: Observations) -> Array:
@@ -331,6 +334,6 @@ def _check_scale(scale: tuple[float, float]) -> None:
     share, deviation = scale
     if abs(share) > max(_MAX_SCALE, _SCALE_SIGMAS * deviation):
         raise CalibrationError(
-            f"the robot's motion says that the board is {100 * abs(share):.1f} % {'larger' if share > 0 else 'smaller'} than "
+            f"by the robot's motion the board is {100 * abs(share):.1f} % {'larger' if share > 0 else 'smaller'} than "
             "described: measure its squares, and correct the board (a printer may have scaled it)"
         )

@@ -51,9 +51,10 @@ class Rejected:
 class IntrinsicsResult:
     """Intrinsics of a camera with images of `size` (height, width), and how well the views agree with them.
 
-    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected pixels.
-    `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations of fx, fy, cx
-    and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its largest offset.
+    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected
+    pixels. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
+    of fx, fy, cx and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its
+    largest offset.
     """
 
     size: tuple[int, int]

@@ -1,8 +1,8 @@
 """Poses of the robot: a file of them, and a track that is interpolated at the time of an image.
 
-A pose file is JSON, TOML or CSV; docs/calibration.md describes all three. Poses are base_from_gripper: position in metres
-(or the unit that the file names) and a unit quaternion x, y, z, w, or a 4x4 matrix. Each pose names its image or has a
-stamp, or brings the pose of the board in the camera.
+A pose file is JSON, TOML or CSV; docs/calibration.md describes all three. Poses are base_from_gripper: position in
+metres (or the unit that the file names) and a unit quaternion x, y, z, w, or a 4x4 matrix. Each pose names its image
+or has a stamp, or brings the pose of the board in the camera.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import CalibrationError
-from ..geometry import Array, invert, rigid, rotation_from_quaternion, rotation_from_vector, vector_from_rotation
+from ..geometry import (
+    Array,
+    invert,
+    rigid,
+    rotation_from_quaternion,
+    rotation_from_vector,
+    vector_from_rotation,
+)
 from ..types import FramePose
 
 MAX_FILE_BYTES = 64 << 20
@@ -57,7 +64,9 @@ class _Entry(BaseModel):
             return rigid(rotation_from_quaternion(self.quaternion_xyzw), np.array(self.position) * scale)
         matrix = np.array(self.matrix, np.float64)
         rotation = matrix[:3, :3]
-        if np.abs(rotation @ rotation.T - np.eye(3)).max() > _RIGID_TOLERANCE or not np.allclose(matrix[3], (0, 0, 0, 1)):
+        if np.abs(rotation @ rotation.T - np.eye(3)).max() > _RIGID_TOLERANCE or not np.allclose(
+            matrix[3], (0, 0, 0, 1)
+        ):
             raise ValueError("expected a rigid matrix: a rotation, a translation and the last row 0 0 0 1")
         if np.linalg.det(rotation) < 0:
             raise ValueError("expected a rotation, found a reflection: an axis of the frame is mirrored")
@@ -104,7 +113,9 @@ def read_poses(path: Path) -> list[RobotPose]:
             raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
         file = _File.model_validate(_read(path))
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CalibrationError(f"cannot read poses from {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise CalibrationError(
+            f"cannot read poses from {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
@@ -138,11 +149,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".csv":
         return _read_csv(text)
-    return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)  # type: ignore[no-any-return]
+    return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
 
 
 def _read_csv(text: str) -> Mapping[str, Any]:
-    """Read rows with the columns image, stamp_ns, and x y z qx qy qz qw or m00 to m33; x_mm y_mm z_mm are millimetres."""
+    """Read rows with image, stamp_ns, and x y z qx qy qz qw or m00 to m33; x_mm y_mm z_mm are millimetres."""
     rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
     columns = set(rows[0]) if rows else set()
     unit = "mm" if {"x_mm", "y_mm", "z_mm"} <= columns else "m"
@@ -189,23 +200,29 @@ class PoseTrack:
     def at(self, stamp_ns: int, max_gap_ns: int) -> Array:
         """Return the pose [4, 4] at a time, between two poses at most `max_gap_ns` apart.
 
-        Positions are interpolated linearly, orientations at constant angular velocity. Raises CalibrationError for a time
-        outside the track or inside a longer gap, with the distance to the nearest pose.
+        Positions are interpolated linearly, orientations at constant angular velocity. Raises CalibrationError for a
+        time outside the track or inside a longer gap, with the distance to the nearest pose.
         """
         after = bisect.bisect_left(self._stamps, stamp_ns)
         if after < len(self._stamps) and self._stamps[after] == stamp_ns:
             return self._poses[after]
         if not 0 < after < len(self._stamps):
-            nearest = min((abs(stamp - stamp_ns) for stamp in (self._stamps[:1] + self._stamps[-1:])), default=None)
+            nearest = min(
+                (abs(stamp - stamp_ns) for stamp in (self._stamps[:1] + self._stamps[-1:])), default=None
+            )
             found = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
-            raise CalibrationError(f"stale pose: expected robot poses before and after the image, found {found}")
+            raise CalibrationError(
+                f"stale pose: expected robot poses before and after the image, found {found}"
+            )
         before_ns, after_ns = self._stamps[after - 1], self._stamps[after]
         if after_ns - before_ns > max_gap_ns:
             raise CalibrationError(
                 f"stale pose: expected robot poses at most {max_gap_ns / 1e6:.0f} ms apart, found a gap of "
                 f"{(after_ns - before_ns) / 1e6:.0f} ms at the time of the image"
             )
-        return interpolate(self._poses[after - 1], self._poses[after], (stamp_ns - before_ns) / (after_ns - before_ns))
+        return interpolate(
+            self._poses[after - 1], self._poses[after], (stamp_ns - before_ns) / (after_ns - before_ns)
+        )
 
 
 def interpolate(first: Array, second: Array, share: float) -> Array:

@@ -1,16 +1,19 @@
-"""Joint refinement of hand-eye and board pose over all views, with the noise of robot and camera estimated beside them.
+"""Joint refinement of hand-eye and board pose over all views, with the noise of robot and camera estimated beside
+them.
 
-The error of a view is E = Y^-1 A X B, see `closed_form`. Its covariance is the sum of the camera's part, which the corners
-of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in metres and
-radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R. Thompson,
-Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
+The error of a view is E = Y^-1 A X B, see `closed_form`. Its covariance is the sum of the camera's part, which the
+corners of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in
+metres and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R.
+Thompson, Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import least_squares, minimize
 from scipy.stats import chi2
 
@@ -39,14 +42,15 @@ class Observations:
     left: bool
     scaled: bool = False
 
-    def select(self, kept: Array) -> Observations:
+    def select(self, kept: npt.NDArray[Any]) -> Observations:
         """Return the observations of some views."""
         return replace(self, a=self.a[kept], b=self.b[kept], covariances=self.covariances[kept])
 
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance [12, 12] of X and Y.
+    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance [12, 12] of X and
+    Y.
 
     Covariances are of motions on the right, see `rigid_motion`. `degrees` are the degrees of freedom behind them.
     """
@@ -71,7 +75,9 @@ def refine(
     roots = _whiteners(observations, x, noise)
     jacobian = (roots @ jacobians(observations)).reshape(-1, 12)
     count = len(observations.a)
-    return Refined(x, y, noise, np.linalg.inv(jacobian.T @ jacobian), max(3 * count - 6, 3))
+    return Refined(
+        x, y, noise, np.asarray(np.linalg.inv(jacobian.T @ jacobian), np.float64), max(3 * count - 6, 3)
+    )
 
 
 def _minimise(
@@ -91,7 +97,8 @@ def covariances(observations: Observations, x: Array, noise: tuple[float, float,
     """Return the covariance [n, 6, 6] of each view's error."""
     spread = _noise_maps(observations, x)
     variances = np.repeat(np.square(noise[:2]), 3)
-    return (spread * variances) @ np.swapaxes(spread, 1, 2) + noise[2] ** 2 * observations.covariances
+    robot = (spread * variances) @ np.swapaxes(spread, 1, 2)
+    return np.asarray(robot + noise[2] ** 2 * observations.covariances, np.float64)
 
 
 def _noise_maps(observations: Observations, x: Array) -> Array:

@@ -1,7 +1,7 @@
 """Stacks of rigid transforms [n, 4, 4]: residuals, adjoints and means.
 
-A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right: T exp(xi), that
-is, in the frame of the child.
+A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right: T exp(xi),
+that is, in the frame of the child.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import Sam3NodeError
 from ..settings import load_settings, old_names, options
-from . import commands, engine, replay
+from . import calibrate, commands, engine, replay
 from .commands import AddCommand, Command
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_vocabulary_commands(parsers, add)
     _add_weights_commands(parsers, add)
     engine.add_engine_commands(parsers, add)
-    engine.add_calibrate_commands(parsers, add)
+    _add_calibrate_commands(parsers, add)
     replay.add_replay_command(parsers, add)
     return parser
 
@@ -257,6 +257,14 @@ def _add_weights_commands(parsers: Any, add: AddCommand) -> None:
         metavar="FOLDER",
         help="folder for config.json and the weights",
     )
+
+
+def _add_calibrate_commands(parsers: Any, add: AddCommand) -> None:
+    group = _add_command_group(
+        parsers, "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
+    )
+    calibrate.add_calibration_commands(group, add)
+    engine.add_fp8_command(group, add)
 
 
 def _add_prompt_options(parser: argparse.ArgumentParser, default_frame: str) -> None:

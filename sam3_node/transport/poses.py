@@ -37,9 +37,9 @@ class PosePublisher(Publisher):
 class PoseSubscriber(Listener):
     """A subscriber of poses: a thread collects all of them in the order of arrival, for `take`.
 
-    Poses are needed from before and after each image, so none is skipped: the newest MAX_POSES wait, of all frames or of
-    those in `frames`. It is a context manager. Raises TransportError for a malformed endpoint; the publisher may start
-    later.
+    Poses are needed from before and after each image, so none is skipped: the newest MAX_POSES wait, of all frames or
+    of those in `frames`. It is a context manager. Raises TransportError for a malformed endpoint; the publisher may
+    start later.
     """
 
     def __init__(self, endpoint: str, frames: Sequence[str] = ()) -> None:
