@@ -37,7 +37,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Lens:
-    """Which coefficients of a lens model are estimated: `active` are indices into OpenCV's coefficients."""
+    """Lens model, and the coefficients that are estimated: `active` are indices into OpenCV's coefficients."""
 
     model: LensModel
     active: tuple[int, ...]

@@ -19,7 +19,7 @@ MIN_VIEWS = 6
 """Minimum number of views for intrinsics, after bad ones are left out."""
 
 _FOLDS = 5
-_SIMPLER = 1.01  # a richer model must lower the held-out error by more than this factor
+_SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
 _FLAT = 1.05  # an estimated board shape must lower it by more than this one
 _MIN_SHAPE_VIEWS = 8
 _BAD_RATIO, _BAD_PX = (
@@ -31,10 +31,10 @@ _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
 _MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
 _LENSES: dict[str, tuple[Lens, ...]] = {
-    "pinhole": (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
+    "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
     "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
 }
-_RATIONAL = Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7))
+_ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
 
 Report = Callable[[str], None]
 
@@ -95,7 +95,7 @@ def calibrate_intrinsics(
 ) -> IntrinsicsResult:
     """Estimate the intrinsics from views of images of one `size` (height, width).
 
-    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 2, 4 or 5 by the
+    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the
     held-out error. `shape` estimates the board's shape, or not; None decides by the held-out error. Of more than
     `max_views` views those that differ most take part. Raises CalibrationError that names what is missing.
     """
@@ -133,7 +133,7 @@ def _choose_lenses(model: LensModel, coefficients: int) -> tuple[Lens, ...]:
     candidates = _LENSES[model]
     if not coefficients:
         return candidates
-    for lens in (*candidates, *([_RATIONAL] if model == "pinhole" else [])):
+    for lens in (*candidates, *(_ON_REQUEST if model == "pinhole" else ())):
         if len(lens.active) == coefficients:
             return (lens,)
     expected = "2, 4, 5 or 8" if model == "pinhole" else "4"

@@ -48,7 +48,7 @@ def add_calibration_commands(calibrate: Any, add: AddCommand) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses by held-out error [0]",
+        help="distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses 4 or 5 by held-out error [0]",
     )
     intrinsics.add_argument(
         "--shape",
