@@ -40,7 +40,7 @@ def locate_board(view: View, board: Board, intrinsics: Intrinsics) -> tuple[Arra
         start = replace(solution, poses=estimate_pose(view, solution)[None])
         found = adjust([view], start, printed=board.points, pitch_m=board.pitch_m, fixed_camera=True)
         covariance = pose_covariance(view.ids, found.poses[0], found)
-    except (cv2.error, np.linalg.LinAlgError) as error:
+    except (cv2.error, np.linalg.LinAlgError, CalibrationError) as error:
         raise CalibrationError(
             f"{view.name}: no pose of the board follows from its {len(view.ids)} corners"
         ) from error

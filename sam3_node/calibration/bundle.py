@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import CalibrationError
 from ..geometry import Array
 from ..types import Intrinsics
 
@@ -122,17 +123,20 @@ def adjust(
 
     `printed` [p, 3] are the board's corners as printed, `pitch_m` their distance. With `shape` the offsets of the
     corners are estimated. `robust` uses Huber weights. With `fixed_camera` only the poses change.
-    Raises numpy.linalg.LinAlgError if the views do not determine the parameters.
+    Raises CalibrationError if the views do not determine the parameters.
     """
     problem = _Problem(views, start, printed, pitch_m, shape, fixed_camera)
-    parameters, normal, sigma = _solve(problem, problem.pack(start), robust)
+    try:
+        parameters, normal, sigma = _solve(problem, problem.pack(start), robust)
+        inverse = np.asarray(np.linalg.inv(normal), np.float64)
+    except (np.linalg.LinAlgError, cv2.error) as error:
+        raise CalibrationError(
+            f"{len(views)} views do not determine the camera; add tilted views in all parts of the image"
+        ) from error
     solution = problem.unpack(parameters, start)
     if fixed_camera:
         return replace(solution, sigma_px=sigma, covariance=None)
-    covariance = (
-        np.asarray(np.linalg.inv(normal), np.float64)[: problem.camera_count, : problem.camera_count]
-        * sigma**2
-    )
+    covariance = inverse[: problem.camera_count, : problem.camera_count] * sigma**2
     return replace(solution, sigma_px=sigma, covariance=covariance)
 
 
@@ -175,6 +179,11 @@ class _Problem:
             poses=parameters[self.first_pose :].reshape(-1, 6),
         )
 
+    def compute_residuals(self, parameters: Array) -> Array:
+        """Return projected minus measured pixels [m] of all views."""
+        solution = self.unpack(parameters, self._start)
+        return -np.concatenate([part.ravel() for part in compute_residuals(solution, self.views)])
+
     def evaluate(self, parameters: Array, sigma: float) -> tuple[Array, Array, Array]:
         """Return residuals [m] of all views, their Jacobian [m, size], and the prior's (gradient, weight) [size, 2]."""
         solution = self.unpack(parameters, self._start)
@@ -212,8 +221,8 @@ class _Problem:
 def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, Array, float]:
     """Run Levenberg-Marquardt. Return the parameters, the matrix of the normal equations, and sigma in pixels."""
     damping, sigma = 1e-4, 1.0
-    residuals, jacobian, prior = problem.evaluate(parameters, sigma)
-    sigma = _estimate_sigma(residuals, robust, problem.size)
+    sigma = _estimate_sigma(problem.compute_residuals(parameters), robust, problem.size)
+    tolerance = 1e-3 if robust else 1e-5
     normal: Array = np.eye(problem.size)
     for _ in range(_MAX_ITERATIONS):
         residuals, jacobian, prior = problem.evaluate(parameters, sigma)
@@ -224,7 +233,7 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
         moved = False
         while damping < 1e10:
             step = np.asarray(-np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient), np.float64)
-            trial = problem.evaluate(parameters + step, sigma)[0]
+            trial = problem.compute_residuals(parameters + step)
             if _compute_cost(problem, parameters + step, trial, weights, sigma) < cost:
                 moved = True
                 break
@@ -234,7 +243,7 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
         parameters, damping = parameters + step, max(damping / 10, 1e-12)
         previous, sigma = sigma, _estimate_sigma(trial, robust, problem.size)
         scaled = np.abs(step) * np.sqrt(np.diag(normal))
-        if scaled.max() < 1e-5 * sigma and abs(sigma / previous - 1) < 1e-6:
+        if scaled.max() < tolerance * sigma and abs(sigma / previous - 1) < tolerance:
             break
     return parameters, normal, sigma
 

@@ -30,6 +30,7 @@ _OUTLIER_SIGMAS = 6.0
 _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
 _MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
+_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are left out
 _LENSES: dict[str, tuple[Lens, ...]] = {
     "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
     "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
@@ -103,9 +104,10 @@ def calibrate_intrinsics(
     chosen, repeated = choose_views(views, board, size, max_views)
     report(f"{len(chosen)} views take part, {repeated} are too like another one")
     _require_views(chosen, board, size, dropped)
-    start = guess_solution(chosen, board.points, size, model)
     lenses = _choose_lenses(model, coefficients)
-    kept, start = _drop_bad_views(chosen, replace(start, lens=lenses[-1]), board, False, dropped, gross=True)
+    start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
+    _check_guess(chosen, start, board)
+    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
     _require_views(kept, board, size, dropped)
     flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
     lens, _ = _choose_lens(kept, start, board, lenses, flat, report)
@@ -260,7 +262,7 @@ def _square_errors(view: View, solution: Solution) -> Array:
             pose = estimate_pose(part, solution)
             single = replace(solution, poses=pose[None])
             pose = adjust([part], single, printed=solution.points, pitch_m=1.0, fixed_camera=True).poses[0]
-        except (cv2.error, np.linalg.LinAlgError):
+        except (cv2.error, CalibrationError):
             continue  # half of a few corners may lie on one line
         ids = view.ids[~fitted]
         found = project_points(
@@ -268,6 +270,17 @@ def _square_errors(view: View, solution: Solution) -> Array:
         )
         squares.append(((found.pixels - view.pixels[~fitted]) ** 2).sum(1))
     return np.concatenate(squares) if squares else np.zeros(0)
+
+
+def _check_guess(views: Sequence[View], start: Solution, board: Board) -> None:
+    """Raise CalibrationError if most views fit no camera at all."""
+    errors = [float(np.median(np.abs(part))) for part in compute_residuals(start, views)]
+    spacing = float(np.median([_corner_distance(view) for view in views]))
+    if float(np.median(errors)) > max(_MAX_GUESS_SHARE * spacing, 1.0):
+        raise CalibrationError(
+            f"expected views of {board}, found corners {np.median(errors):.0f} px from where it would have them; check "
+            "the board's description, and that all views are of one camera and one board"
+        )
 
 
 def _standard_deviations(solution: Solution) -> tuple[float, float, float, float]:

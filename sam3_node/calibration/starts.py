@@ -28,7 +28,7 @@ def guess_solution(views: Sequence[View], points: Array, size: tuple[int, int], 
             if model == "fisheye"
             else _guess_pinhole(views, points, size)
         )
-    except (cv2.error, np.linalg.LinAlgError) as error:
+    except (cv2.error, np.linalg.LinAlgError, CalibrationError) as error:
         raise CalibrationError(
             f"no {model} camera fits these views; check the board's description, and take views from more sides"
         ) from error
@@ -54,7 +54,7 @@ def _guess_fisheye(views: Sequence[View], points: Array, size: tuple[int, int], 
         try:
             start = estimate_poses(views, Solution(lens, camera, np.zeros(4), np.zeros((0, 6)), points))
             found = adjust(views, start, printed=points, pitch_m=1.0, robust=True)
-        except (cv2.error, np.linalg.LinAlgError):
+        except (cv2.error, CalibrationError):
             continue
         error = float(np.median(np.abs(np.concatenate(compute_residuals(found, views)))))
         if np.isfinite(error) and found.camera[:2].min() > 0 and (best is None or error < best[0]):

@@ -41,7 +41,9 @@ def project_board(camera_from_board: Array, intrinsics: Intrinsics, points: Arra
     return project_points(points, pose, camera.camera, camera.coeffs, camera.lens.model).pixels
 
 
-def draw_pose(generator: np.random.Generator, near_m: float = 0.3, far_m: float = 0.5, tilt: float = 0.6) -> Array:
+def draw_pose(
+    generator: np.random.Generator, near_m: float = 0.3, far_m: float = 0.5, tilt: float = 0.6
+) -> Array:
     """Return camera_from_board [4, 4] of a board in front of the camera, tilted and turned at random."""
     rotation = rotation_from_vector([*generator.uniform(-tilt, tilt, 2), 0]) @ rotation_from_vector(
         [0, 0, generator.uniform(-1.5, 1.5)]
@@ -101,7 +103,9 @@ def make_hand_eye(
             continue
         chain = y @ invert(pose) @ invert(x)
         robot = chain if mounting == "eye_in_hand" else invert(chain)
-        robot = move(robot, np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)]))
+        robot = move(
+            robot, np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)])
+        )
         noisy = pixels + generator.normal(0, noise_px, pixels.shape)
         view = View(str(len(found)), np.arange(len(pixels)), noisy)
         found.append((robot, *locate_board(view, BOARD, intrinsics)))
@@ -117,7 +121,9 @@ def make_hand_eye(
     ]
 
 
-def render(board: Board, camera_from_board: Array, intrinsics: Intrinsics, size: tuple[int, int] = SIZE) -> Image:
+def render(
+    board: Board, camera_from_board: Array, intrinsics: Intrinsics, size: tuple[int, int] = SIZE
+) -> Image:
     """Render a board by a homography, without distortion, as BGR [h, w, 3] with soft edges."""
     density, border, factor = 8.0, 15.0, 4
     texture = rasterise(board, density, border)
@@ -136,7 +142,9 @@ def render(board: Board, camera_from_board: Array, intrinsics: Intrinsics, size:
     return np.asarray(cv2.cvtColor(small, cv2.COLOR_GRAY2BGR), np.uint8)
 
 
-def render_views(board: Board, intrinsics: Intrinsics, count: int, seed: int = 3) -> Sequence[tuple[Array, Image]]:
+def render_views(
+    board: Board, intrinsics: Intrinsics, count: int, seed: int = 3
+) -> Sequence[tuple[Array, Image]]:
     """Return poses camera_from_board and rendered images of them."""
     generator = np.random.default_rng(seed)
     low, high = board.points.min(axis=0) - board.pitch_m, board.points.max(axis=0) + board.pitch_m
