@@ -207,7 +207,9 @@ class Board:
         if not pairs:
             return None
         indices = np.concatenate([4 * tag + np.arange(4) for tag, _ in pairs]).astype(np.intp)
-        pixels = np.concatenate([_refine_tag(np.asarray(quad, np.float32).reshape(4, 2), grey) for _, quad in pairs])
+        pixels = np.concatenate(
+            [_refine_tag(np.asarray(quad, np.float32).reshape(4, 2), grey) for _, quad in pairs]
+        )
         return Corners(indices, pixels)
 
     def _find_chessboard(self, grey: GreyImage) -> Corners | None:

@@ -232,7 +232,9 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
         cost = _compute_cost(problem, parameters, residuals, weights, sigma)
         moved = False
         while damping < 1e10:
-            step = np.asarray(-np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient), np.float64)
+            step = np.asarray(
+                -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient), np.float64
+            )
             trial = problem.compute_residuals(parameters + step)
             if _compute_cost(problem, parameters + step, trial, weights, sigma) < cost:
                 moved = True

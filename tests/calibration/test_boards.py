@@ -12,7 +12,11 @@ from sam3_node.types import Intrinsics
 from tests.support.calibration_scenes import project_board, render_views
 
 PINHOLE = Intrinsics(600, 600, 320, 240, "none")
-CHARUCO, CHESSBOARD, APRILTAG = "charuco:7x5:30mm:21mm:4x4_50", "chessboard:6x5:25mm", "apriltag:5x4:22mm:8mm:36h11"
+CHARUCO, CHESSBOARD, APRILTAG = (
+    "charuco:7x5:30mm:21mm:4x4_50",
+    "chessboard:6x5:25mm",
+    "apriltag:5x4:22mm:8mm:36h11",
+)
 
 
 @pytest.mark.parametrize("text", [CHARUCO, CHESSBOARD, APRILTAG])

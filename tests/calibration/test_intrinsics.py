@@ -114,8 +114,8 @@ def test_the_guide_asks_for_what_is_missing() -> None:
 
 
 def test_a_tilt_is_recognised() -> None:
-    from tests.support.calibration_scenes import draw_pose, project_board
     from sam3_node.geometry import rigid, rotation_from_vector
+    from tests.support.calibration_scenes import draw_pose, project_board
 
     assert draw_pose(np.random.default_rng(1)).shape == (4, 4)
     turn = rotation_from_vector([0, -0.5, 0])  # the right edge goes away from the camera

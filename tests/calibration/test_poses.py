@@ -24,7 +24,9 @@ quaternion_xyzw = [0, 0, 0.70710678, 0.70710678]
 """
 CSV = "image,stamp_ns,x,y,z,qx,qy,qz,qw\na.png,5,0.1,0.2,0.3,0,0,0.70710678,0.70710678\n"
 CSV_MATRIX = (
-    "stamp_ns," + ",".join(f"m{r}{c}" for r in range(4) for c in range(4)) + "\n7,0,-1,0,0.1,1,0,0,0.2,0,0,1,0.3,0,0,0,1\n"
+    "stamp_ns,"
+    + ",".join(f"m{r}{c}" for r in range(4) for c in range(4))
+    + "\n7,0,-1,0,0.1,1,0,0,0.2,0,0,1,0.3,0,0,0,1\n"
 )
 
 
@@ -40,12 +42,17 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("poses.json", json.dumps({"poses": [{"image": "a.png", "matrix": MATRIX}]})),
         (
             "poses.json",
-            json.dumps({"poses": [{"image": "a.png", "position": [0.1, 0.2, 0.3], "quaternion_xyzw": QUATERNION}]}),
+            json.dumps(
+                {"poses": [{"image": "a.png", "position": [0.1, 0.2, 0.3], "quaternion_xyzw": QUATERNION}]}
+            ),
         ),
         ("poses.toml", TOML),
         ("poses.csv", CSV),
         ("poses.csv", CSV_MATRIX),
-        ("poses.csv", "﻿image, x_mm, y_mm, z_mm, qx, qy, qz, qw\na.png, 100, 200, 300, 0, 0, 0.70710678, 0.70710678\n"),
+        (
+            "poses.csv",
+            "﻿image, x_mm, y_mm, z_mm, qx, qy, qz, qw\na.png, 100, 200, 300, 0, 0, 0.70710678, 0.70710678\n",
+        ),
     ],
 )
 def test_all_forms_say_the_same(name: str, text: str, tmp_path: Path) -> None:
@@ -99,7 +106,11 @@ def make_track() -> PoseTrack:
     for stamp in (300, 0, 100, 200):  # in any order; the oldest is forgotten
         angle = stamp / 1000
         pose = FramePose(
-            "gripper", "base", stamp, (stamp / 100, 0, 0), (0, 0, float(np.sin(angle / 2)), float(np.cos(angle / 2)))
+            "gripper",
+            "base",
+            stamp,
+            (stamp / 100, 0, 0),
+            (0, 0, float(np.sin(angle / 2)), float(np.cos(angle / 2))),
         )
         track.add(pose)
     return track
