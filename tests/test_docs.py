@@ -267,6 +267,12 @@ def test_the_recording_example_runs() -> None:
     assert clip.startswith("225 15.0")
 
 
+def test_the_calibration_examples_run() -> None:
+    printed = run(block_with("docs/calibration.md", "load_calibration("))
+    assert printed == "gripper (4, 4) brown_conrady\n"
+    run(block_with("docs/calibration.md", "PosePublisher("))
+
+
 def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:

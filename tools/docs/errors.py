@@ -15,8 +15,8 @@ ADVICE = {
     "still carry the request out.",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
     "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
-    "CalibrationError": "Take the views that the message asks for, or correct the board's description, the poses or their "
-    "units ([calibration](calibration.md)).",
+    "CalibrationError": "Take the views that the message asks for, or correct the board, the poses or their units "
+    "([calibration](calibration.md)).",
     "BagError": "Check the file and `--topics`. A damaged recording is read up to the damage.",
     "ReplayError": "The recording cannot be replayed as asked (`--allow-gaps` continues without what it lacks), or the "
     "results folder belongs to another job: choose another `-o`, or start over with `--again`.",
