@@ -177,7 +177,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="camera.toml"):
+    with pytest.raises(OutputError, match=r"camera\.toml"):
         save_calibration(tmp_path / "file" / "camera.toml", load(tmp_path, INTRINSICS))
 
 

@@ -11,6 +11,7 @@ the 95 % bound.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -18,6 +19,7 @@ import numpy as np
 
 from sam3_node.calibration.board_poses import expected_covariance
 from sam3_node.calibration.boards import Board
+from sam3_node.calibration.bundle import View
 from sam3_node.calibration.closed_form import CLOSED_FORMS
 from sam3_node.calibration.hand_eye import (
     REFINED,
@@ -83,9 +85,9 @@ def read_focal(path: Path, name: str) -> float:
 
 
 def show_errors(
-    figures: Figures, name: str, result: IntrinsicsResult, views: list[object], size: tuple[int, int]
+    figures: Figures, name: str, result: IntrinsicsResult, views: Sequence[View], size: tuple[int, int]
 ) -> None:
-    flat = calibrate_intrinsics(views, result.board, size, shape=False)  # type: ignore[arg-type]
+    flat = calibrate_intrinsics(views, result.board, size, shape=False)
     show(figures, f"{name}: held-out error, board taken as flat", flat.held_out_px, "px")
     show(figures, f"{name}: held-out error, shape of the board estimated", result.held_out_px, "px")
 
@@ -99,7 +101,7 @@ def measure_charuco(figures: Figures, folder: Path) -> IntrinsicsResult:
     for name, found, focal in zip(("fx", "fy"), result.solution.camera, np.diag(published), strict=False):
         what = f"hand-eye set: {name}, difference from the published {focal:.2f} px"
         show(figures, what, 100 * (float(found) / float(focal) - 1), "%", PUBLISHED_FOCAL)
-    show_errors(figures, "hand-eye set", result, list(views.views), views.size)
+    show_errors(figures, "hand-eye set", result, views.views, views.size)
     return result
 
 
