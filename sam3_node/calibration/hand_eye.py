@@ -265,7 +265,7 @@ def _check_repeats(views: Sequence[HandEyeView]) -> None:
         board = _distance(before.camera_from_board, after.camera_from_board)
         if robot[0] < _SAME_M and robot[1] < _SAME_RAD and (board[0] > _MOVED_M or board[1] > _MOVED_RAD):
             stale.append(f"{after.name} ({board[0] * 1e3:.0f} mm)")
-    if stale:
+    if len(stale) > 1:  # a single one may be a wrong view of the board, which is left out as an outlier
         raise CalibrationError(
             f"the robot's pose is stale in {len(stale)} views: it did not change while the board moved in the image: "
             f"{', '.join(stale[:5])}; check the source of the poses"

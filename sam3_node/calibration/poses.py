@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -127,6 +127,7 @@ def read_poses(path: Path) -> list[RobotPose]:
         except ValueError as error:
             raise CalibrationError(f"{path}: {name}: {error}") from error
     _check_unit(path, poses)
+    _check_images(path, poses)
     return poses
 
 
@@ -143,6 +144,14 @@ def _check_unit(path: Path, poses: Iterable[RobotPose]) -> None:
             raise CalibrationError(
                 f'{path}: {pose.name} is {reach:.0f} m from the base: for positions in millimetres write unit = "mm"'
             )
+
+
+def _check_images(path: Path, poses: Iterable[RobotPose]) -> None:
+    seen: set[str] = set()
+    for name in (PurePath(pose.image).name for pose in poses if pose.image):
+        if name in seen:
+            raise CalibrationError(f"{path}: expected one pose for each image, found two for {name}")
+        seen.add(name)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -191,6 +191,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
     """Print what a calibration file holds; with images return 1 if the error of the board's corners is too large."""
+    require("scipy", _EXTRA)
     from .calibration_results import describe_calibration
 
     calibration = _load(args.file)
@@ -198,7 +199,6 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
         print(line)
     if not args.sources:
         return 0
-    require("scipy", _EXTRA)
     from ..calibration.board_poses import locate_board
 
     board = _parse_board(args.board)

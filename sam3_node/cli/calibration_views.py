@@ -121,6 +121,8 @@ def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
     )
     if image is None:
         raise CalibrationError(f"{path}: expected an image file, found other data")
+    if path.name in inputs:
+        raise CalibrationError(f"expected each image once, found two named {path.name}; rename one")
     inputs[path.name] = hashlib.sha256(data).hexdigest()
     return Picture(path.name, np.asarray(image, np.uint8))
 
@@ -226,7 +228,7 @@ def collect_live(
     With the endpoint `poses`, poses of the gripper are collected beside them. The guide says which view comes next.
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
-    guide, out = LiveViews(board, out), out or sys.stderr
+    guide, out, clock = LiveViews(board, out), out or sys.stderr, ""
     print(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
         file=out,
@@ -237,18 +239,28 @@ def collect_live(
             while not stop.is_set() and not _is_enough(guide, count):
                 received = frames.take(200)
                 if received is not None and (image := _decode(received.frame)) is not None:
-                    frame = received.frame
+                    frame, clock = received.frame, received.frame.clock
                     guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, _digest(frame)))
                 if subscriber is not None:
                     guide.found.poses += subscriber.take(0)
         if subscriber is not None:  # the pose after the last image
             guide.found.poses += subscriber.take(500)
+            _require_one_clock(guide.found.poses, clock)
     finally:
         if subscriber is not None:
             subscriber.close()
     if not guide.found.views:
         raise CalibrationError(f"expected views of {board} from camera {settings.camera.name}, found none")
     return guide.found
+
+
+def _require_one_clock(poses: Sequence[FramePose], clock: str) -> None:
+    others = {pose.clock for pose in poses} - {clock}
+    if others and clock:
+        raise CalibrationError(
+            f"expected poses stamped by the clock of the frames, {clock}, found {', '.join(sorted(others))}; "
+            "publish both on one clock"
+        )
 
 
 def _is_enough(guide: LiveViews, count: int) -> bool:

@@ -84,6 +84,7 @@ def entry(**fields: object) -> str:
         (json.dumps({"poses": [{"matrix": np.diag([-1.0, 1, 1, 1]).tolist()}]}), "reflection"),
         (json.dumps({"poses": [{"matrix": np.diag([2.0, 1, 1, 1]).tolist()}]}), "rigid matrix"),
         (json.dumps({"poses": []}), "poses"),
+        (json.dumps({"poses": [{"image": f"{n}/a.png", "matrix": MATRIX} for n in "xy"]}), "two for a.png"),
         (entry(colour="red"), "colour"),
         ("[1, 2]", "not a file of poses"),
         ("{", "cannot read poses"),

@@ -17,9 +17,9 @@ from sam3_node.cli.calibration_views import LiveViews, Picture, collect_live, co
 from sam3_node.cli.main import main
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import Array, invert, quaternion_from_rotation
-from sam3_node.settings import Settings
+from sam3_node.settings import Settings, TransportSettings
 from sam3_node.transport import FramePublisher, PosePublisher
-from sam3_node.types import Frame, FramePose, Image, Intrinsics
+from sam3_node.types import Clock, Frame, FramePose, Image, Intrinsics
 from sam3_node.wire import encode_image
 from tests.support.calibration_scenes import (
     BASE_FROM_BOARD,
@@ -182,6 +182,26 @@ def test_images_of_several_sizes_are_refused(scene: Path, tmp_path: Path) -> Non
         collect_views([str(scene / "images"), str(tmp_path)], BOARD, "", 1)
 
 
+def test_two_images_of_one_name_are_refused(scene: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"two named 00\.png"):
+        collect_views([str(scene / "images"), str(scene / "images" / "00.png")], BOARD, "", 1)
+
+
+def test_a_recording_gives_views_with_their_times(tmp_path: Path) -> None:
+    path = tmp_path / "board.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, SIZE[::-1])
+    for _, image in render_views(BOARD, PINHOLE, 3):
+        writer.write(image)
+        writer.write(image)
+    writer.release()
+    found = collect_views([str(path)], BOARD, "", 2)
+    assert [view.name for view in found.views] == ["board.avi#0", "board.avi#2", "board.avi#4"]
+    stamps = [stamp for stamp in found.stamps_ns if stamp is not None]
+    assert np.diff(stamps).tolist() == pytest.approx([2e8, 2e8], rel=0.01)
+    assert found.inputs.keys() == {"board.avi"}
+    assert found.size == SIZE
+
+
 def make_frame(image: Image, seq: int, capture_ns: int) -> Frame:
     return Frame("cam0", seq, capture_ns, SIZE[1], SIZE[0], "bgr8", encode_image(image, "bgr8"))
 
@@ -189,7 +209,8 @@ def make_frame(image: Image, seq: int, capture_ns: int) -> Frame:
 class Robot:
     """A camera and a robot that publish the same scene: each pose is held for several frames."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Clock = "system") -> None:
+        self._clock: Clock = clock
         self.frames, self.poses = FramePublisher("tcp://127.0.0.1:*"), PosePublisher("tcp://127.0.0.1:*")
         self._views = render_views(BOARD, PINHOLE, count)
         self._stop = threading.Event()
@@ -213,9 +234,9 @@ class Robot:
             robot = robot_pose(board)
             x, y, z, w = map(float, quaternion_from_rotation(robot[:3, :3]))
             position = (float(robot[0, 3]), float(robot[1, 3]), float(robot[2, 3]))
-            self.poses.send(FramePose("gripper", "base", 1000 * seq, position, (x, y, z, w)))
+            self.poses.send(FramePose("gripper", "base", 1000 * seq, position, (x, y, z, w), self._clock))
             self.frames.send(make_frame(image, seq, 1000 * seq + 1))
-            self.poses.send(FramePose("gripper", "base", 1000 * seq + 2, position, (x, y, z, w)))
+            self.poses.send(FramePose("gripper", "base", 1000 * seq + 2, position, (x, y, z, w), self._clock))
             self._stop.wait(0.02)
 
 
@@ -244,6 +265,13 @@ def test_live_frames_and_a_stream_of_poses_give_a_hand_eye(
     assert hand_eye.measured is not None
     assert hand_eye.measured.views >= 6
     assert np.linalg.norm((invert(hand_eye.parent_from_camera) @ GRIPPER_FROM_CAMERA)[:3, 3]) < 5e-3
+
+
+def test_poses_of_another_clock_are_refused() -> None:
+    with Robot(4, "monotonic") as robot:
+        settings = Settings(transport=TransportSettings(frames=(robot.frames.endpoint,)))
+        with pytest.raises(CalibrationError, match=r"clock of the frames, system, found monotonic"):
+            collect_live(settings, BOARD, threading.Event(), robot.poses.endpoint, 2)
 
 
 def test_live_views_need_a_board_at_rest_and_somewhere_new() -> None:
