@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sam3_node.calibration.boards import Board
 from sam3_node.calibration.bundle import View
 from sam3_node.calibration.coverage import choose_views, describe_missing, measure_coverage
 from sam3_node.calibration.intrinsics import IntrinsicsResult, calibrate_intrinsics
 from sam3_node.calibration.report import draw_intrinsics
 from sam3_node.errors import CalibrationError
+from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import Intrinsics
-from tests.support.calibration_scenes import BOARD, CAMERA, FISHEYE, SIZE, make_views
+from tests.support.calibration_scenes import BOARD, CAMERA, FISHEYE, SIZE, make_views, project_board
 
 
 def assert_within(result: IntrinsicsResult, truth: Intrinsics, sigmas: float = 4.0) -> None:
@@ -47,8 +47,8 @@ def test_a_bent_board_is_noticed() -> None:
     bend = 0.15 * (BOARD.points[:, 0] - 0.105) ** 2  # 0.8 mm at the rim
     points = BOARD.points + bend[:, None] * (0, 0, 1)
     views = make_views(15, points=points)
-    result = calibrate_intrinsics(views, BOARD, SIZE)
-    flat = calibrate_intrinsics(views, BOARD, SIZE, shape=False)
+    result = calibrate_intrinsics(views, BOARD, SIZE, coefficients=4)
+    flat = calibrate_intrinsics(views, BOARD, SIZE, shape=False, coefficients=4)
     assert not result.flat
     assert result.bend_mm > 0.2
     assert result.held_out_px < 0.8 * flat.held_out_px
@@ -63,7 +63,7 @@ def test_bad_views_are_named_and_left_out() -> None:
     shifted = views[9].pixels.copy()
     shifted[3] += 8
     views[9] = dataclasses.replace(views[9], pixels=shifted)
-    result = calibrate_intrinsics(views, BOARD, SIZE, shape=False)
+    result = calibrate_intrinsics(views, BOARD, SIZE, shape=False, coefficients=4)
     assert "view4" in [item.name for item in result.rejected]
     assert "median of all" in result.rejected[0].reason
     assert_within(result, CAMERA)
@@ -84,7 +84,7 @@ def test_the_same_view_again_and_again_is_one_view() -> None:
 
 def test_views_without_tilt_are_refused() -> None:
     with pytest.raises(CalibrationError, match="tilted"):
-        calibrate_intrinsics(make_views(12, tilt=0.01, noise_px=0.2), BOARD, SIZE, shape=False)
+        calibrate_intrinsics(make_views(8, tilt=0.01, noise_px=0.2), BOARD, SIZE, shape=False, coefficients=4)
 
 
 def test_views_of_another_board_are_refused() -> None:
@@ -95,7 +95,7 @@ def test_views_of_another_board_are_refused() -> None:
 
 
 def test_the_number_of_coefficients_can_be_chosen() -> None:
-    views = make_views(10)
+    views = make_views(8)
     for count, stored in ((2, 5), (5, 5), (8, 8)):
         result = calibrate_intrinsics(views, BOARD, SIZE, coefficients=count, shape=False)
         assert len(result.solution.intrinsics.coeffs) == stored
@@ -114,10 +114,6 @@ def test_the_guide_asks_for_what_is_missing() -> None:
 
 
 def test_a_tilt_is_recognised() -> None:
-    from sam3_node.geometry import rigid, rotation_from_vector
-    from tests.support.calibration_scenes import draw_pose, project_board
-
-    assert draw_pose(np.random.default_rng(1)).shape == (4, 4)
     turn = rotation_from_vector([0, -0.5, 0])  # the right edge goes away from the camera
     pose = rigid(turn, np.array([0, 0, 0.5]) - turn @ (0.105, 0.075, 0))
     assert pose[2, 0] > 0
@@ -131,7 +127,7 @@ def test_the_picture_shows_every_view(result: IntrinsicsResult) -> None:
     picture = draw_intrinsics(result)
     assert picture.shape[1] == 1280
     assert picture.shape[0] > 4 * 200
-    assert np.ptp(picture) == 255 or np.ptp(picture) > 200
+    assert np.ptp(picture) > 200
 
 
 def test_a_board_with_few_corners_per_view_is_calibrated() -> None:
@@ -140,4 +136,4 @@ def test_a_board_with_few_corners_per_view_is_calibrated() -> None:
     for view in make_views(20):
         kept = np.sort(generator.choice(24, 14, replace=False))
         views.append(View(view.name, view.ids[kept], view.pixels[kept]))
-    assert_within(calibrate_intrinsics(views, Board.parse(str(BOARD)), SIZE, shape=False), CAMERA)
+    assert_within(calibrate_intrinsics(views, BOARD, SIZE, shape=False, coefficients=4), CAMERA)
