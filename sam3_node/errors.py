@@ -47,6 +47,12 @@ class CameraError(Sam3NodeError):
     code = "camera"
 
 
+class CalibrationError(Sam3NodeError):
+    """Raised when images or poses cannot give a calibration: too few, too alike, inconsistent, or of a wrong board."""
+
+    code = "calibration"
+
+
 class BagError(Sam3NodeError):
     """Raised when a recording is damaged or truncated, or lacks the requested data."""
 

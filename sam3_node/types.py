@@ -91,6 +91,22 @@ class Intrinsics:
 
 
 @dataclass(frozen=True, slots=True)
+class FramePose:
+    """Pose of the coordinate frame `frame` in its `parent` at `stamp_ns` of `clock`: position and unit quaternion.
+
+    The robot's is frame "gripper" in parent "base". Points of the frame become points of the parent by rotation, then
+    translation.
+    """
+
+    frame: str
+    parent: str
+    stamp_ns: int
+    position_m: tuple[float, float, float]
+    quaternion_xyzw: tuple[float, float, float, float]
+    clock: Clock = "system"
+
+
+@dataclass(frozen=True, slots=True)
 class Depth:
     """An encoded depth image: uint16 in units of `scale_m` metres; 0 marks an unknown depth.
 

@@ -294,6 +294,12 @@ def test_the_restart_example_adds_its_object_again(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines() == [masks, "ids of cam0 are void", masks]
 
 
+def test_the_calibration_examples_run() -> None:
+    printed = run(block_with("docs/calibration.md", "load_calibration("))
+    assert printed == "gripper (4, 4) brown_conrady\n"
+    run(block_with("docs/calibration.md", "PosePublisher("))
+
+
 def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:

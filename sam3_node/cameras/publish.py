@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cv2
 
+from ..calibration import Calibration, load_calibration
 from ..errors import CameraError, Sam3NodeError, WireError, did_you_mean
 from ..geometry import scale_intrinsics
 from ..processes.notify import Watchdog
@@ -19,7 +20,6 @@ from ..transport.channels import FramePublisher
 from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
-from .calibration import Calibration, load_calibration
 
 SOURCES = "scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX"
 _SCHEMES = ("scene", "bag", "video", "webcam")

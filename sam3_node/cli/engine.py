@@ -1,4 +1,4 @@
-"""The commands `sam3-node engine` and `sam3-node calibrate`.
+"""The commands `sam3-node engine` and `sam3-node calibrate fp8`.
 
 Heavy packages are imported inside the command that needs them.
 """
@@ -134,12 +134,8 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
     return "passed" if apply_thresholds(report, settings.engine).passed else "refused"
 
 
-def add_calibrate_commands(parsers: Any, add: AddCommand) -> None:
-    """Add `calibrate fp8` to the command line's subparsers."""
-    text = "measure scales for engines"
-    calibrate = parsers.add_parser("calibrate", help=text, description=text).add_subparsers(
-        metavar="COMMAND", required=True
-    )
+def add_fp8_command(calibrate: Any, add: AddCommand) -> None:
+    """Add `fp8` to the subparsers of `calibrate`."""
     fp8 = add(calibrate, "fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
     fp8.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCE_HELP)
     fp8.add_argument(

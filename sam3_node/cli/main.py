@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import NoAnswerError, Sam3NodeError
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
-from . import commands, engine, replay
+from . import calibrate, commands, engine, replay
 from .commands import AddCommand
 from .parser import (
     CommandParser,
@@ -71,7 +71,7 @@ def _parser() -> CommandParser:
     _add_vocabulary_commands(parsers, add)
     _add_weights_commands(parsers, add)
     engine.add_engine_commands(parsers, add)
-    engine.add_calibrate_commands(parsers, add)
+    _add_calibrate_commands(parsers, add)
     replay.add_replay_command(parsers, add)
     return parser
 
@@ -260,6 +260,14 @@ def _add_weights_commands(parsers: Any, add: AddCommand) -> None:
         metavar="FOLDER",
         help="folder for config.json and the weights",
     )
+
+
+def _add_calibrate_commands(parsers: Any, add: AddCommand) -> None:
+    group = add_command_group(
+        parsers, "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
+    )
+    calibrate.add_calibration_commands(group, add)
+    engine.add_fp8_command(group, add)
 
 
 def _add_prompt_options(parser: argparse.ArgumentParser, default_frame: str) -> None:

@@ -3,6 +3,7 @@
 from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control import ControlClient, ControlServer, poll
+from .poses import PosePublisher, PoseSubscriber
 from .request_queue import Peer
 from .tap import ReceivedMessage, StreamTap
 
@@ -14,6 +15,8 @@ __all__ = [
     "MaskPublisher",
     "MaskSubscriber",
     "Peer",
+    "PosePublisher",
+    "PoseSubscriber",
     "ReceivedFrame",
     "ReceivedMessage",
     "StreamTap",

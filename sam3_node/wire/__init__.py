@@ -16,6 +16,7 @@ from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
 from .messages import MAX_EPOCH, pack_masks, unpack_masks
+from .poses import pack_pose, pose_topic, unpack_pose
 from .topics import BEAT_TOPIC, frame_topic, masks_topic
 
 __all__ = [
@@ -46,12 +47,15 @@ __all__ = [
     "pack_event",
     "pack_frame",
     "pack_masks",
+    "pack_pose",
     "pack_reply",
     "pack_request",
+    "pose_topic",
     "unpack",
     "unpack_event",
     "unpack_frame",
     "unpack_masks",
+    "unpack_pose",
     "unpack_reply",
     "unpack_request",
 ]

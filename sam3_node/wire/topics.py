@@ -1,4 +1,4 @@
-"""Topics of messages: `<kind>/<camera>` is the first part of each frame and masks message."""
+"""Topics of messages: `<kind>/<name>` is the first part of each frame, masks and pose message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..types import Buffer
 from .codec import Fields, describe
 
 # not of dots alone: outputs name files and folders by cameras
-_CAMERA = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 BEAT_TOPIC = b"beat"
 """Topic, and only part, of the message by which a live publisher says that it runs."""
@@ -26,12 +26,17 @@ def masks_topic(camera: str) -> bytes:
 
 
 def _make_topic(kind: str, camera: str) -> bytes:
-    if not _CAMERA.fullmatch(camera):
+    return f"{kind}/{check_name(camera, 'camera')}".encode()
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name of a camera or a frame. Raises WireError unless it may be part of a topic."""
+    if not _NAME.fullmatch(name):
         raise WireError(
-            "expected a camera name of 1 to 64 letters, digits, '_', '.' or '-', and not of dots alone, found "
-            f"{describe(camera)}"
+            f"expected a {what} name of 1 to 64 letters, digits, '_', '.' or '-', and not of dots alone, found "
+            f"{describe(name)}"
         )
-    return f"{kind}/{camera}".encode()
+    return name
 
 
 def read_camera(fields: Fields, topic: Buffer) -> str:

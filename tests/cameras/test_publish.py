@@ -16,8 +16,8 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.calibration import load_calibration
 from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.calibration import load_calibration
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
 from sam3_node.errors import CameraError, SettingsError, TransportError

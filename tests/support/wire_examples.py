@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import (
     BEAT_TOPIC,
     Failure,
@@ -18,10 +18,12 @@ from sam3_node.wire import (
     encode_mask,
     pack_frame,
     pack_masks,
+    pack_pose,
     pack_reply,
     pack_request,
     unpack_frame,
     unpack_masks,
+    unpack_pose,
     unpack_reply,
     unpack_request,
 )
@@ -124,6 +126,12 @@ def masks_with_epoch() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 18, 19, node=NODE, epoch=2**53 - 1)
 
 
+def gripper_pose() -> FramePose:
+    return FramePose(
+        "gripper", "base", 1_700_000_000_123_456_789, (0.5, -0.25, 0.75), (0.5, -0.5, 0.5, 0.5), "device"
+    )
+
+
 def _request(op: str, **args: Any) -> Example:
     return Example(
         Request(17, op, args), lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0])
@@ -143,6 +151,7 @@ EXAMPLES = {
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
     "beat": Example([BEAT_TOPIC], list, list),
+    "pose": Example(gripper_pose(), pack_pose, unpack_pose),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41

@@ -16,6 +16,8 @@ ADVICE = {
     "NoAnswerError": "Start the node, or correct the endpoint; wait longer: `--timeout`, or in Python `timeout_ms`.",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
     "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
+    "CalibrationError": "Take the views that the message asks for, or correct the board, the poses or their units "
+    "([calibration](calibration.md)).",
     "BagError": "Check the file and `--topics`. A damaged recording is read up to the damage.",
     "ReplayError": "The recording cannot be replayed as asked (`--allow-gaps` continues without what it lacks), or the "
     "results folder belongs to another job: choose another `-o`, or start over with `--again`.",

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cameras.calibration import Calibration, load_calibration
-from sam3_node.errors import SettingsError
+from sam3_node.calibration import Calibration, load_calibration, save_calibration
+from sam3_node.errors import OutputError, SettingsError
 from tests.support.paths import ROOT
 
 EXAMPLE = ROOT / "calibration" / "example.toml"
@@ -138,3 +138,63 @@ def test_files_that_are_not_a_calibration_are_refused(tmp_path: Path, text: str)
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.toml"):
         load_calibration(tmp_path / "nowhere.toml")
+
+
+MEASURED = {
+    "date": "2026-11-22T10:00:00+00:00",
+    "method": 'bundle "adjustment"',
+    "board": "chessboard:9x6:25mm",
+    "views": 12,
+    "rejected": {"left 01.png": "error 3.00 px"},
+    "inputs": {"left02.png": "0" * 64},
+}
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    hand_eye = {
+        "kind": "eye_to_hand",
+        "translation_m": [1e-7, -2, 3],
+        "rotation_quaternion_xyzw": [0, 0, 0, 1],
+        "measured": MEASURED
+        | dict.fromkeys(("leave_one_out_mm", "leave_one_out_deg", "position_95_mm", "rotation_95_deg"), 0.5)
+        | {"covariance": np.eye(6).tolist()},
+    }
+    intrinsics = load(tmp_path, INTRINSICS).intrinsics.model_dump(exclude={"measured", "distortion"})
+    measured = MEASURED | {"rms_px": 0.1, "held_out_px": 0.2, "coverage": 0.5}
+    calibration = Calibration.model_validate(
+        {
+            "camera": "wrist-1",
+            "intrinsics": intrinsics | {"measured": measured},
+            "hand_eye": hand_eye,
+            "depth": {"scale_m": 1e-3},
+        }
+    )
+    path = tmp_path / "saved.toml"
+    save_calibration(path, calibration)
+    assert load_calibration(path) == calibration
+    assert path.read_text().startswith('version = 1\ncamera = "wrist-1"\n')
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"camera\.toml"):
+        save_calibration(tmp_path / "file" / "camera.toml", load(tmp_path, INTRINSICS))
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    assert "version" in refusal(tmp_path, f"version = 2\n{INTRINSICS}")
+
+
+def test_the_camera_is_placed_in_the_base(tmp_path: Path) -> None:
+    text = '[hand_eye]\nkind = "{}"\ntranslation_m = [0, 0, 1]\nrotation_vector_rad = [0, 0, 0]\n'
+    fixed = load(tmp_path, INTRINSICS + text.format("eye_to_hand"))
+    moving = load(tmp_path, INTRINSICS + text.format("eye_in_hand"))
+    assert (fixed.parent, moving.parent, load(tmp_path, INTRINSICS).parent) == ("base", "gripper", None)
+    gripper = np.eye(4)
+    gripper[:3, 3] = 1, 2, 3
+    assert fixed.base_from_camera()[2, 3] == 1
+    assert moving.base_from_camera(gripper)[:3, 3].tolist() == [1, 2, 4]
+    with pytest.raises(SettingsError, match="expected base_from_gripper"):
+        moving.base_from_camera()
+    with pytest.raises(SettingsError, match="expected a calibration with"):
+        load(tmp_path, INTRINSICS).base_from_camera()

@@ -1,0 +1,201 @@
+"""Joint refinement of hand-eye and board pose over all views, with the noise of robot and camera estimated beside
+them.
+
+The error of a view is E = Y^-1 A X B, see `closed_form`. Its covariance is the sum of the camera's part, which the
+corners of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in
+metres and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R.
+Thompson, Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares, minimize
+from scipy.stats import chi2
+
+from ..geometry import Array
+from .closed_form import measure_errors
+from .rigid_motion import adjoints, invert_all, move
+
+_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
+_MAX_NOISE = (1.0, 1.0)
+_ROUNDS = 3
+_SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
+_DRAWS, _SEED = 100_000, 11
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Views [n]: A and B [n, 4, 4], and the covariance [n, 6, 6] of B as a motion in the frame of the board.
+
+    `left` is true if A is the inverse of the gripper's pose, whose noise then lies on the left of A. The scale of
+    `covariances` is unknown if `scaled` is true: it is estimated, too.
+    """
+
+    a: Array
+    b: Array
+    covariances: Array
+    left: bool
+    scaled: bool = False
+
+    def select(self, kept: npt.NDArray[Any]) -> Observations:
+        """Return the observations of some views."""
+        return replace(self, a=self.a[kept], b=self.b[kept], covariances=self.covariances[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance [12, 12] of X and
+    Y.
+
+    Covariances are of motions on the right, see `rigid_motion`. `degrees` are the degrees of freedom behind them.
+    """
+
+    x: Array
+    y: Array
+    noise: tuple[float, float, float]
+    covariance: Array
+    degrees: int
+
+
+def refine(
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float] | None = None
+) -> Refined:
+    """Minimise the whitened errors of all views from a start; with `noise` its components are not estimated."""
+    rounds = _ROUNDS if noise is None else 0
+    noise = noise or _guess_noise(observations, x, y)
+    for _ in range(rounds):
+        x, y = _minimise(observations, x, y, noise)
+        noise = _estimate_noise(observations, x, y, noise)
+    x, y = _minimise(observations, x, y, noise)
+    roots = _whiteners(observations, x, noise)
+    jacobian = (roots @ jacobians(observations)).reshape(-1, 12)
+    count = len(observations.a)
+    return Refined(
+        x, y, noise, np.asarray(np.linalg.inv(jacobian.T @ jacobian), np.float64), max(3 * count - 6, 3)
+    )
+
+
+def _minimise(
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float]
+) -> tuple[Array, Array]:
+    roots = _whiteners(observations, x, noise)
+
+    def whitened(motion: Array) -> Array:
+        errors = measure_errors(observations.a, observations.b, move(x, motion[:6]), move(y, motion[6:]))
+        return np.asarray((roots @ errors[..., None]).ravel(), np.float64)
+
+    # the Jacobian for small errors: it differs from the exact one by as much as the errors, a percent or less
+    slopes = (roots @ jacobians(observations)).reshape(-1, 12)
+    found = least_squares(
+        whitened, np.zeros(12), jac=lambda _: slopes, method="lm", x_scale=np.full(12, 1e-3)
+    )
+    return move(x, found.x[:6]), move(y, found.x[6:])
+
+
+def covariances(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
+    """Return the covariance [n, 6, 6] of each view's error."""
+    spread = _noise_maps(observations, x)
+    variances = np.repeat(np.square(noise[:2]), 3)
+    robot = (spread * variances) @ np.swapaxes(spread, 1, 2)
+    return np.asarray(robot + noise[2] ** 2 * observations.covariances, np.float64)
+
+
+def _noise_maps(observations: Observations, x: Array) -> Array:
+    """Return [n, 6, 6] that convert an error of the gripper's pose, in its frame, to one of the board."""
+    chain = x @ observations.b
+    if observations.left:
+        chain = observations.a @ chain
+    return adjoints(invert_all(chain))
+
+
+def _whiteners(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances(observations, x, noise))), np.float64)
+
+
+def jacobians(observations: Observations) -> Array:
+    """Return the derivatives [n, 6, 12] of the errors by motions of X and Y, for small errors."""
+    by_x = adjoints(invert_all(observations.b))
+    by_y = np.broadcast_to(-np.eye(6), by_x.shape)
+    return np.concatenate([by_x, by_y], axis=2)
+
+
+def _guess_noise(observations: Observations, x: Array, y: Array) -> tuple[float, float, float]:
+    errors = measure_errors(observations.a, observations.b, x, y)
+    lengths, angles = np.linalg.norm(errors[:, :3], axis=1), np.linalg.norm(errors[:, 3:], axis=1)
+    # the median length of a vector of three unit normals is 1.54
+    return (
+        float(np.clip(np.median(lengths) / 1.54, *(_MIN_NOISE[0], _MAX_NOISE[0]))),
+        float(np.clip(np.median(angles) / 1.54, *(_MIN_NOISE[1], _MAX_NOISE[1]))),
+        1.0,
+    )
+
+
+def _estimate_noise(
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """Return the noise with the highest restricted likelihood of the errors."""
+    errors = measure_errors(observations.a, observations.b, x, y)
+    spread, camera, slopes = _noise_maps(observations, x), observations.covariances, jacobians(observations)
+    count = 3 if observations.scaled else 2
+
+    def cost(logarithms: Array) -> float:
+        sizes = np.exp(logarithms)
+        factor = sizes[2] if count == 3 else noise[2]
+        total = (spread * np.repeat(sizes[:2] ** 2, 3)) @ np.swapaxes(spread, 1, 2) + factor**2 * camera
+        inverse = np.linalg.inv(total)
+        normal = (np.swapaxes(slopes, 1, 2) @ inverse @ slopes).sum(0)
+        product = np.einsum("ni,nij,nj->", errors, inverse, errors)
+        # the errors are those of another weighting: project out what X and Y could still explain
+        gradient = np.einsum("nik,nij,nj->k", slopes, inverse, errors)
+        explained = gradient @ np.linalg.solve(normal, gradient)
+        return float(np.linalg.slogdet(total)[1].sum() + np.linalg.slogdet(normal)[1] + product - explained)
+
+    low = np.log([*_MIN_NOISE, 1e-3])[:count]
+    high = np.log([*_MAX_NOISE, 1e3])[:count]
+    start = np.clip(np.log(noise)[:count], low, high)
+    found = minimize(
+        cost, start, method="Nelder-Mead", bounds=list(zip(low, high, strict=True)), options=_SEARCH
+    )
+    sizes = np.exp(found.x)
+    return float(sizes[0]), float(sizes[1]), float(sizes[2]) if count == 3 else noise[2]
+
+
+def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
+    """Return the radius that the length of an error [3] of this covariance stays below with this confidence.
+
+    `degrees` are the degrees of freedom of the estimate of the covariance. A fixed sample of normal numbers makes the
+    quantile the same each time.
+    """
+    generator = np.random.default_rng(_SEED)
+    lengths = (generator.standard_normal((_DRAWS, 3)) ** 2) @ np.linalg.eigvalsh(covariance)
+    ratio = generator.chisquare(degrees, _DRAWS) / degrees
+    return float(np.sqrt(np.quantile(lengths / ratio, confidence)))
+
+
+def mahalanobis(observations: Observations, refined: Refined) -> Array:
+    """Return the squared whitened length [n] of each view's error; about 6 for an ordinary view."""
+    errors = measure_errors(observations.a, observations.b, refined.x, refined.y)
+    roots = _whiteners(observations, refined.x, refined.noise)
+    return np.asarray(((roots @ errors[..., None]) ** 2).sum(axis=(1, 2)), np.float64)
+
+
+def outlier_limit(count: int) -> float:
+    """Return the squared whitened length that no view of `count` good ones exceeds, but in one of 200 calibrations."""
+    return float(chi2.ppf(1 - 0.005 / max(count, 1), 6))
+
+
+def estimate_scale(observations: Observations, refined: Refined) -> tuple[float, float]:
+    """Return by which share the board seems larger than described, and the standard deviation of this share."""
+    errors = measure_errors(observations.a, observations.b, refined.x, refined.y)
+    column = np.zeros((len(errors), 6, 1))
+    column[:, :3, 0] = (np.swapaxes(observations.b[:, :3, :3], 1, 2) @ observations.b[:, :3, 3:])[..., 0]
+    roots = _whiteners(observations, refined.x, refined.noise)
+    slopes = (roots @ np.concatenate([jacobians(observations), column], axis=2)).reshape(-1, 13)
+    covariance = np.linalg.inv(slopes.T @ slopes)
+    estimate = -covariance @ slopes.T @ (roots @ errors[..., None]).ravel()
+    return float(estimate[12]), float(np.sqrt(covariance[12, 12]))

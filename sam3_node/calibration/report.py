@@ -1,0 +1,166 @@
+"""Pictures of a calibration: coverage of the image, residual arrows of each view, and errors by view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import OutputError
+from ..files import write_atomically
+from ..geometry import Array
+from ..types import Image
+from .coverage import GRID, measure_coverage
+from .hand_eye import HandEyeResult
+from .intrinsics import IntrinsicsResult
+
+_PANEL_PX = 640
+_THUMB_PX = 320
+_COLUMNS = 4
+_MAX_THUMBS = 40
+_ARROW_LENGTH = 0.06  # of a panel's width, for the typical error
+_INK, _GREY, _RED, _BLUE = (40, 40, 40), (150, 150, 150), (40, 40, 200), (190, 120, 30)
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+
+
+def draw_intrinsics(result: IntrinsicsResult) -> Image:
+    """Draw coverage, all residuals, the error of each view, and the residual arrows of each view."""
+    height = round(_PANEL_PX * result.size[0] / result.size[1])
+    solution = result.solution
+    fx, fy, cx, cy = solution.camera
+    numbers = [
+        f"{result.size[1]}x{result.size[0]}  {solution.lens.model}  {len(result.views)} views  "
+        f"board {result.board}",
+        f"fx {fx:.2f}  fy {fy:.2f}  cx {cx:.2f}  cy {cy:.2f}  "
+        f"(sd {result.sd[0]:.2f} {result.sd[1]:.2f} {result.sd[2]:.2f} {result.sd[3]:.2f})",
+        f"rms {result.rms_px:.3f} px  held out {result.held_out_px:.3f} px  "
+        + ("flat board" if result.flat else f"board bent by {result.bend_mm:.2f} mm"),
+        *[f"left out {item.name}: {item.reason}" for item in result.rejected[:4]],
+    ]
+    typical = max(float(np.median(np.linalg.norm(np.concatenate(result.residuals), axis=1))), 1e-3)
+    scale = _ARROW_LENGTH * result.size[1] / typical / 2
+    panels = [
+        _titled(_draw_coverage(result, height), "corners in each cell"),
+        _titled(_draw_arrows(result, None, _PANEL_PX, scale), f"all residuals, {scale:.0f} times as long"),
+    ]
+    errors = dict(zip((view.name for view in result.views), result.errors_px, strict=True))
+    rows = [_draw_text(numbers, 2 * _PANEL_PX), np.hstack(panels), _draw_bars(errors, "px", 2 * _PANEL_PX)]
+    thumbs = [
+        _titled(_draw_arrows(result, index, _THUMB_PX, scale), f"{view.name}  {error:.3f} px")
+        for index, (view, error) in enumerate(zip(result.views, result.errors_px, strict=True))
+    ]
+    return np.vstack([*rows, *_arrange(thumbs[:_MAX_THUMBS])])
+
+
+def draw_hand_eye(result: HandEyeResult) -> Image:
+    """Draw the leave-one-out errors of each view, and their scatter."""
+    x, y, z = result.parent_from_camera[:3, 3] * 1e3
+    parent = "gripper" if result.mounting == "eye_in_hand" else "base"
+    errors = result.leave_one_out
+    text = [
+        f"{result.mounting}  {len(result.views)} views  camera in {parent} at {x:.2f} {y:.2f} {z:.2f} mm",
+        f"95 % bounds: {result.position_95_m * 1e3:.2f} mm, {np.degrees(result.rotation_95_rad):.3f} degrees",
+        f"leave one out: rms {errors.rms_mm:.2f} mm, {errors.rms_deg:.3f} degrees",
+        *[f"left out {item.name}: {item.reason}" for item in result.rejected[:6]],
+    ]
+    width = 2 * _PANEL_PX
+    return np.vstack(
+        [
+            _draw_text(text, width),
+            _draw_bars(dict(zip(result.views, errors.lengths_m * 1e3, strict=True)), "mm", width),
+            _draw_bars(dict(zip(result.views, np.degrees(errors.angles_rad), strict=True)), "degrees", width),
+        ]
+    )
+
+
+def write_picture(path: Path, image: Image) -> None:
+    """Write a PNG. Raises OutputError."""
+    done, data = cv2.imencode(".png", image)
+    try:
+        write_atomically(path, data.tobytes() if done else b"")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _blank(height: int, width: int) -> Image:
+    return np.full((height, width, 3), 255, np.uint8)
+
+
+def _write(image: npt.NDArray[np.uint8], text: str, place: tuple[int, int], size: float = 0.45) -> None:
+    plain = text.encode("ascii", "replace").decode()
+    cv2.putText(image, plain, place, _FONT, size, _INK, 1, cv2.LINE_AA)
+
+
+def _draw_text(lines: Sequence[str], width: int) -> Image:
+    image = _blank(22 * len(lines) + 14, width)
+    for number, line in enumerate(lines):
+        _write(image, line, (10, 24 + 22 * number), 0.5)
+    return image
+
+
+def _titled(image: Image, title: str) -> Image:
+    head = _blank(22, image.shape[1])
+    _write(head, title, (6, 16), 0.42)
+    framed = np.vstack([head, image])
+    cv2.rectangle(framed, (0, 22), (framed.shape[1] - 1, framed.shape[0] - 1), _GREY, 1)
+    return framed
+
+
+def _draw_coverage(result: IntrinsicsResult, height: int) -> Image:
+    counts = measure_coverage(result.views, result.size)
+    heat = np.clip(255 - counts / max(counts.max(), 1) * 200, 0, 255).astype(np.uint8)
+    colours = np.stack([heat, np.full_like(heat, 235), heat], axis=-1)
+    colours[counts == 0] = (190, 190, 250)
+    image = cv2.resize(colours, (_PANEL_PX, height), interpolation=cv2.INTER_NEAREST)
+    for row in range(GRID[0]):
+        for column in range(GRID[1]):
+            place = (column * _PANEL_PX // GRID[1] + 6, (row + 1) * height // GRID[0] - 8)
+            _write(image, str(counts[row, column]), place, 0.4)
+    return np.asarray(image, np.uint8)
+
+
+def _draw_arrows(result: IntrinsicsResult, index: int | None, width: int, scale: float) -> Image:
+    """Draw the residuals of one view, or of all, from the projected corner towards the measured one."""
+    ratio = width / result.size[1]
+    image = _blank(round(width * result.size[0] / result.size[1]), width)
+    chosen = range(len(result.views)) if index is None else [index]
+    for number in chosen:
+        view, residuals = result.views[number], result.residuals[number]
+        for measured, residual in zip(view.pixels, residuals, strict=True):
+            start = (measured - residual + 0.5) * ratio
+            cv2.circle(image, _to_place(start), 1, _BLUE, -1, cv2.LINE_AA)
+            end = start + residual * scale * ratio
+            cv2.arrowedLine(image, _to_place(start), _to_place(end), _RED, 1, cv2.LINE_AA, 0, 0.25)
+    return image
+
+
+def _to_place(point: Array) -> tuple[int, int]:
+    return round(float(point[0])), round(float(point[1]))
+
+
+def _draw_bars(values: dict[str, float], unit: str, width: int) -> Image:
+    """Draw one bar for each view, with its name below."""
+    image = _blank(190, width)
+    highest = max([*values.values(), 1e-9])
+    step = (width - 80) / max(len(values), 1)
+    _write(image, f"{highest:.3g} {unit}", (6, 16))
+    for number, (name, value) in enumerate(values.items()):
+        left, right = round(70 + number * step), round(70 + (number + 0.8) * step)
+        cv2.rectangle(image, (left, 140 - round(125 * value / highest)), (right, 140), _BLUE, cv2.FILLED)
+        letters = max(int(step / 7), 2)
+        _write(image, name[-letters:], (left, 156), 0.33)
+    cv2.line(image, (70, 140), (width - 10, 140), _GREY, 1)
+    return image
+
+
+def _arrange(thumbs: Sequence[Image]) -> list[Image]:
+    """Return rows of _COLUMNS pictures, the last filled with white."""
+    rows = []
+    for start in range(0, len(thumbs), _COLUMNS):
+        row = list(thumbs[start : start + _COLUMNS])
+        row += [_blank(*row[0].shape[:2])] * (_COLUMNS - len(row))
+        rows.append(np.hstack(row))
+    return rows

@@ -1,0 +1,277 @@
+"""The commands `sam3-node calibrate board|intrinsics|hand-eye|check`. Heavy packages are imported when they run."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CalibrationError, require
+from ..settings import Settings
+from .commands import AddCommand
+
+if TYPE_CHECKING:
+    from ..calibration import Calibration
+    from ..calibration.boards import Board
+    from ..calibration.hand_eye import HandEyeView
+    from ..calibration.poses import RobotPose
+    from .calibration_views import Views
+
+SOURCES_HELP = "images, folders of images and recordings; live: the frames of the running camera camera.name"
+BOARD_HELP = (
+    "charuco:7x5:30mm:21mm:4x4_50 (squares, side of a square, side of a marker, dictionary), chessboard:9x6:25mm "
+    "(inner corners, side of a square) or apriltag:6x5:22mm:6mm (tags, side of a tag, gap between tags)"
+)
+EVERY = 5
+MAX_GAP_MS = 100
+MAX_CHECK_PX = 1.0
+_EXTRA = "calibration"
+
+
+def add_calibration_commands(calibrate: Any, add: AddCommand) -> None:
+    """Add board, intrinsics, hand-eye and check to the subparsers of `calibrate`."""
+    board = add(
+        calibrate, "board", calibrate_board, "write a calibration board as a PDF with true dimensions"
+    )
+    board.add_argument("board", metavar="BOARD", help=BOARD_HELP)
+    board.add_argument("-o", "--out", type=Path, required=True, metavar="FILE.pdf", help="file to write")
+    board.add_argument("--paper", default="auto", help="a4, a3, a2, letter, or auto for the smallest [auto]")
+    intrinsics = add(
+        calibrate, "intrinsics", calibrate_intrinsics, "measure focal length, principal point and distortion"
+    )
+    _add_views(intrinsics, required=True)
+    intrinsics.add_argument(
+        "--model", choices=("pinhole", "fisheye"), default="pinhole", help="lens model [pinhole]"
+    )
+    intrinsics.add_argument(
+        "--coefficients",
+        type=int,
+        default=0,
+        metavar="N",
+        help="distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses 4 or 5 by held-out error [0]",
+    )
+    intrinsics.add_argument(
+        "--shape",
+        choices=("auto", "flat", "estimate"),
+        default="auto",
+        help="shape of the board: flat, estimated with the camera, or chosen by held-out error [auto]",
+    )
+    intrinsics.add_argument(
+        "--max-views", type=int, default=40, metavar="N", help="use at most the N most different views [40]"
+    )
+    _add_hand_eye(calibrate, add)
+    check = add(calibrate, "check", calibrate_check, "validate a calibration file, and test it on new images")
+    check.add_argument("file", type=Path, metavar="CALIBRATION.toml", help="calibration file to check")
+    _add_views(check, required=False)
+    check.add_argument(
+        "--limit", type=float, default=MAX_CHECK_PX, metavar="PX", help="largest error that passes [1.0]"
+    )
+
+
+def _add_hand_eye(calibrate: Any, add: AddCommand) -> None:
+    hand_eye = add(
+        calibrate, "hand-eye", calibrate_hand_eye, "measure the pose of the camera on or beside a robot"
+    )
+    _add_views(hand_eye, required=False)
+    hand_eye.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE.toml",
+        help="file with the camera's intrinsics; it is completed unless -o names another file",
+    )
+    hand_eye.add_argument(
+        "--mount",
+        choices=("eye_in_hand", "eye_to_hand"),
+        required=True,
+        help="camera on the gripper, or beside the robot",
+    )
+    hand_eye.add_argument(
+        "--poses", type=Path, metavar="FILE", help="file of robot poses: .csv, .json or .toml"
+    )
+    hand_eye.add_argument(
+        "--pose-stream", default="", metavar="ENDPOINT", help="for live: endpoint of pose messages"
+    )
+    hand_eye.add_argument(
+        "--max-gap-ms",
+        type=float,
+        default=MAX_GAP_MS,
+        metavar="MS",
+        help=f"longest time between two poses to interpolate between [{MAX_GAP_MS}]",
+    )
+
+
+def _add_views(parser: ArgumentParser, required: bool) -> None:
+    parser.add_argument("sources", nargs="+" if required else "*", metavar="SOURCE", help=SOURCES_HELP)
+    parser.add_argument("--board", required=required, metavar="BOARD", help=BOARD_HELP)
+    if parser.prog.endswith("check"):
+        parser.add_argument("--topic", default="", metavar="NAME", help="camera of a recording with several")
+    else:
+        parser.add_argument("-o", "--out", type=Path, metavar="FILE.toml", help="calibration file to write")
+        parser.add_argument("--topic", default="", metavar="NAME", help="camera of a recording with several")
+        parser.add_argument(
+            "--count",
+            type=int,
+            default=0,
+            metavar="N",
+            help="for live: stop after N views [0: when nothing is missing]",
+        )
+    parser.add_argument(
+        "--every", type=int, default=EVERY, metavar="N", help=f"use every N-th frame of a recording [{EVERY}]"
+    )
+
+
+def calibrate_board(args: Namespace, settings: Settings) -> None:
+    """Write a board as a PDF and print its paper."""
+    from ..calibration.board_pdf import write_board
+    from ..calibration.boards import Board
+
+    board = Board.parse(args.board)
+    paper = write_board(args.out, board, args.paper)
+    print(f"{args.out}: {board} on {paper}; print at 100 %, and check the ruler of 100 mm on the page")
+
+
+def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
+    """Measure intrinsics; write the calibration file and a picture beside it; print a summary."""
+    require("scipy", _EXTRA)
+    from ..calibration import intrinsics
+    from ..calibration.report import draw_intrinsics, write_picture
+    from .calibration_results import make_intrinsics_file, print_intrinsics
+
+    if args.out is None:
+        raise CalibrationError("expected -o FILE.toml for the result, found none")
+    board = _parse_board(args.board)
+    views = _collect(args, settings, board)
+    shape = {"auto": None, "flat": False, "estimate": True}[args.shape]
+    result = intrinsics.calibrate_intrinsics(
+        views.views,
+        board,
+        views.size,
+        model=args.model,
+        coefficients=args.coefficients,
+        shape=shape,
+        max_views=args.max_views,
+        rejected=views.rejected,
+        report=print,
+    )
+    _save(
+        args.out, make_intrinsics_file(result, views.inputs, settings.camera.name if _is_live(args) else "")
+    )
+    write_picture(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
+    print_intrinsics(args.out, result)
+
+
+def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
+    """Measure the camera's pose; complete the calibration file, write a picture; print a comparison of methods."""
+    require("scipy", _EXTRA)
+    from ..calibration import hand_eye
+    from ..calibration.closed_form import CLOSED_FORMS
+    from ..calibration.report import draw_hand_eye, write_picture
+    from .calibration_results import make_hand_eye_section, print_comparison, print_hand_eye
+
+    out = args.out or args.calibration
+    if args.calibration is None or out is None:
+        raise CalibrationError("expected --calibration FILE.toml with the intrinsics, found none")
+    calibration = _load(args.calibration)
+    board = _parse_board(args.board)
+    pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
+    centre = tuple(map(float, board.points.mean(axis=0)))
+    result = hand_eye.calibrate_hand_eye(
+        pairs, args.mount, board_centre_m=centre, scaled=scaled, rejected=rejected
+    )
+    section = make_hand_eye_section(result, board, inputs)
+    _save(out, calibration.model_copy(update={"hand_eye": section}))
+    write_picture(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
+    used = [view for view in pairs if view.name in result.views]
+    rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(
+        used, args.mount, CLOSED_FORMS, centre
+    )
+    print_comparison(rows)
+    print_hand_eye(out, result)
+
+
+def calibrate_check(args: Namespace, settings: Settings) -> int:
+    """Print what a calibration file holds; with images return 1 if the error of the board's corners is too large."""
+    require("scipy", _EXTRA)
+    from .calibration_results import describe_calibration
+
+    calibration = _load(args.file)
+    for line in describe_calibration(calibration):
+        print(line)
+    if not args.sources:
+        return 0
+    from ..calibration.board_poses import locate_board
+
+    board = _parse_board(args.board)
+    views = _collect(args, settings, board)
+    intrinsics = calibration.intrinsics_for(views.size)
+    errors = {view.name: locate_board(view, board, intrinsics)[2] * 2**0.5 for view in views.views}
+    worst = max(errors, key=lambda name: errors[name])
+    middle = sorted(errors.values())[len(errors) // 2]
+    passed = middle <= args.limit
+    print(
+        f"{'passed' if passed else 'FAILED'}: median error of the corners {middle:.2f} px in {len(errors)} views, "
+        f"{errors[worst]:.2f} px in {worst}; the limit is {args.limit:g} px"
+    )
+    return 0 if passed else 1
+
+
+def _parse_board(text: str | None) -> Board:
+    from ..calibration.boards import BOARD_FORMS, Board
+
+    if text is None:
+        raise CalibrationError(f"expected --board {BOARD_FORMS}")
+    return Board.parse(text)
+
+
+def _load(path: Path) -> Calibration:
+    from ..calibration import load_calibration
+
+    return load_calibration(path)
+
+
+def _save(path: Path, calibration: Calibration) -> None:
+    from ..calibration import save_calibration
+
+    save_calibration(path, calibration)
+
+
+def _is_live(args: Namespace) -> bool:
+    from .calibration_views import LIVE
+
+    return list(args.sources) == [LIVE]
+
+
+def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
+    from .calibration_views import collect_live, collect_views
+
+    if not _is_live(args):
+        return collect_views(args.sources, board, args.topic, max(args.every, 1))
+    from ..processes.signals import stop_on_signals
+
+    stream = getattr(args, "pose_stream", "")
+    return collect_live(settings, board, stop_on_signals(), stream, getattr(args, "count", 0))
+
+
+Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
+
+
+def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:
+    """Return pairs of poses, views left out, digests of the inputs, and True if covariances lack a factor."""
+    from ..calibration.poses import read_poses
+    from .calibration_pairs import pair_board_poses, pair_views
+    from .calibration_views import compute_digest
+
+    poses: list[RobotPose] = read_poses(args.poses) if args.poses else []
+    inputs = {args.poses.name: compute_digest(args.poses)} if args.poses else {}
+    if not args.sources:
+        if not poses:
+            raise CalibrationError("expected images, a recording or live, and --poses FILE; found neither")
+        return pair_board_poses(poses, board, calibration), [], inputs, True
+    if not board.has_unique_pose:
+        raise CalibrationError(
+            f"{board} looks the same after half a turn: hand-eye needs a chessboard with an even number of corners on "
+            "one side and an odd one on the other, or a charuco or apriltag board"
+        )
+    views = _collect(args, settings, board)
+    pairs, rejected = pair_views(views, poses, board, calibration, args.max_gap_ms)
+    return pairs, [*views.rejected, *rejected], inputs | views.inputs, False

@@ -1,0 +1,136 @@
+"""Files of robot poses in three forms, and poses at the time of an image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sam3_node.calibration.poses import PoseTrack, read_poses
+from sam3_node.errors import CalibrationError
+from sam3_node.geometry import rigid, rotation_from_vector
+from sam3_node.types import FramePose
+
+MATRIX = [[0, -1, 0, 0.1], [1, 0, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]
+QUATERNION = [0, 0, 0.5**0.5, 0.5**0.5]
+TOML = """
+unit = "mm"
+[[poses]]
+image = "a.png"
+position = [100, 200, 300]
+quaternion_xyzw = [0, 0, 0.70710678, 0.70710678]
+"""
+CSV = "image,stamp_ns,x,y,z,qx,qy,qz,qw\na.png,5,0.1,0.2,0.3,0,0,0.70710678,0.70710678\n"
+CSV_MATRIX = (
+    "stamp_ns,"
+    + ",".join(f"m{r}{c}" for r in range(4) for c in range(4))
+    + "\n7,0,-1,0,0.1,1,0,0,0.2,0,0,1,0.3,0,0,0,1\n"
+)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("poses.json", json.dumps({"poses": [{"image": "a.png", "matrix": MATRIX}]})),
+        (
+            "poses.json",
+            json.dumps(
+                {"poses": [{"image": "a.png", "position": [0.1, 0.2, 0.3], "quaternion_xyzw": QUATERNION}]}
+            ),
+        ),
+        ("poses.toml", TOML),
+        ("poses.csv", CSV),
+        ("poses.csv", CSV_MATRIX),
+        (
+            "poses.csv",
+            "﻿image, x_mm, y_mm, z_mm, qx, qy, qz, qw\na.png, 100, 200, 300, 0, 0, 0.70710678, 0.70710678\n",
+        ),
+    ],
+)
+def test_all_forms_say_the_same(name: str, text: str, tmp_path: Path) -> None:
+    (pose,) = read_poses(write(tmp_path, name, text))
+    np.testing.assert_allclose(pose.base_from_gripper, MATRIX, atol=1e-6)
+
+
+def test_a_file_may_hold_inverse_poses_and_poses_of_the_board(tmp_path: Path) -> None:
+    entry = {"matrix": MATRIX, "board": {"position": [1, 2, 30], "quaternion_xyzw": [0, 0, 0, 1]}}
+    text = json.dumps({"inverse": True, "board_unit": "mm", "poses": [entry]})
+    (pose,) = read_poses(write(tmp_path, "poses.json", text))
+    np.testing.assert_allclose(pose.base_from_gripper @ np.array(MATRIX), np.eye(4), atol=1e-12)
+    assert pose.camera_from_board is not None
+    np.testing.assert_allclose(pose.camera_from_board[:3, 3], [0.001, 0.002, 0.03])
+
+
+def entry(**fields: object) -> str:
+    return json.dumps({"poses": [{"position": [0, 0, 0], "quaternion_xyzw": [0, 0, 0, 1]} | fields]})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (entry(position=[100, 200, 300]), 'millimetres write unit = "mm"'),
+        (entry(quaternion_xyzw=[0, 0, 0, 2]), "length 2"),
+        (entry(quaternion_xyzw=[0, 0, 1]), "quaternion_xyzw"),
+        (entry(position=None), "either matrix, or position"),
+        (entry(matrix=MATRIX), "either matrix, or position"),
+        (json.dumps({"poses": [{"matrix": np.diag([-1.0, 1, 1, 1]).tolist()}]}), "reflection"),
+        (json.dumps({"poses": [{"matrix": np.diag([2.0, 1, 1, 1]).tolist()}]}), "rigid matrix"),
+        (json.dumps({"poses": []}), "poses"),
+        (json.dumps({"poses": [{"image": f"{n}/a.png", "matrix": MATRIX} for n in "xy"]}), "two for a.png"),
+        (entry(colour="red"), "colour"),
+        ("[1, 2]", "not a file of poses"),
+        ("{", "cannot read poses"),
+    ],
+)
+def test_wrong_files_are_refused(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=named):
+        read_poses(write(tmp_path, "poses.json", text))
+
+
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"nowhere\.csv"):
+        read_poses(tmp_path / "nowhere.csv")
+    with pytest.raises(CalibrationError, match="poses"):
+        read_poses(write(tmp_path, "empty.csv", ""))
+
+
+def make_track() -> PoseTrack:
+    track = PoseTrack(capacity=3)
+    for stamp in (300, 0, 100, 200):  # in any order; the oldest is forgotten
+        angle = stamp / 1000
+        pose = FramePose(
+            "gripper",
+            "base",
+            stamp,
+            (stamp / 100, 0, 0),
+            (0, 0, float(np.sin(angle / 2)), float(np.cos(angle / 2))),
+        )
+        track.add(pose)
+    return track
+
+
+def test_poses_are_interpolated() -> None:
+    expected = rigid(rotation_from_vector([0, 0, 0.15]), [1.5, 0, 0])
+    np.testing.assert_allclose(make_track().at(150, 100), expected, atol=1e-12)
+    np.testing.assert_allclose(make_track().at(300, 100)[0, 3], 3.0)
+
+
+@pytest.mark.parametrize(
+    ("stamp_ns", "gap_ns", "named"),
+    [(50, 100, "before and after"), (301, 100, "before and after"), (150, 99, "a gap of")],
+)
+def test_stale_poses_are_refused(stamp_ns: int, gap_ns: int, named: str) -> None:
+    track = make_track()
+    assert len(track) == 3
+    with pytest.raises(CalibrationError, match=f"stale pose.*{named}"):
+        track.at(stamp_ns, gap_ns)
+    with pytest.raises(CalibrationError, match="found none"):
+        PoseTrack().at(0, 100)

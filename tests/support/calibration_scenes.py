@@ -1,0 +1,157 @@
+"""Synthetic views for calibration: a camera looks at a board, a robot moves one of them; noise is added on request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from sam3_node.calibration.board_pdf import rasterise
+from sam3_node.calibration.board_poses import expected_covariance, locate_board, to_solution
+from sam3_node.calibration.boards import Board
+from sam3_node.calibration.bundle import View, project_points
+from sam3_node.calibration.hand_eye import HandEyeView, Mounting
+from sam3_node.calibration.rigid_motion import move
+from sam3_node.geometry import Array, camera_matrix, invert, rigid, rotation_from_vector
+from sam3_node.types import Image, Intrinsics
+
+BOARD = Board.parse("charuco:7x5:30mm:21mm:4x4_50")
+CENTRE_M = (0.105, 0.075, 0.0)
+"""Centre of BOARD's pattern in its frame."""
+SIZE = (480, 640)
+"""Height and width of the images."""
+CAMERA = Intrinsics(600.0, 603.0, 322.0, 238.0, "brown_conrady", (-0.2, 0.08, 0.001, -0.0005, 0.0))
+FISHEYE = Intrinsics(300.0, 301.0, 321.0, 239.0, "fisheye", (0.03, -0.01, 0.004, -0.001))
+
+GRIPPER_FROM_CAMERA = rigid(rotation_from_vector([0.02, -0.03, 1.57]), [0.03, -0.07, 0.05])
+BASE_FROM_BOARD = rigid(rotation_from_vector([3.0, 0.1, 0.2]), [0.5, 0.1, 0.0])
+BASE_FROM_CAMERA = rigid(rotation_from_vector([2.0, 0.3, -0.4]), [1.0, 0.4, 0.8])
+GRIPPER_FROM_BOARD = rigid(rotation_from_vector([0.1, 0.2, 0.3]), [0.02, -0.03, 0.1])
+_MOUNTS = {
+    "eye_in_hand": (GRIPPER_FROM_CAMERA, BASE_FROM_BOARD),
+    "eye_to_hand": (BASE_FROM_CAMERA, GRIPPER_FROM_BOARD),
+}
+
+
+def project_board(camera_from_board: Array, intrinsics: Intrinsics, points: Array) -> Array:
+    """Return the pixels [n, 2] of board points [n, 3]."""
+    camera = to_solution(intrinsics, points)
+    pose = np.concatenate([cv2.Rodrigues(camera_from_board[:3, :3])[0].ravel(), camera_from_board[:3, 3]])
+    return project_points(points, pose, camera.camera, camera.coeffs, camera.lens.model).pixels
+
+
+def draw_pose(
+    generator: np.random.Generator, near_m: float = 0.3, far_m: float = 0.5, tilt: float = 0.6
+) -> Array:
+    """Return camera_from_board [4, 4] of a board in front of the camera, tilted and turned at random."""
+    rotation = rotation_from_vector([*generator.uniform(-tilt, tilt, 2), 0]) @ rotation_from_vector(
+        [0, 0, generator.uniform(-1.5, 1.5)]
+    )
+    depth = generator.uniform(near_m, far_m)
+    centre = np.array([*generator.uniform(-0.25, 0.25, 2) * (depth, 0.7 * depth), depth])
+    return rigid(rotation, centre - rotation @ CENTRE_M)
+
+
+def make_views(
+    count: int,
+    intrinsics: Intrinsics = CAMERA,
+    noise_px: float = 0.1,
+    seed: int = 1,
+    points: Array | None = None,
+    tilt: float = 0.6,
+) -> list[View]:
+    """Return views of BOARD with all corners in the image; `points` [p, 3] are those of a board that is not flat."""
+    generator = np.random.default_rng(seed)
+    views: list[View] = []
+    near = (0.3, 0.5) if intrinsics.model != "fisheye" else (0.12, 0.25)
+    while len(views) < count:
+        pose = draw_pose(generator, *near, tilt)
+        pixels = project_board(pose, intrinsics, BOARD.points if points is None else points)
+        if _is_inside(pixels):
+            noisy = pixels + generator.normal(0, noise_px, pixels.shape)
+            views.append(View(f"view{len(views)}", np.arange(len(pixels)), noisy))
+    return views
+
+
+def _is_inside(pixels: Array) -> bool:
+    return bool(pixels.min() >= 0 and (pixels.max(axis=0) < SIZE[::-1]).all())
+
+
+def make_hand_eye(
+    count: int,
+    mounting: Mounting = "eye_in_hand",
+    *,
+    noise_px: float = 0.3,
+    robot_m: float = 3e-4,
+    robot_rad: float = 5e-4,
+    seed: int = 1,
+    board_poses_only: bool = False,
+    intrinsics: Intrinsics = CAMERA,
+) -> tuple[Array, list[HandEyeView]]:
+    """Return the true parent_from_camera [4, 4] and views with noise of the corners and of the robot's poses.
+
+    With `board_poses_only` the covariances are those that follow from poses without images, see `expected_covariance`.
+    """
+    generator = np.random.default_rng(seed)
+    x, y = _MOUNTS[mounting]
+    found: list[tuple[Array, Array, Array, float]] = []
+    while len(found) < count:
+        pose = draw_pose(generator)
+        pixels = project_board(pose, intrinsics, BOARD.points)
+        if not _is_inside(pixels):
+            continue
+        chain = y @ invert(pose) @ invert(x)
+        robot = chain if mounting == "eye_in_hand" else invert(chain)
+        robot = move(
+            robot, np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)])
+        )
+        noisy = pixels + generator.normal(0, noise_px, pixels.shape)
+        view = View(str(len(found)), np.arange(len(pixels)), noisy)
+        found.append((robot, *locate_board(view, BOARD, intrinsics)))
+    variance = float(np.median([sigma for *_, sigma in found])) ** 2
+    return x, [
+        HandEyeView(
+            f"view{number}",
+            robot,
+            pose,
+            expected_covariance(pose, BOARD, intrinsics) if board_poses_only else covariance * variance,
+        )
+        for number, (robot, pose, covariance, _) in enumerate(found)
+    ]
+
+
+def render(
+    board: Board, camera_from_board: Array, intrinsics: Intrinsics, size: tuple[int, int] = SIZE
+) -> Image:
+    """Render a board by a homography, without distortion, as BGR [h, w, 3] with soft edges."""
+    density, border, factor = 8.0, 15.0, 4
+    texture = rasterise(board, density, border)
+    offset = board.pitch_m if board.kind == "chessboard" else 0.0  # the origin is the first inner corner
+    # texture pixel -> board metres, with pixel centres at integers
+    scale = 1e-3 / density
+    shift = 0.5 * scale - border * 1e-3 - offset
+    to_board = np.array([[scale, 0, shift], [0, scale, shift], [0, 0, 1]])
+    pose = camera_from_board[:3, [0, 1, 3]]
+    to_large = np.array([[factor, 0, (factor - 1) / 2], [0, factor, (factor - 1) / 2], [0, 0, 1]])
+    homography = to_large @ camera_matrix(intrinsics) @ pose @ to_board
+    large = cv2.warpPerspective(
+        texture, homography, (size[1] * factor, size[0] * factor), borderValue=200, flags=cv2.INTER_LINEAR
+    )
+    small = cv2.resize(large, size[::-1], interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.cvtColor(small, cv2.COLOR_GRAY2BGR), np.uint8)
+
+
+def render_views(
+    board: Board, intrinsics: Intrinsics, count: int, seed: int = 3
+) -> Sequence[tuple[Array, Image]]:
+    """Return poses camera_from_board and rendered images of them."""
+    generator = np.random.default_rng(seed)
+    low, high = board.points.min(axis=0) - board.pitch_m, board.points.max(axis=0) + board.pitch_m
+    rim = np.array([[x, y, 0] for x in (low[0], high[0]) for y in (low[1], high[1])])
+    pairs = []
+    while len(pairs) < count:
+        pose = draw_pose(generator, 0.35, 0.55, 0.5)
+        if _is_inside(project_board(pose, intrinsics, rim)):
+            pairs.append((pose, render(board, pose, intrinsics)))
+    return pairs
