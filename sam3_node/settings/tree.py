@@ -140,7 +140,7 @@ class TrackerSettings(Section):
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)
     """Number of recent frames whose features are kept, so that prompts can name one of them."""
-    min_confidence: float = Field(0.7, ge=0.0, le=1.0)
+    min_confidence: float = Field(0.79, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of others are counted and dropped. A camera silent for 10 s frees its slot."""

@@ -82,12 +82,12 @@ def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
 
 
 def choose_threshold(groups: list[Played]) -> float:
-    """Return the lowest confidence with at most MAX_WRONG of the sure masks wrong, in the mean of the groups."""
+    """Return the lowest confidence with at most MAX_WRONG of the sure masks wrong, in each group."""
     for threshold in np.arange(0.5, 0.995, 0.01):
         wrong = [
             1 - g.right[g.confidence >= threshold].mean() for g in groups if (g.confidence >= threshold).any()
         ]
-        if np.mean(wrong) <= MAX_WRONG:
+        if max(wrong, default=0.0) <= MAX_WRONG:
             return round(float(threshold), 2)
     return 0.99
 
@@ -139,7 +139,7 @@ def write(path: Path, found: Fit, command: str) -> None:
         f"JUMPED = {found.jumped}",
         '"""Largest confidence of a mask that has jumped: the share of those that were right on the training clips."""',
         f"SURE = {found.sure}",
-        '"""Confidence from which at most 5 % of the masks were wrong on the training clips."""',
+        '"""Confidence from which at most 5 % of the masks were wrong in each folder of training clips."""',
         'CALIBRATED_FOR = ("nano",)',
         '"""Names of the models whose masks the weights were fitted to."""',
         "",
