@@ -149,7 +149,7 @@ def render_views(
     generator = np.random.default_rng(seed)
     low, high = board.points.min(axis=0) - board.pitch_m, board.points.max(axis=0) + board.pitch_m
     rim = np.array([[x, y, 0] for x in (low[0], high[0]) for y in (low[1], high[1])])
-    pairs = []
+    pairs: list[tuple[Array, Image]] = []
     while len(pairs) < count:
         pose = draw_pose(generator, 0.35, 0.55, 0.5)
         if _is_inside(project_board(pose, intrinsics, rim)):
