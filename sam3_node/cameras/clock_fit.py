@@ -25,8 +25,9 @@ class ClockFit:
     """
 
     def __init__(self) -> None:
-        self._jumps = 0
-        self._restart(0, 0)
+        self._jumps = self._last_x = self._stamp_ns = self._arrival_ns = 0
+        self._slope = self._offset = 0.0
+        self._minima: deque[tuple[int, int]] = deque(maxlen=WINDOW_S)
 
     @property
     def drift_ppm(self) -> float:
@@ -57,7 +58,7 @@ class ClockFit:
         self._stamp_ns, self._arrival_ns = stamp_ns, arrival_ns
         self._last_x = 0
         self._slope = self._offset = 0.0
-        self._minima: deque[tuple[int, int]] = deque(maxlen=WINDOW_S)
+        self._minima.clear()
 
     def _add(self, x: int, y: int) -> None:
         """Take a pair, and fit anew at each new second."""
