@@ -10,9 +10,10 @@ from ..settings import CameraSettings
 from .base import CameraSource
 
 SOURCES = (
-    "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, rtsp://HOST/PATH or webcam:INDEX"
+    "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH or "
+    "webcam:INDEX"
 )
-_SCHEMES = ("scene", "bag", "video", "images", "rtsp", "webcam")
+_SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "webcam")
 _STREAMS = ("rtsp", "rtsps", "http", "https")
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 
@@ -26,7 +27,7 @@ def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None
     # each scheme imports its own source, so that a webcam needs no library of recordings
     scheme, separator, address = uri.partition(":")
     stop = stop or threading.Event()
-    if not separator:
+    if not separator and uri != "realsense":
         scheme = ""
     if uri == "scene:tabletop":
         from .bag import TABLETOP, BagSource
@@ -48,6 +49,10 @@ def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None
         from .bag import open_images
 
         return open_images(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+    if scheme == "realsense":
+        from .realsense import open_realsense
+
+        return open_realsense(address, settings, stop)
     if scheme == "webcam":
         from .webcam import open_webcam
 
