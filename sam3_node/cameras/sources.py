@@ -10,10 +10,10 @@ from ..settings import CameraSettings
 from .base import CameraSource
 
 SOURCES = (
-    "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH or "
-    "webcam:INDEX"
+    "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
+    "v4l2:NAME or webcam:INDEX"
 )
-_SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "webcam")
+_SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
 _STREAMS = ("rtsp", "rtsps", "http", "https")
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 
@@ -53,6 +53,10 @@ def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None
         from .realsense import open_realsense
 
         return open_realsense(address, settings, stop)
+    if scheme == "v4l2":
+        from .v4l2 import open_v4l2
+
+        return open_v4l2(address, settings, stop)
     if scheme == "webcam":
         from .webcam import open_webcam
 

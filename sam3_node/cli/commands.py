@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..types import Mask
 
 ANSWER_TIMEOUT_S = 3.0
+LIST_SOURCES = "list"
+"""Source of the camera command that lists the sources."""
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
 """Model that made the text vectors in public checkpoints of YOLO-World."""
 
@@ -57,7 +59,13 @@ def run(args: Namespace, settings: Settings) -> None:
 
 
 def camera(args: Namespace, settings: Settings) -> None:
-    """Publish frames until a signal or the end of the source."""
+    """Publish frames until a signal or the end of the source, or list the sources."""
+    if settings.camera.source == LIST_SOURCES:
+        from ..cameras.listing import list_cameras
+
+        for line in list_cameras(args.folder):
+            print(printable(line))
+        return
     from ..cameras.publish import run_camera
 
     raise_descriptor_limit()

@@ -79,10 +79,25 @@ def _parser() -> CommandParser:
 def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
     add(parsers, "run", commands.run, "run the node: track objects on camera frames and publish masks")
     camera = add(
-        parsers, "camera", commands.camera, "publish frames of scene:tabletop, bag:FILE, webcam:0 ..."
+        parsers,
+        "camera",
+        commands.camera,
+        "publish frames of scene:tabletop, bag:FILE, realsense, webcam:0 ..., or list the sources",
     )
     camera.add_argument(
-        "camera.source", metavar="SOURCE", nargs="?", default=argparse.SUPPRESS, help="source of the frames"
+        "camera.source",
+        metavar="SOURCE",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="source of the frames; list: print the cameras of this machine and the recordings of FOLDER",
+    )
+    camera.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        nargs="?",
+        default=Path(),
+        help="with list: folder of recordings [.]",
     )
     watch = add(parsers, "watch", commands.watch, "show masks as a table in the terminal")
     watch.add_argument(

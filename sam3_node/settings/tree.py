@@ -72,7 +72,7 @@ class TransportSettings(Section):
 class CameraSettings(Section):
     source: str = "scene:shapes"
     """Source of the frames: scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL,
-    rtsp://HOST/PATH or webcam:INDEX."""
+    rtsp://HOST/PATH, v4l2:NAME or webcam:INDEX."""
     name: str = Field("cam0", max_length=64, pattern=CAMERA_PATTERN)
     """Name of the camera, used as the last part of its topics."""
     fps: float = Field(0.0, ge=0.0, le=1000.0)
