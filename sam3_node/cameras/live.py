@@ -14,7 +14,7 @@ from .pacing import RateLimit
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 4.0
-_JOIN_S = 0.5
+_JOIN_S = 2.0  # a RealSense camera takes a second to stop
 
 
 class LiveDevice(Protocol):

@@ -49,7 +49,7 @@ class RealSenseRecording:
                 self._device = self._open() if self._settings.loop else None
                 continue
             if image is not None:
-                if not self._wait(image):
+                if not self._wait(self._device.stamp_ns):
                     return
                 yield replace(image, capture_ns=time.time_ns())
 
@@ -59,10 +59,8 @@ class RealSenseRecording:
             self._lost += device.lost
             device.close()
 
-    def _wait(self, image: CapturedImage) -> bool:
-        if self._grid is not None:
-            return self._grid.wait()
-        return self._pacer.wait(int(next(iter(image.times.values()))))
+    def _wait(self, stamp_ns: int) -> bool:
+        return self._grid.wait() if self._grid is not None else self._pacer.wait(stamp_ns)
 
     def _open(self) -> RealSenseDevice:
         device = load_recording(self._rs, self._path, self.name)

@@ -28,6 +28,8 @@ from .realsense_streams import Stream, choose_streams, has_extrinsics, read_lens
 SILENT_S = 3.0
 """Seconds without an image after which a camera counts as lost."""
 _QUEUE_FRAMES = 8
+_LIVE_PATIENCE = 2
+_MAX_GAP = 0.55  # of a period, between colour and its depth: the sensors may run half a period apart
 _POLL_S = 0.1
 _HOST_CLOCKS = ("system_time", "global_time")
 _MAX_DELAY_NS = NANOSECONDS
@@ -64,14 +66,17 @@ class RealSenseDevice:
         self._last_number: int | None = None
         self._polls_after_end = 0
         self.lost = 0
+        self.stamp_ns = 0
+        """Stamp of the image that was retrieved last, on the device's clock."""
         try:
             colour, depth = choose_streams(rs, device, settings, name)
             if self._playback is None:
                 apply_options(rs, colour.sensor, depth.sensor if depth else None, settings, name)
             self._lens = read_lens(colour.profile, name)
             # the streams of a recording come in threads of their own, one of which may be far ahead
-            patience = _QUEUE_FRAMES if self._playback else 1
-            self._pairer = FramePairer(round(NANOSECONDS / colour.mode.fps / 2), patience) if depth else None
+            patience = _QUEUE_FRAMES if self._playback else _LIVE_PATIENCE
+            tolerance_ns = round(_MAX_GAP * NANOSECONDS / colour.mode.fps)
+            self._pairer = FramePairer(tolerance_ns, patience) if depth else None
             self._aligner = _Aligner(rs) if depth and has_extrinsics(depth.profile, colour.profile) else None
             self._sensors = self._start([colour, depth] if depth else [colour])
         except RuntimeError as error:
@@ -101,6 +106,7 @@ class RealSenseDevice:
         if not self._pairs:
             return None
         colour, depth = self._pairs[0]
+        self.stamp_ns = colour.stamp_ns
         try:
             capture_ns = self._map_to_host(colour)
             image, scale_m = _to_bgr(colour.frame), 0.001

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import OutputError, RequestError, VocabularyError, require
+from ..errors import CameraError, OutputError, RequestError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
 from ..processes.notify import Watchdog
@@ -63,9 +63,11 @@ def camera(args: Namespace, settings: Settings) -> None:
     if settings.camera.source == LIST_SOURCES:
         from ..cameras.listing import list_cameras
 
-        for line in list_cameras(args.folder):
+        for line in list_cameras(args.folder or Path()):
             print(printable(line))
         return
+    if args.folder is not None:
+        raise CameraError(f"expected one source, found {settings.camera.source!r} and {str(args.folder)!r}")
     from ..cameras.publish import run_camera
 
     raise_descriptor_limit()

@@ -96,7 +96,6 @@ def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
         type=Path,
         metavar="FOLDER",
         nargs="?",
-        default=Path(),
         help="with list: folder of recordings [.]",
     )
     watch = add(parsers, "watch", commands.watch, "show masks as a table in the terminal")

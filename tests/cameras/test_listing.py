@@ -63,3 +63,8 @@ def test_cameras_come_with_their_modes(monkeypatch: pytest.MonkeyPatch) -> None:
         "  1280x720 MJPG: 30 fps",
         "  640x480 YUYV: 15, 30 fps",
     ]
+
+
+def test_a_folder_is_for_the_list_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["camera", "scene:shapes", "recordings"]) == 2
+    assert "expected one source, found 'scene:shapes' and 'recordings'" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 
 from sam3_node.cameras.live import LiveSource
+from sam3_node.cameras.publish import run_camera
 from sam3_node.cameras.realsense_device import RealSenseDevice
 from sam3_node.cameras.realsense_sdk import explain, find_device
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
-from sam3_node.settings import CameraSettings
+from sam3_node.settings import CameraSettings, load_settings
+from sam3_node.transport.channels import FrameSubscriber
 from sam3_node.types import Depth, Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support.realsense_rig import FPS, SIZE, START_MS, SoftCamera, load_rs, record
@@ -159,6 +162,45 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
         assert time.monotonic() < awaited
     source.close()
     assert "realsense:123456: no image for 0.3 s: is the cable loose?; opening it again" in caplog.text
+
+
+def test_frames_of_a_camera_that_is_plugged_in_again_are_counted_on(
+    cameras: Callable[..., SoftCamera], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
+    plugged = [cameras(), cameras()]
+    for camera, start in zip(plugged, (0, 3000), strict=True):
+        camera.stream(start)
+    waiting = list(plugged)
+    stop = threading.Event()
+
+    def open_source(*_: object) -> LiveSource:
+        return LiveSource("realsense", lambda: open_soft(waiting.pop(0)), 0, stop)
+
+    monkeypatch.setattr("sam3_node.cameras.publish.open_camera", open_source)
+    endpoint = f"ipc://@sam3-node-test-{uuid.uuid4().hex}"
+    settings = load_settings(overrides={"transport.frames": endpoint, "camera.encoding": "jpeg"})
+    with FrameSubscriber([endpoint]) as subscriber:
+        process = threading.Thread(target=run_camera, args=(settings, stop))
+        process.start()
+        try:
+            received = [subscriber.take(timeout_ms=10_000)]
+            plugged[0].close()
+            end = time.monotonic() + PATIENCE_S
+            while received[-1] is None or received[-1].frame.times["hardware_clock_ns"] < 100_000 * MS:
+                received.append(subscriber.take(timeout_ms=1000))
+                assert time.monotonic() < end
+        finally:
+            stop.set()
+            process.join()
+    frames = [item.frame for item in received if item is not None]
+    seqs = [frame.seq for frame in frames]
+    assert seqs == sorted(set(seqs))
+    assert frames[0].times["hardware_clock_ns"] < 100_000 * MS
+    depth = frames[0].depth
+    assert depth is not None
+    assert (depth.encoding, depth.aligned) == ("z16+zstd", True)
+    assert frames[0].encoding == "jpeg"
 
 
 def test_several_cameras_stream_at_once(cameras: Callable[..., SoftCamera]) -> None:
