@@ -1,4 +1,4 @@
-"""bag:FILE and video:FILE - a recording or a video, played at its own pace; scene:tabletop - the bundled recording."""
+"""bag:FILE, video:FILE and images:FOLDER - recordings, played at their own pace; scene:tabletop - the bundled one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..types import Frame
 from .base import CapturedImage
 from .pacing import Pacer, StampPacer
 
-__all__ = ["TABLETOP", "BagSource", "open_video"]
+__all__ = ["TABLETOP", "BagSource", "open_images", "open_video"]
 
 _log = logging.getLogger(__name__)
 _CAMERA = "?camera="
@@ -30,6 +30,8 @@ class BagSource:
     its first frame: the image of `seq` is that of seq % its length. A damaged recording is played up to the damage.
     Raises BagError if there is no frame at all.
     """
+
+    lost = 0
 
     def __init__(self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> None:
         self.name = name
@@ -85,6 +87,16 @@ def open_video(name: str, path: Path, fps: float, loop: bool, stop: threading.Ev
         return BagSource(name, path, fps, loop, stop)
     except BagError as error:
         raise CameraError(f"{path} holds no readable video: damaged, or of an unknown format") from error
+
+
+def open_images(name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
+    """Open a folder of images as a BagSource; CameraError if it does not exist or has no image that can be read."""
+    if not path.is_dir():
+        raise CameraError(f"expected a folder of images, found no folder at {path}")
+    try:
+        return BagSource(name, path, fps, loop, stop)
+    except BagError as error:
+        raise CameraError(str(error)) from error
 
 
 def _first_camera(path: Path) -> str:

@@ -52,6 +52,10 @@ class CameraSource(Protocol):
     def is_finite(self) -> bool:
         """True if the source ends by itself."""
 
+    @property
+    def lost(self) -> int:
+        """Images that were lost before they were given, as far as the source knows."""
+
     def __iter__(self) -> Iterator[CapturedImage]: ...
 
     def close(self) -> None:

@@ -6,12 +6,11 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import cv2
 
 from ..calibration import Calibration, load_calibration
-from ..errors import CameraError, Sam3NodeError, WireError, did_you_mean
+from ..errors import WireError
 from ..geometry import scale_intrinsics
 from ..processes.notify import Watchdog
 from ..processes.waiting import WaitingNotice
@@ -20,22 +19,21 @@ from ..transport.channels import FramePublisher
 from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
-
-SOURCES = "scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX"
-_SCHEMES = ("scene", "bag", "video", "webcam")
-_VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
+from .sources import open_camera
 
 _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
 _SUBSCRIBE_S = 0.1  # a subscription arrives shortly after its connection
+_REPORT_S = 60.0
 _STOP_LINGER_MS = 300  # a stop does not wait longer for a peer that hangs
 
 
 @dataclass(frozen=True, slots=True)
 class CameraSummary:
-    """Result of a camera process: images captured, images that could not be sent, and its run time."""
+    """Result of a camera process: images captured, lost before and not sent after that, and its run time."""
 
     captured: int
+    lost: int
     unsent: int
     seconds: float
 
@@ -85,66 +83,6 @@ def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
     )
 
 
-def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None = None) -> CameraSource:
-    """Open one of SOURCES with the rate and looping of `settings`.
-
-    Setting `stop` ends the iteration, also while it waits for the next image. Raises CameraError for an unknown scheme,
-    and for a device or file that cannot be opened or read; for a recording, BagError.
-    """
-    # each scheme imports its own source, so that a webcam needs no library of recordings
-    scheme, separator, address = uri.partition(":")
-    stop = stop or threading.Event()
-    if not separator:
-        scheme = ""
-    if uri == "scene:tabletop":
-        from .bag import TABLETOP, BagSource
-
-        return BagSource(uri, TABLETOP, settings.fps, settings.loop, stop)
-    if scheme == "bag":
-        from .bag import BagSource
-
-        return BagSource(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
-    if scheme == "video":
-        from .bag import open_video
-
-        return open_video(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
-    if scheme == "scene":
-        from .scene import SceneSource
-
-        return SceneSource(uri, settings.fps, settings.loop, stop)
-    if scheme == "webcam":
-        from .webcam import open_webcam
-
-        return open_webcam(address, settings, stop)
-    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
-
-
-def _suggest_source(uri: str) -> str:
-    """Return "; did you mean SOURCE?" for a path without a scheme, a bare index or a misspelt scheme, else ""."""
-    _, separator, address = uri.partition(":")
-    if separator:
-        return did_you_mean(uri, [f"{scheme}:{address}" for scheme in _SCHEMES])
-    path = Path(uri).expanduser()
-    if path.suffix.lower() in _VIDEO_SUFFIXES:
-        return f"; did you mean video:{uri}?"
-    if path.exists() and not uri.startswith("/dev/"):
-        return f"; did you mean bag:{uri}?" if _is_recording(path) else ""
-    if uri.isdecimal() or uri.startswith("/dev/video"):
-        return f"; did you mean webcam:{uri.removeprefix('/dev/video')}?"
-    return did_you_mean(f"scene:{uri}", ("scene:tabletop", "scene:shapes"))
-
-
-def _is_recording(path: Path) -> bool:
-    """Return True if the path holds a recording of any format that can be read."""
-    from ..bags.bag import open_bag
-
-    try:
-        open_bag(path).close()
-    except Sam3NodeError:
-        return False
-    return True
-
-
 def frame_from(
     captured: CapturedImage, seq: int, camera: CameraSettings, calibration: Calibration | None = None
 ) -> Frame:
@@ -173,7 +111,7 @@ def _describe(summary: CameraSummary) -> str:
     rate = summary.captured / max(summary.seconds, 1e-9)
     return (
         f"captured {summary.captured} frames in {summary.seconds:.1f} s ({rate:.1f} fps), "
-        f"{summary.unsent} not sent"
+        f"{summary.lost} lost, {summary.unsent} not sent"
     )
 
 
@@ -187,6 +125,7 @@ def _publish(
 ) -> CameraSummary:
     start_s = time.monotonic()
     captured = unsent = 0
+    report = _RateReport(source)
     watchdog.turn()
     watchdog.wait()
     for image in source:
@@ -197,10 +136,35 @@ def _publish(
             unsent += 1
             _log.warning("%s: image %d is left out: %s", source.name, captured, error)
         captured += 1
+        report.count(unsent)
         if captured == camera.frames or stop.is_set():
             break
         watchdog.wait()
-    return CameraSummary(captured, unsent, time.monotonic() - start_s)
+    return CameraSummary(captured, source.lost, unsent, time.monotonic() - start_s)
+
+
+class _RateReport:
+    """Logs the rate of a live camera every minute, as a warning if images were lost or not sent meanwhile."""
+
+    def __init__(self, source: CameraSource) -> None:
+        self._source = source
+        self._start_s = time.monotonic()
+        self._images = self._lost = self._unsent = 0
+
+    def count(self, unsent: int) -> None:
+        """Count an image. `unsent` is the number of images not sent since the start."""
+        self._images += 1
+        seconds = time.monotonic() - self._start_s
+        if seconds < _REPORT_S or self._source.is_finite:
+            return
+        lost, total_lost = self._source.lost - self._lost, self._source.lost
+        _log.log(
+            logging.WARNING if lost or unsent > self._unsent else logging.INFO,
+            "%s: %.1f fps, %d lost, %d not sent in %.0f s",
+            *(self._source.name, self._images / seconds, lost, unsent - self._unsent, seconds),
+        )
+        self._start_s += seconds
+        self._images, self._lost, self._unsent = 0, total_lost, unsent
 
 
 def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event, watchdog: Watchdog) -> bool:

@@ -124,6 +124,8 @@ class SceneSource:
     A scene with an end that loops starts again at index 0: the truth of `seq` is that of seq % frames.
     """
 
+    lost = 0
+
     def __init__(self, uri: str, fps: float, loop: bool, stop: threading.Event) -> None:
         self.name = uri
         self.scene = Scene.from_uri(uri)

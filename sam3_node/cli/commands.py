@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import OutputError, RequestError, VocabularyError, require
+from ..errors import CameraError, OutputError, RequestError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
 from ..processes.notify import Watchdog
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..types import Mask
 
 ANSWER_TIMEOUT_S = 3.0
+LIST_SOURCES = "list"
+"""Source of the camera command that lists the sources."""
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
 """Model that made the text vectors in public checkpoints of YOLO-World."""
 
@@ -57,7 +59,15 @@ def run(args: Namespace, settings: Settings) -> None:
 
 
 def camera(args: Namespace, settings: Settings) -> None:
-    """Publish frames until a signal or the end of the source."""
+    """Publish frames until a signal or the end of the source, or list the sources."""
+    if settings.camera.source == LIST_SOURCES:
+        from ..cameras.listing import list_cameras
+
+        for line in list_cameras(args.folder or Path()):
+            print(printable(line))
+        return
+    if args.folder is not None:
+        raise CameraError(f"expected one source, found {settings.camera.source!r} and {str(args.folder)!r}")
     from ..cameras.publish import run_camera
 
     raise_descriptor_limit()

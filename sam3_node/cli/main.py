@@ -78,12 +78,7 @@ def _parser() -> CommandParser:
 
 def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
     add(parsers, "run", commands.run, "run the node: track objects on camera frames and publish masks")
-    camera = add(
-        parsers, "camera", commands.camera, "publish frames of scene:tabletop, bag:FILE, webcam:0 ..."
-    )
-    camera.add_argument(
-        "camera.source", metavar="SOURCE", nargs="?", default=argparse.SUPPRESS, help="source of the frames"
-    )
+    _add_camera_command(parsers, add)
     watch = add(parsers, "watch", commands.watch, "show masks as a table in the terminal")
     watch.add_argument(
         "--overlay", type=Path, metavar="OUT.mp4", help="video file for the frames with their masks drawn"
@@ -112,6 +107,29 @@ def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
         metavar="S",
         default=argparse.SUPPRESS,
         help="with --ring: write S seconds after the trigger, too [10]",
+    )
+
+
+def _add_camera_command(parsers: Any, add: AddCommand) -> None:
+    camera = add(
+        parsers,
+        "camera",
+        commands.camera,
+        "publish frames of scene:tabletop, bag:FILE, realsense, webcam:0 ..., or list the sources",
+    )
+    camera.add_argument(
+        "camera.source",
+        metavar="SOURCE",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="source of the frames; list: print the cameras of this machine and the recordings of FOLDER",
+    )
+    camera.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        nargs="?",
+        help="with list: folder of recordings [.]",
     )
 
 

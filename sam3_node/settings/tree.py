@@ -71,7 +71,8 @@ class TransportSettings(Section):
 
 class CameraSettings(Section):
     source: str = "scene:shapes"
-    """Source of the frames: scene:tabletop, scene:shapes, bag:FILE, video:FILE or webcam:INDEX."""
+    """Source of the frames: scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL,
+    rtsp://HOST/PATH, v4l2:NAME or webcam:INDEX."""
     name: str = Field("cam0", max_length=64, pattern=CAMERA_PATTERN)
     """Name of the camera, used as the last part of its topics."""
     fps: float = Field(0.0, ge=0.0, le=1000.0)
@@ -84,6 +85,16 @@ class CameraSettings(Section):
     """Encoding of the colour image: bgr8 takes no encoding time, jpeg about a tenth of the bytes."""
     jpeg_quality: int = Field(90, ge=1, le=100)
     """JPEG quality. Frames that are recorded as jpeg are sent unchanged."""
+    depth: bool = True
+    """Send depth, aligned to colour, if a RealSense camera has it. Recordings always keep theirs."""
+    exposure_ms: float = Field(0.0, ge=0.0, le=10_000.0)
+    """Exposure of the colour image of a RealSense or V4L2 camera in ms; 0: automatic."""
+    depth_exposure_ms: float = Field(0.0, ge=0.0, le=10_000.0)
+    """Exposure of the depth image of a RealSense camera in ms; 0: automatic."""
+    emitter: Literal["keep", "on", "off"] = "keep"
+    """Infrared projector of a RealSense camera; keep: as the camera has it."""
+    preset: Literal["keep", "default", "hand", "high_accuracy", "high_density", "medium_density"] = "keep"
+    """Visual preset of the depth of a RealSense D400 camera; keep: as the camera has it."""
     calibration: Path | None = None
     """Calibration file (TOML, see calibration/example.toml). Each frame message carries its intrinsics."""
     loop: bool = False

@@ -25,7 +25,7 @@ from rosbags.rosbag2 import Writer as Ros2FolderWriter
 from sam3_node.bags import open_bag
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
-from sam3_node.cameras.publish import open_camera
+from sam3_node.cameras.sources import open_camera
 from sam3_node.settings import CameraSettings
 from tests.support.mcap_files import (
     PERIOD_NS,

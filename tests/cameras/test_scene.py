@@ -11,8 +11,8 @@ import zlib
 import numpy as np
 import pytest
 
-from sam3_node.cameras.publish import open_camera
 from sam3_node.cameras.scene import Scene
+from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 

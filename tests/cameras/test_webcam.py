@@ -9,8 +9,9 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.publish import open_camera
-from sam3_node.cameras.webcam import WebcamSource
+from sam3_node.cameras.live import LiveSource
+from sam3_node.cameras.sources import open_camera
+from sam3_node.cameras.webcam import OpenCvDevice
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 
@@ -25,8 +26,10 @@ def device(tmp_path: Path) -> Path:
     return path
 
 
-def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -> WebcamSource:
-    return WebcamSource("webcam:9", lambda: cv2.VideoCapture(str(path)), fps, stop or threading.Event())
+def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -> LiveSource:
+    return LiveSource(
+        "webcam:9", lambda: OpenCvDevice(cv2.VideoCapture(str(path))), fps, stop or threading.Event()
+    )
 
 
 def test_an_absent_camera_is_a_camera_error() -> None:

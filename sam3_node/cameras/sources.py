@@ -1,0 +1,94 @@
+"""Opening of a camera source by its uri."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from ..errors import CameraError, Sam3NodeError, did_you_mean
+from ..settings import CameraSettings
+from .base import CameraSource
+
+SOURCES = (
+    "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
+    "v4l2:NAME or webcam:INDEX"
+)
+_SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
+_STREAMS = ("rtsp", "rtsps", "http", "https")
+_VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
+
+
+def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None = None) -> CameraSource:
+    """Open one of SOURCES with the rate and looping of `settings`.
+
+    Setting `stop` ends the iteration, also while it waits for the next image. Raises CameraError for an unknown scheme,
+    and for a device or file that cannot be opened or read; for a recording, BagError.
+    """
+    # each scheme imports its own source, so that a webcam needs no library of recordings
+    scheme, separator, address = uri.partition(":")
+    stop = stop or threading.Event()
+    if not separator and uri != "realsense":
+        scheme = ""
+    if uri == "scene:tabletop":
+        from .bag import TABLETOP, BagSource
+
+        return BagSource(uri, TABLETOP, settings.fps, settings.loop, stop)
+    if scheme == "bag":
+        from .bag import BagSource
+
+        return BagSource(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+    if scheme == "video":
+        from .bag import open_video
+
+        return open_video(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+    if scheme == "scene":
+        from .scene import SceneSource
+
+        return SceneSource(uri, settings.fps, settings.loop, stop)
+    if scheme == "images":
+        from .bag import open_images
+
+        return open_images(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+    if scheme == "realsense":
+        from .realsense import open_realsense
+
+        return open_realsense(address, settings, stop)
+    if scheme == "v4l2":
+        from .v4l2 import open_v4l2
+
+        return open_v4l2(address, settings, stop)
+    if scheme == "webcam":
+        from .webcam import open_webcam
+
+        return open_webcam(address, settings, stop)
+    if scheme in _STREAMS and address.startswith("//"):
+        from .webcam import open_stream
+
+        return open_stream(uri, settings, stop)
+    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
+
+
+def _suggest_source(uri: str) -> str:
+    """Return "; did you mean SOURCE?" for a path without a scheme, a bare index or a misspelt scheme, else ""."""
+    _, separator, address = uri.partition(":")
+    if separator:
+        return did_you_mean(uri, [f"{scheme}:{address}" for scheme in _SCHEMES])
+    path = Path(uri).expanduser()
+    if path.suffix.lower() in _VIDEO_SUFFIXES:
+        return f"; did you mean video:{uri}?"
+    if path.exists() and not uri.startswith("/dev/"):
+        return f"; did you mean bag:{uri}?" if _is_recording(path) else ""
+    if uri.isdecimal() or uri.startswith("/dev/video"):
+        return f"; did you mean webcam:{uri.removeprefix('/dev/video')}?"
+    return did_you_mean(f"scene:{uri}", ("scene:tabletop", "scene:shapes"))
+
+
+def _is_recording(path: Path) -> bool:
+    """Return True if the path holds a recording of any format that can be read."""
+    from ..bags.bag import open_bag
+
+    try:
+        open_bag(path).close()
+    except Sam3NodeError:
+        return False
+    return True

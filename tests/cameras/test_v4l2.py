@@ -1,0 +1,179 @@
+"""V4L2 cameras, with a kernel that is imitated at its ioctls: no test here has seen a device."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.modes import Mode
+from sam3_node.cameras.publish import frame_from
+from sam3_node.cameras.sources import open_camera
+from sam3_node.cameras.v4l2 import V4l2Device, choose_v4l2_mode, find_camera, read_jpeg
+from sam3_node.cameras.v4l2_modes import V4l2Camera, list_v4l2, read_camera
+from sam3_node.errors import CameraError
+from sam3_node.settings import CameraSettings
+from sam3_node.wire import decode_image
+
+SIZES = {
+    "YUYV": {(640, 480): (30, 15), (1280, 720): (10,)},
+    "MJPG": {(640, 480): (30,), (1280, 720): (30, 15)},
+}
+MODES = [
+    Mode(*size, fps, form) for form, sizes in SIZES.items() for size, rates in sizes.items() for fps in rates
+]
+CAPTURE, METADATA = 0x1, 0x00800000
+
+
+def fourcc(code: int) -> str:
+    return struct.pack("=I", code).decode()
+
+
+class Kernel:
+    """Answers ioctls as the driver of a camera does, by the layouts of linux/videodev2.h."""
+
+    def __init__(self, name: str, device_caps: int = CAPTURE) -> None:
+        self.name, self.device_caps = name, device_caps
+
+    def __call__(self, request: int, data: bytearray) -> None:
+        number, size = request & 0xFF, request >> 16 & 0x3FFF
+        assert len(data) == size
+        answer = {0: self.capabilities, 2: self.formats, 74: self.sizes, 75: self.intervals}[number]
+        try:
+            answer(data)
+        except IndexError as error:
+            raise OSError(22, "Invalid argument") from error
+
+    def capabilities(self, data: bytearray) -> None:
+        caps = CAPTURE | METADATA | 0x80000000
+        struct.pack_into(
+            "=16s32s32sIII", data, 0, b"uvcvideo", self.name.encode(), b"usb-1", 1, caps, self.device_caps
+        )
+
+    def formats(self, data: bytearray) -> None:
+        index, kind = struct.unpack_from("=II", data)
+        assert kind == 1
+        struct.pack_into("=4s", data, 44, list(SIZES)[index].encode())
+
+    def sizes(self, data: bytearray) -> None:
+        index, code = struct.unpack_from("=II", data)
+        struct.pack_into("=III", data, 8, 1, *list(SIZES[fourcc(code)])[index])
+
+    def intervals(self, data: bytearray) -> None:
+        index, code, width, height = struct.unpack_from("=IIII", data)
+        struct.pack_into("=III", data, 16, 1, 1, SIZES[fourcc(code)][width, height][index])
+
+
+def camera(number: int, name: str) -> V4l2Camera:
+    found = read_camera(Path(f"/dev/video{number}"), Kernel(name))
+    assert found is not None
+    return found
+
+
+def test_the_name_and_all_modes_are_read() -> None:
+    found = camera(2, "HD Pro Webcam C920")
+    assert (found.name, found.index) == ("HD Pro Webcam C920", 2)
+    assert list(found.modes) == MODES
+
+
+def test_a_node_of_metadata_is_no_camera() -> None:
+    assert read_camera(Path("/dev/video1"), Kernel("HD Pro Webcam C920", METADATA)) is None
+
+
+def test_files_that_are_no_devices_are_passed_over(tmp_path: Path) -> None:
+    for name in ("video0", "video1", "videos"):
+        (tmp_path / name).touch()
+    assert list_v4l2(tmp_path) == []
+
+
+def test_a_camera_is_found_by_name_part_file_and_number() -> None:
+    cameras = [
+        camera(0, "Integrated Camera"),
+        camera(2, "HD Pro Webcam C920"),
+        camera(4, "HD Pro Webcam C922"),
+    ]
+    for name in ("HD Pro Webcam C920", "c920", "/dev/video2", "2"):
+        assert find_camera(name, cameras) is cameras[1]
+    with pytest.raises(
+        CameraError, match=r"found /dev/video2 \(HD Pro Webcam C920\), /dev/video4 .* camera list"
+    ):
+        find_camera("HD Pro", cameras)
+    with pytest.raises(CameraError, match=r"did you mean Integrated Camera\?"):
+        find_camera("Integratd Camera", cameras)
+    with pytest.raises(CameraError, match="found none"):
+        find_camera("c920", [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (CameraSettings(), Mode(640, 480, 30, "YUYV")),
+        (CameraSettings(encoding="jpeg"), Mode(640, 480, 30, "MJPG")),
+        (CameraSettings(width=1280, height=720), Mode(1280, 720, 30, "MJPG")),
+        (CameraSettings(width=1280, height=720, fps=5), Mode(1280, 720, 10, "YUYV")),
+    ],
+)
+def test_the_mode_follows_the_settings(settings: CameraSettings, expected: Mode) -> None:
+    assert choose_v4l2_mode(camera(0, "Webcam"), settings) == expected
+
+
+def test_a_camera_without_a_mode_that_can_be_read_says_what_it_has() -> None:
+    odd = V4l2Camera(Path("/dev/video0"), "Odd", (Mode(640, 480, 30, "H264"),))
+    with pytest.raises(CameraError, match=r"v4l2:Odd: expected one of YUYV, .* found H264"):
+        choose_v4l2_mode(odd, CameraSettings())
+
+
+def jpeg(level: int = 90) -> bytes:
+    return bytes(cv2.imencode(".jpg", np.full((48, 64, 3), level, np.uint8))[1])
+
+
+class Capture:
+    """Stands in for OpenCV's capture with CAP_PROP_CONVERT_RGB 0: one row of the bytes of each buffer."""
+
+    def __init__(self, *buffers: bytes) -> None:
+        self.buffers = list(buffers)
+
+    def grab(self) -> bool:
+        return bool(self.buffers)
+
+    def get(self, _: int) -> float:
+        return 0.0
+
+    def retrieve(self) -> tuple[bool, np.ndarray]:
+        return True, np.frombuffer(self.buffers.pop(0), np.uint8)[None]
+
+    def release(self) -> None: ...
+
+
+def test_mjpeg_is_passed_on_undecoded_and_damage_is_counted() -> None:
+    device = V4l2Device(Capture(jpeg() + bytes(100), b"\xff\xd8 torn", jpeg(30)), MODES[3])
+    assert device.grab()
+    image = device.retrieve()
+    assert image is not None
+    assert image.size == (48, 64)
+    assert frame_from(image, 0, CameraSettings(encoding="jpeg")).colour == jpeg()
+    assert abs(int(frame_from(image, 0, CameraSettings()).colour[0]) - 90) < 3
+    assert device.retrieve() is None
+    assert device.lost == 1
+    assert isinstance(device.retrieve(), CapturedImage)
+    with pytest.raises(CameraError, match="no image"):
+        device.grab()
+
+
+def test_mjpeg_without_huffman_tables_can_be_decoded() -> None:
+    """Check the kind that UVC cameras send: the tables of the standard are left out."""
+    data = jpeg()
+    while (start := data.find(b"\xff\xc4")) >= 0:
+        data = data[:start] + data[start + 2 + int.from_bytes(data[start + 2 : start + 4], "big") :]
+    frame = read_jpeg(data)
+    assert frame is not None
+    assert abs(int(decode_image(frame).mean()) - 90) < 3
+
+
+def test_an_absent_camera_is_a_camera_error() -> None:
+    with pytest.raises(CameraError, match="expected the name or file of one camera"):
+        open_camera("v4l2:No Such Camera", CameraSettings())

@@ -1,0 +1,129 @@
+"""RealSense cameras without hardware: software devices of the SDK, and recordings of them by its own recorder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SIZE = (48, 64)
+FPS = 30
+UNITS = 0.001
+BASELINE_M = 0.06
+START_MS = 50_000.0
+OPTIONS = {
+    # name: minimum, maximum, default, step
+    "exposure": (1, 165000, 8500, 1),
+    "enable_auto_exposure": (0, 1, 1, 1),
+    "emitter_enabled": (0, 2, 1, 1),
+    "visual_preset": (0, 8, 0, 1),
+}
+
+
+def load_rs() -> Any:
+    """Import the SDK; skip the test without it."""
+    return pytest.importorskip("pyrealsense2", exc_type=ImportError)
+
+
+class SoftCamera:
+    """A software device with a colour and a depth sensor, BASELINE_M apart, that streams at FPS."""
+
+    def __init__(self, serial: str = "123456", usb: str = "3.2", extrinsics: bool = True) -> None:
+        self.rs = rs = load_rs()
+        self.device = rs.software_device()
+        for key, value in {"serial_number": serial, "name": "Soft D435", "usb_type_descriptor": usb}.items():
+            self.device.register_info(getattr(rs.camera_info, key), value)
+        self.colour_sensor, self.depth_sensor = (
+            self.device.add_sensor("RGB Camera"),
+            self.device.add_sensor("Stereo Module"),
+        )
+        self.colour = self.add(self.colour_sensor, "color", "rgb8", 3, 1)
+        self.depth = self.add(self.depth_sensor, "depth", "z16", 2, 0)
+        if extrinsics:
+            shift = rs.extrinsics()
+            shift.rotation, shift.translation = [1, 0, 0, 0, 1, 0, 0, 0, 1], [BASELINE_M, 0, 0]
+            self.depth.register_extrinsics_to(self.colour, shift)
+        for name, values in OPTIONS.items():
+            limits = rs.option_range()
+            limits.min, limits.max, limits.default, limits.step = values
+            self.depth_sensor.add_option(getattr(rs.option, name), limits, True)
+        self._closed = threading.Event()
+        self._index = 0
+        self._thread: threading.Thread | None = None
+
+    def add(self, sensor: Any, kind: str, form: str, bytes_per_pixel: int, uid: int) -> Any:
+        """Add a stream of SIZE to a sensor; return its profile."""
+        rs = self.rs
+        lens = rs.intrinsics()
+        lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
+        lens.model, lens.coeffs = rs.distortion.brown_conrady, [0.0] * 5
+        profile = rs.video_stream()
+        profile.type, profile.index, profile.uid = getattr(rs.stream, kind), 0, uid
+        profile.width, profile.height, profile.fps, profile.bpp = *SIZE[::-1], FPS, bytes_per_pixel
+        profile.fmt, profile.intrinsics = getattr(rs.format, form), lens
+        return sensor.add_video_stream(profile).as_video_stream_profile()
+
+    def push(self, index: int, depth: bool = True) -> None:
+        """Give the images of this index: colour index % 256 with red 200, and depth 1000 + index."""
+        for sensor, profile, channels in (
+            (self.colour_sensor, self.colour, 3),
+            (self.depth_sensor, self.depth, 2),
+        ):
+            if channels == 2 and not depth:
+                continue
+            frame = self.rs.software_video_frame()
+            if channels == 3:
+                pixels = np.full((*SIZE, 3), index % 256, np.uint8)
+                pixels[:, :, 0] = 200
+                frame.pixels = pixels
+            else:
+                frame.pixels, frame.depth_units = np.full(SIZE, 1000 + index, np.uint16), UNITS
+            frame.bpp, frame.stride = channels, SIZE[1] * channels
+            frame.timestamp = START_MS + index * 1000 / FPS
+            frame.domain = self.rs.timestamp_domain.hardware_clock
+            frame.frame_number, frame.profile = index, profile
+            sensor.set_metadata(
+                self.rs.frame_metadata_value.sensor_timestamp, round(1000 * frame.timestamp) - 500
+            )
+            sensor.on_video_frame(frame)
+
+    def stream(self, start: int = 0) -> None:
+        """Give images at FPS from now on, from the index `start`."""
+        self._index = start
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give no more images."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(1 / FPS):
+            self.push(self._index)
+            self._index += 1
+
+
+def record(path: Path, frames: int, lost: tuple[int, ...] = (), extrinsics: bool = True) -> Path:
+    """Record the images of a software device with the SDK's own recorder, but for those with the indices `lost`."""
+    camera = SoftCamera(extrinsics=extrinsics)
+    recorder = camera.rs.recorder(str(path), camera.device)
+    opened, queue = recorder.query_sensors(), camera.rs.frame_queue(2 * frames)
+    for sensor in opened:
+        sensor.open(sensor.get_stream_profiles()[0])
+        sensor.start(queue)
+    indices = [index for index in range(frames) if index not in lost]
+    for index in indices:
+        camera.push(index)
+    awaited = time.monotonic() + 20
+    for _ in range(2 * len(indices)):
+        queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
+    for sensor in opened:
+        sensor.stop()
+        sensor.close()
+    return path
