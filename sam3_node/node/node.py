@@ -235,7 +235,7 @@ class Node:
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
-        masks = pipeline.step(received.frame, received.received_ns, received.skipped)
+        masks = self.perception.link(pipeline.step(received.frame, received.received_ns, received.skipped))
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
         return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
