@@ -207,6 +207,8 @@ class Instance:
     """probability in 0..1 that the mask is right, that its IoU with the object is at least 0.5; None without a mask"""
     doubtful: bool = False
     """True if `confidence` is below the node's tracker.min_confidence"""
+    world_id: int | None = None
+    """the same for the objects of all cameras that the node takes for one thing; None where it does not link them"""
 
     @property
     def box(self) -> Box:

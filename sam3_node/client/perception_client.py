@@ -20,6 +20,7 @@ from .sessions import KnownEpochs
 from .values import (
     AddedObject,
     MaskLike,
+    MasksOfCameras,
     PixelBox,
     Points,
     Segmentation,
@@ -65,6 +66,7 @@ class PerceptionClient(Closeable):
         self._on_restart = on_restart
         self._epochs = KnownEpochs()
         self._held: deque[MaskFrame] = deque()
+        self._newest: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
         self._closed = False
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._control = ControlClient(control, timeout_ms)
@@ -91,6 +93,32 @@ class PerceptionClient(Closeable):
             self._held.append(masks)
         self._report(restart)
         return masks.without_doubtful() if self._sure_only else masks
+
+    def latest_of_all(
+        self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
+    ) -> MasksOfCameras | None:
+        """Wait for new masks of any camera. Return the newest masks of each of `cameras`.
+
+        Their captures are at most `max_spread_ms` apart. Returns None, and raises NodeRestarted, as `latest` does.
+        Masks from before a restart are forgotten. Masks of other cameras are passed over.
+        """
+        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            masks = self.latest(None if left_s is None else math.ceil(left_s * 1000))
+            if masks is None:
+                return None
+            for _ in cameras:  # those that wait, too
+                self._newest[masks.camera] = masks
+                masks = self.latest(0)
+                if masks is None:
+                    break
+            else:
+                self._newest[masks.camera] = masks
+            if all(camera in self._newest for camera in cameras):
+                found = MasksOfCameras({camera: self._newest[camera] for camera in cameras})
+                if found.spread_ms <= max_spread_ms:
+                    return found
 
     def __iter__(self) -> Iterator[MaskFrame]:
         """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator."""
@@ -267,6 +295,7 @@ class PerceptionClient(Closeable):
         """Raise the error, or call `on_restart` with it. None is no error."""
         if restart is None:
             return
+        self._newest.clear()
         if self._on_restart is None:
             raise restart
         self._on_restart(restart)

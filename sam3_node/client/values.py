@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RequestError
-from ..types import Mask, TrackState
+from ..types import Mask, MaskFrame, TrackState
 from ..wire import Fields, decode_mask, encode_mask
 
 MaskLike = Mask | npt.NDArray[np.bool_]
@@ -59,6 +59,20 @@ class AddedObject:
     camera: str
     segmentation: Segmentation | None
     epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MasksOfCameras:
+    """The newest masks of several cameras."""
+
+    masks: Mapping[str, MaskFrame]
+    """by camera"""
+
+    @property
+    def spread_ms(self) -> float:
+        """Milliseconds between the first and the last capture. For a clock other than "system", the arrival counts."""
+        times_ns = [masks.age_origin_ns for masks in self.masks.values()]
+        return (max(times_ns, default=0) - min(times_ns, default=0)) / 1e6
 
 
 def pack_prompt(

@@ -135,7 +135,7 @@ class Node:
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,
-            "cameras": {camera: found.describe() for camera, found in snapshot.cameras.items()},
+            "cameras": snapshot.describe_cameras(),
         }
 
     def _current_snapshot(self) -> NodeSnapshot:
@@ -235,7 +235,7 @@ class Node:
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
-        masks = pipeline.step(received.frame, received.received_ns, received.skipped)
+        masks = self.perception.link(pipeline.step(received.frame, received.received_ns, received.skipped))
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
         return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
@@ -328,7 +328,7 @@ class Node:
         if now_s < self._next_stats_log_s:
             return
         self._next_stats_log_s = now_s + STATS_LOG_EVERY_S
-        for camera, found in self._current_snapshot().cameras.items():
-            log.info("camera %s: %s", camera, found.describe())
+        for camera, found in self._current_snapshot().describe_cameras().items():
+            log.info("camera %s: %s", camera, found)
         warn_if_descriptors_run_out()
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

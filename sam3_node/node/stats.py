@@ -29,7 +29,8 @@ class CameraStats:
     were `withheld` are among the stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds
     since its last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
-    publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival.
+    publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival. `arrival` is
+    the time from capture to arrival, which contains the difference of the two clocks; Unix time only.
     One thread counts; any thread may read. Counts stop at the largest integer of a message.
     """
 
@@ -43,6 +44,9 @@ class CameraStats:
         self.last_error: str | None = None
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
+        self._arrivals_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
+        self.origin_ns: int | None = None
+        """Unix time from which the age of the newest published masks is measured; None before the first."""
         self._ends_s: deque[float] = deque(maxlen=RATE_FRAMES)
         self._begin_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEP_FRAMES)
@@ -63,10 +67,13 @@ class CameraStats:
         self.skipped = min(self.skipped + max(0, skipped - self._left_out), MAX_INT)
         self._left_out = 0
         self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
+        if frame.clock == "system":
+            self._arrivals_ns.append(received_ns - frame.capture_ns)
 
     def end(self, frame: Frame, received_ns: int) -> None:
         """Record that the frame's masks were published."""
-        self._latencies_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
+        self.origin_ns = _origin_ns(frame, received_ns)
+        self._latencies_ns.append(time.time_ns() - self.origin_ns)
         self._end_step(frame)
 
     def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
@@ -105,9 +112,13 @@ class CameraStats:
         self.failed += 1
         self.last_error = f"{type(error).__name__}: {describe_error(error)}"
 
-    def describe(self) -> dict[str, Any]:
-        """Return the counts, frames per second, and percentiles in milliseconds (None before the first frame)."""
-        silent_s = self._silent_s()
+    def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
+        """Return the counts, frames per second, and times in milliseconds (None before the first frame).
+
+        `offset_ns` is the time from the newest masks of all cameras to the newest of this camera, by their captures: 0
+        or negative. `masks_age_ms` is the age of this camera's newest masks.
+        """
+        silent_s, origin_ns = self._silent_s(), self.origin_ns
         return {
             "epoch": self._epoch,
             "silent_s": None if silent_s is None else round(silent_s, 3),
@@ -121,6 +132,9 @@ class CameraStats:
             "last_seq": self.last_seq,
             "last_error": self.last_error,
             "fps": self._rate(),
+            "masks_age_ms": None if origin_ns is None else _to_ms(time.time_ns() - origin_ns),
+            "offset_ms": None if offset_ns is None else _to_ms(offset_ns),
+            "arrival_p50_ms": _percentile_ms(self._arrivals_ns, 0.50),
             "age_p50_ms": _percentile_ms(self._ages_ns, 0.50),
             "age_p99_ms": _percentile_ms(self._ages_ns, 0.99),
             "latency_p50_ms": _percentile_ms(self._latencies_ns, 0.50),
@@ -141,7 +155,11 @@ def _origin_ns(frame: Frame, received_ns: int) -> int:
 
 def _percentile_ms(values_ns: deque[int], fraction: float) -> float | None:
     ordered = sorted(values_ns)  # copies at once: another thread may append
-    return round(ordered[int(fraction * (len(ordered) - 1))] / 1e6, 3) if ordered else None
+    return _to_ms(ordered[int(fraction * (len(ordered) - 1))]) if ordered else None
+
+
+def _to_ms(duration_ns: int) -> float:
+    return round(duration_ns / 1e6, 3)
 
 
 def describe_error(error: Exception) -> str:
@@ -157,9 +175,9 @@ class CameraSnapshot:
     objects: int
     turned_away: int
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, and the number of objects and of detections that found no free slot."""
-        return {**self.stats.describe(), "objects": self.objects, "turned_away": self.turned_away}
+        return {**self.stats.describe(offset_ns), "objects": self.objects, "turned_away": self.turned_away}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +189,16 @@ class NodeSnapshot:
     cameras: Mapping[str, CameraSnapshot]
     events: int
     """number of events that were published before this moment; the rest of the snapshot is their outcome"""
+
+    def describe_cameras(self) -> dict[str, dict[str, Any]]:
+        """Return what each camera's statistics say now, with the offset of its masks from the newest of all."""
+        origins_ns = {camera: found.stats.origin_ns for camera, found in self.cameras.items()}
+        stepped_ns = {camera: origin_ns for camera, origin_ns in origins_ns.items() if origin_ns is not None}
+        newest_ns = max(stepped_ns.values(), default=0)
+        return {
+            camera: found.describe(stepped_ns[camera] - newest_ns if camera in stepped_ns else None)
+            for camera, found in self.cameras.items()
+        }
 
 
 def rss_bytes() -> int:

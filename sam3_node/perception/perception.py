@@ -20,7 +20,8 @@ from ..models import TrackerModel
 from ..settings import Settings
 from ..tracking.calibration import CALIBRATED_FOR
 from ..tracking.confidence import CALIBRATION
-from ..types import MaskEncoding
+from ..types import MaskEncoding, MaskFrame
+from .linking import LinkRules, WorldLinker
 from .loading import load_configured_detector, load_model
 from .pipeline import Pipeline, require_tracking
 from .session import Session
@@ -39,6 +40,7 @@ class Perception:
         self.settings, self.model, self.detector = settings, model, detector
         self._pipelines: dict[str, Pipeline] = {}
         self._prompt_set: PromptSet | None = None
+        self.forget_things()
         if settings.detector.prompts:
             self.set_prompts(settings.detector.prompts)
 
@@ -86,6 +88,17 @@ class Perception:
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""
         self._pipelines.pop(camera, None)
+        if self.linker is not None:
+            self.linker.drop(camera)
+
+    def forget_things(self) -> None:
+        """Begin again to link the objects of several cameras, if the settings say that they are linked."""
+        distance_m = self.settings.tracker.link_distance_m
+        self.linker = WorldLinker(LinkRules(distance_m)) if distance_m else None
+
+    def link(self, masks: MaskFrame) -> MaskFrame:
+        """Return the masks of a step with `world_id`, if objects are linked. Call it once for each step, in order."""
+        return masks if self.linker is None else self.linker.observe(masks)
 
     def set_prompts(
         self,

@@ -95,7 +95,7 @@ class _PassSelector:
             before = selected.get(instance.id)
             agrees = self._check_span(forward.camera, before, instance)
             if agrees and (before is None or instance.score > before.score):
-                selected[instance.id] = instance
+                selected[instance.id] = replace(instance, world_id=before.world_id if before else None)
         return replace(forward, instances=tuple(selected.values()))
 
     def _check_span(self, camera: str, before: Instance | None, instance: Instance) -> bool:

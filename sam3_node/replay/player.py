@@ -52,9 +52,10 @@ class Player:
     def checkpoint(self) -> bytes:
         """Return the state for `resume`."""
         cameras = {camera: pipeline.state() for camera, pipeline in self._perception.pipelines.items()}
-        paused = self._perception.paused
+        paused, linker = self._perception.paused, self._perception.linker
         # the key `looked_for` is part of the file format
-        return pack_state({"looked_for": self._last_prompts, "paused": paused, "cameras": cameras})
+        links = {} if linker is None else {"links": linker.state()}
+        return pack_state({"looked_for": self._last_prompts, "paused": paused, "cameras": cameras, **links})
 
     def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
         """Continue from another player's checkpoint. Raises ReplayError if model or settings differ from its own."""
@@ -65,13 +66,16 @@ class Player:
         for camera, pipeline_state in state["cameras"].items():
             self._perception.serve(camera).restore(pipeline_state)
         self._perception.paused = state["paused"]
+        if self._perception.linker is not None and "links" in state:
+            self._perception.linker.restore(state["links"])
         self.counts = Counter(counts)
 
     def _step(self, step: Step) -> MaskFrame | None:
         frame = step.frame
         self.counts["frames"] += 1
         try:
-            masks = self._perception.serve(frame.camera).step(frame, step.received_ns, step.skipped)
+            pipeline = self._perception.serve(frame.camera)
+            masks = self._perception.link(pipeline.step(frame, step.received_ns, step.skipped))
         except Exception as error:  # as in the node, one bad frame does not end the run
             self.counts["failed"] += 1
             foreseen = isinstance(error, Sam3NodeError)
@@ -124,6 +128,7 @@ class Player:
         perception = self._perception
         for camera in list(perception.pipelines):
             perception.drop(camera)
+        perception.forget_things()
         perception.paused = False
         prompts = perception.settings.detector.prompts
         if perception.prompts or prompts:

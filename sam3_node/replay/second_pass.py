@@ -233,7 +233,7 @@ def play_backward(
 
 def _restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> MaskFrame:
     instances = tuple(
-        replace(instance, id=int(instance.label), label=labels[masks.camera][instance.label])
+        replace(instance, id=int(instance.label), label=labels[masks.camera][instance.label], world_id=None)
         for instance in masks.instances
         if instance.age
     )

@@ -98,7 +98,9 @@ class _StitchedIds:
 
     def rename(self, masks: MaskFrame) -> MaskFrame:
         """Return the frame's masks with the ids of the stream."""
-        instances = (replace(item, id=self._get_id(masks.camera, item.id)) for item in masks.instances)
+        instances = (
+            replace(item, id=self._get_id(masks.camera, item.id), world_id=None) for item in masks.instances
+        )
         return replace(masks, instances=tuple(instances))
 
     def _get_id(self, camera: str, object_id: int) -> int:

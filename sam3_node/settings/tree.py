@@ -153,6 +153,9 @@ class TrackerSettings(Section):
     """Number of recent frames whose features are kept, so that prompts can name one of them."""
     min_confidence: float = Field(0.79, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
+    link_distance_m: float = Field(0.0, ge=0.0, le=10.0)
+    """Link objects of several calibrated cameras by a world_id if label and size agree and their positions in the base
+    frame are at most this far apart, in metres; 0 links none."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of others are counted and dropped. A camera silent for 10 s frees its slot."""
     max_age_ms: float = Field(1000.0, ge=0.0, le=1e9)

@@ -91,6 +91,7 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
         extent_m=instance.extent_m,
         confidence=instance.confidence,
         doubtful=instance.doubtful or None,
+        world_id=instance.world_id,
     )
 
 
@@ -124,4 +125,5 @@ def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> 
         extent_m=fields.triple("extent_m", low=0.0) if fields.has("extent_m") else None,
         confidence=fields.number("confidence", 0.0, 1.0) if fields.has("confidence") else None,
         doubtful=fields.flag("doubtful") if fields.has("doubtful") else False,
+        world_id=fields.integer("world_id", low=1) if fields.has("world_id") else None,
     )

@@ -88,7 +88,7 @@ class Live:
         skipped = max(0, frame.seq - self._taken.get(camera, frame.seq) - 1)
         self._taken[camera] = frame.seq
         try:
-            masks = self.perception.pipelines[camera].step(frame, self._tick(), skipped)
+            masks = self.perception.link(self.perception.pipelines[camera].step(frame, self._tick(), skipped))
         except Sam3NodeError as error:
             self.tell(FAILED, camera=camera, seq=frame.seq, error=str(error))
             return None
@@ -113,6 +113,7 @@ class Live:
         """Start the node again."""
         for camera in list(self.perception.pipelines):
             self.perception.drop(camera)
+        self.perception.forget_things()
         self.events = 0
         self._taken.clear()
         self._describe()

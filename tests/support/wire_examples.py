@@ -115,6 +115,26 @@ def masks_with_doubt() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
 
 
+def masks_with_world_ids() -> MaskFrame:
+    instances = (
+        Instance(
+            3,
+            "mug",
+            0.875,
+            "tracked",
+            40,
+            0,
+            MUG,
+            (0.5, -0.25, 0.125),
+            "base",
+            (0.125, 0.125, 0.25),
+            world_id=2,
+        ),
+        Instance(4, "", 0.75, "tracked", 9, 0, DRIVER),
+    )
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+
+
 def masks_with_device_clock() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
 
@@ -148,6 +168,7 @@ EXAMPLES = {
     "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
     "masks-doubt": Example(masks_with_doubt(), lambda value: pack_masks(value, "rle"), unpack_masks),
+    "masks-world": Example(masks_with_world_ids(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
     "beat": Example([BEAT_TOPIC], list, list),

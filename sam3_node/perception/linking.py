@@ -1,0 +1,286 @@
+"""Finds which objects of several calibrated cameras are the same thing, by label, position in the base frame, and size.
+
+It works on masks messages alone and knows no time but theirs, so the same messages in the same order give the same ids.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from ..types import NANOSECONDS, Instance, MaskFrame, State
+
+BASE = "base"
+"""The frame in which positions of several cameras can be compared."""
+
+
+class ObjectKey(NamedTuple):
+    """An object of one camera."""
+
+    camera: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRules:
+    """Thresholds of links between objects of different cameras."""
+
+    max_distance_m: float
+    """Distance between two positions up to which they may be those of one thing."""
+    release_factor: float = 2.0
+    """A link is doubted where the distance is above `max_distance_m` times this, plus the things' own motion."""
+    max_size_ratio: float = 2.5
+    """Ratio of the diagonals of two extents up to which they may be those of one thing. Cameras see different sides."""
+    max_apart_s: float = 0.5
+    """Time between two positions up to which they are compared."""
+    confirmations: int = 3
+    """Observations in a row that must agree before a link begins."""
+    contradictions: int = 5
+    """Observations in a row that must disagree before a link ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The position of an object on the newest frame of its camera, with what tells it from others there."""
+
+    label: str
+    position_m: tuple[float, float, float]
+    diagonal_m: float | None
+    """of its extent; None if the extent is unknown"""
+    time_ns: int
+    speed_m_s: float = 0.0
+    """since the sighting before; noise included"""
+
+
+@dataclass(slots=True)
+class _Thing:
+    """One thing in the world, which is at most one object of each camera."""
+
+    id: int
+    members: dict[ObjectKey, Sighting | None]
+    """its objects, each with its sighting; None if the newest frame of its camera does not say its position"""
+    agreed: dict[int, int] = field(default_factory=dict)
+    """other thing -> observations in a row that took it for the same"""
+    contradicted: dict[ObjectKey, int] = field(default_factory=dict)
+    """member -> observations in a row that contradict its link"""
+
+    @property
+    def cameras(self) -> set[str]:
+        return {key.camera for key in self.members}
+
+
+class WorldLinker:
+    """Gives each object a `world_id` that is the same for the objects of all cameras that are the same thing.
+
+    An object gets a `world_id` with its first position in the frame "base", and keeps it while it is tracked, also
+    while it is hidden. Ids count up from 1 and are never given again. When two things turn out to be one, the younger
+    object takes the older id. When an object contradicts its link, it gets a new id. Doubtful masks have no say.
+
+    `observe` compares the objects of one camera with those on the newest frames of the others. Things of equal labels,
+    near positions and similar sizes are assigned to each other so that the sum of distances is the smallest. A thing
+    holds one object of each camera at most.
+    """
+
+    def __init__(self, rules: LinkRules) -> None:
+        self._rules = rules
+        self._last_id = 0
+        self._things: dict[int, _Thing] = {}  # in the order of their ids
+        self._ids: dict[ObjectKey, int] = {}
+
+    def observe(self, masks: MaskFrame) -> MaskFrame:
+        """Return the masks with a `world_id` for each object that has one."""
+        self._forget_absent(masks)
+        for instance in masks.instances:
+            sighting = _make_sighting(instance, masks.age_origin_ns) if _says_position(instance) else None
+            self._note(ObjectKey(masks.camera, instance.id), sighting)
+        seen = [ObjectKey(masks.camera, found.id) for found in masks.instances if _says_position(found)]
+        for key in seen:
+            self._check_link(key)
+        self._join_things(masks.camera, seen)
+        instances = tuple(
+            replace(instance, world_id=self._ids.get(ObjectKey(masks.camera, instance.id)))
+            for instance in masks.instances
+        )
+        return replace(masks, instances=instances)
+
+    def drop(self, camera: str) -> None:
+        """Forget all objects of a camera."""
+        for key in [key for key in self._ids if key.camera == camera]:
+            self._remove(key)
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {
+            "last_id": self._last_id,
+            "things": [_save_thing(thing) for thing in self._things.values()],
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        self._last_id = state["last_id"]
+        self._things = {saved["id"]: _restore_thing(saved) for saved in state["things"]}
+        self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
+
+    def _note(self, key: ObjectKey, sighting: Sighting | None) -> None:
+        if key in self._ids:
+            members = self._things[self._ids[key]].members
+            members[key] = sighting and _with_speed(sighting, members[key])
+        elif sighting is not None:
+            self._begin(key, sighting)
+
+    def _begin(self, key: ObjectKey, sighting: Sighting | None) -> None:
+        self._last_id += 1
+        self._things[self._last_id] = _Thing(self._last_id, {key: sighting})
+        self._ids[key] = self._last_id
+
+    def _forget_absent(self, masks: MaskFrame) -> None:
+        present = {instance.id for instance in masks.instances}
+        for key in [key for key in self._ids if key.camera == masks.camera and key.id not in present]:
+            self._remove(key)
+
+    def _remove(self, key: ObjectKey) -> None:
+        thing = self._things[self._ids.pop(key)]
+        del thing.members[key]
+        thing.contradicted.pop(key, None)
+        if not thing.members:
+            self._end(thing)
+
+    def _end(self, thing: _Thing) -> None:
+        del self._things[thing.id]
+        for other in self._things.values():
+            other.agreed.pop(thing.id, None)
+
+    def _check_link(self, key: ObjectKey) -> None:
+        """Count an observation that contradicts the object's link, and end the link after several in a row."""
+        thing, rules = self._things[self._ids[key]], self._rules
+        own = thing.members[key]
+        pairs = self._pair([own], [other for member, other in thing.members.items() if member != key])
+        if not pairs:
+            return
+        if any(self._may_stay(*pair) for pair in pairs):
+            thing.contradicted.pop(key, None)
+            return
+        thing.contradicted[key] = thing.contradicted.get(key, 0) + 1
+        if thing.contradicted[key] >= rules.contradictions:
+            self._remove(key)
+            self._begin(key, own)
+
+    def _join_things(self, camera: str, seen: list[ObjectKey]) -> None:
+        """Count which things of this camera agree with things of others, and join those that agree several times."""
+        own = [self._things[self._ids[key]] for key in seen]
+        others = [thing for thing in self._things.values() if camera not in thing.cameras]
+        pairs = dict(self._assign(own, others))
+        for thing in own:
+            other_id = pairs.get(thing.id)
+            count = 0 if other_id is None else thing.agreed.get(other_id, 0) + 1
+            thing.agreed = {} if other_id is None else {other_id: count}
+            if other_id is not None and count >= self._rules.confirmations:
+                self._join(thing, self._things[other_id])
+
+    def _assign(self, own: list[_Thing], others: list[_Thing]) -> Iterator[tuple[int, int]]:
+        """Yield pairs of ids of things that are probably the same."""
+        costs = np.array([[self._cost(thing, other) for other in others] for thing in own])
+        if not costs.size:
+            return
+        # no pair costs as much as the worst one, so that a good pair is not given up for two bad ones
+        rows, columns = linear_sum_assignment(np.minimum(costs, self._rules.max_distance_m))
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            if math.isfinite(costs[row, column]):
+                yield own[row].id, others[column].id
+
+    def _cost(self, thing: _Thing, other: _Thing) -> float:
+        """Return the mean distance in metres between two things, infinite if they cannot be the same."""
+        if thing.cameras & other.cameras:
+            return math.inf
+        distances_m = [
+            _distance_m(*pair, self._rules.max_size_ratio)
+            for pair in self._pair(thing.members.values(), other.members.values())
+        ]
+        if not distances_m or max(distances_m) > self._rules.max_distance_m:
+            return math.inf
+        return sum(distances_m) / len(distances_m)
+
+    def _pair(
+        self, lefts: Iterable[Sighting | None], rights: Iterable[Sighting | None]
+    ) -> list[tuple[Sighting, Sighting]]:
+        """Return all pairs of sightings of nearly the same time."""
+        max_apart_ns = self._rules.max_apart_s * NANOSECONDS
+        pairs = itertools.product(filter(None, lefts), filter(None, rights))
+        return [(left, right) for left, right in pairs if abs(left.time_ns - right.time_ns) <= max_apart_ns]
+
+    def _may_stay(self, left: Sighting, right: Sighting) -> bool:
+        """Return True if two linked sightings do not contradict their link."""
+        rules = self._rules
+        moved_m = max(left.speed_m_s, right.speed_m_s) * abs(left.time_ns - right.time_ns) / NANOSECONDS
+        limit_m = rules.max_distance_m * rules.release_factor + moved_m
+        return _distance_m(left, right, rules.max_size_ratio) <= limit_m
+
+    def _join(self, left: _Thing, right: _Thing) -> None:
+        """Make one thing of two. The smaller id stays."""
+        if left.cameras & right.cameras:
+            return  # another pair of this frame has joined one of them
+        older, younger = sorted((left, right), key=lambda thing: thing.id)
+        self._end(younger)
+        older.members |= younger.members
+        older.contradicted.clear()
+        older.agreed.clear()
+        self._ids |= dict.fromkeys(younger.members, older.id)
+
+
+def _distance_m(left: Sighting, right: Sighting, max_size_ratio: float) -> float:
+    """Return the distance of two sightings in metres, infinite if label or size say that they are of two things."""
+    if left.label != right.label:
+        return math.inf
+    if left.diagonal_m and right.diagonal_m:
+        ratio = left.diagonal_m / right.diagonal_m
+        if max(ratio, 1 / ratio) > max_size_ratio:
+            return math.inf
+    return math.dist(left.position_m, right.position_m)
+
+
+def _save_thing(thing: _Thing) -> State:
+    return {
+        "id": thing.id,
+        "members": [[*key, sighting and asdict(sighting)] for key, sighting in thing.members.items()],
+        "agreed": [list(item) for item in thing.agreed.items()],
+        "contradicted": [[*key, count] for key, count in thing.contradicted.items()],
+    }
+
+
+def _restore_thing(saved: State) -> _Thing:
+    return _Thing(
+        saved["id"],
+        {ObjectKey(camera, number): _restore_sighting(fields) for camera, number, fields in saved["members"]},
+        dict(saved["agreed"]),
+        {ObjectKey(camera, number): count for camera, number, count in saved["contradicted"]},
+    )
+
+
+def _restore_sighting(fields: State | None) -> Sighting | None:
+    return None if fields is None else Sighting(**(fields | {"position_m": tuple(fields["position_m"])}))
+
+
+def _with_speed(sighting: Sighting, before: Sighting | None) -> Sighting:
+    """Return the sighting with its speed since the one before."""
+    if before is None or sighting.time_ns <= before.time_ns:
+        return sighting
+    passed_s = (sighting.time_ns - before.time_ns) / NANOSECONDS
+    return replace(sighting, speed_m_s=math.dist(sighting.position_m, before.position_m) / passed_s)
+
+
+def _says_position(instance: Instance) -> bool:
+    """Return True if a frame says where the object is in the base frame, and no doubt about its mask exists."""
+    in_base = instance.frame == BASE and instance.position_m is not None
+    return in_base and instance.state == "tracked" and not instance.doubtful
+
+
+def _make_sighting(instance: Instance, time_ns: int) -> Sighting:
+    assert instance.position_m is not None
+    diagonal_m = None if instance.extent_m is None else math.hypot(*instance.extent_m)
+    return Sighting(instance.label, instance.position_m, diagonal_m, time_ns)

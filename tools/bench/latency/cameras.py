@@ -1,0 +1,248 @@
+"""Measure how a node shares its time between four cameras, and what a flooding camera takes from the others.
+
+    python -m tools.bench.latency.cameras [--seconds 10] [--objects 1] [--runs 3] [--rates 30 30 30 10]
+
+Four cameras of 640x480 and a node are processes. In each run there is a time with all cameras at their rates, and a
+time in which the first camera sends as fast as it can. A camera's fair share is a quarter of the node's frames, or
+all of its own if it sends fewer; what it does not use is shared by the others. The flood's own work takes CPU time from
+the node where they share the cores, so the shares are those of the same time; the rates of both times are compared too.
+
+It also compares the encoder on the frames of two cameras at once with the encoder on each, in one process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from sam3_node.client import PerceptionClient
+from sam3_node.transport import FramePublisher
+from sam3_node.types import Frame
+from tools.bench.common import RATIO, Figures, make_parser, percentile
+from tools.bench.latency.age import read_timing
+from tools.bench.processes import Processes, free_ports
+
+WIDTH, HEIGHT = 640, 480
+SETTLE_S = 2.0
+CAMERA_OPTION = "--camera"  # of a camera's process
+PAIRS = 40
+
+
+def run_camera(name: str, endpoint: str, rate_hz: str) -> None:
+    """Publish frames at the rate until standard input ends: as fast as it can after a line "flood", until "calm"."""
+    calm, stop = threading.Event(), threading.Event()
+    calm.set()
+
+    def obey() -> None:
+        for line in sys.stdin:
+            calm.clear() if line.strip() == "flood" else calm.set()
+        stop.set()
+
+    threading.Thread(target=obey, daemon=True).start()
+    images = np.random.default_rng(0).integers(0, 255, (4, HEIGHT, WIDTH, 3), np.uint8)
+    with FramePublisher(endpoint) as publisher:
+        due_s = time.monotonic()
+        for seq in count():
+            if stop.is_set():
+                return
+            colour = images[seq % len(images)].data
+            publisher.send(Frame(name, seq, time.time_ns(), WIDTH, HEIGHT, "bgr8", colour))
+            now_s = time.monotonic()
+            due_s = max(due_s + 1 / float(rate_hz), now_s) if calm.is_set() else now_s
+            stop.wait(due_s - now_s)
+
+
+@contextmanager
+def start_cameras(
+    endpoints: Sequence[str], rates_hz: Sequence[float]
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run a process for each camera."""
+    command = [sys.executable, "-m", "tools.bench.latency.cameras", CAMERA_OPTION]
+    processes = [
+        subprocess.Popen([*command, f"cam{n}", endpoint, str(rate)], stdin=subprocess.PIPE, text=True)
+        for n, (endpoint, rate) in enumerate(zip(endpoints, rates_hz, strict=True))
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(20)
+
+
+def order(process: subprocess.Popen[str], word: str) -> None:
+    """Tell a camera to flood, or to be calm."""
+    assert process.stdin is not None
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+
+
+class Measured(NamedTuple):
+    """The frames of each camera in one time."""
+
+    rates_hz: dict[str, float]
+    """steps a second"""
+    sent_hz: dict[str, float]
+    """frames that arrived or were known to be skipped, a second"""
+    ages_ms: dict[str, float]
+    """p99 of the age at the start of the step"""
+    spread_ms: float
+    """median difference between the captures of the newest masks of all cameras"""
+
+    def compute_shares(self) -> dict[str, float]:
+        """Return the rate of each camera over its fair share."""
+        fair = compute_fair_rates(self.sent_hz, sum(self.rates_hz.values()))
+        return {camera: rate / fair[camera] for camera, rate in self.rates_hz.items()}
+
+
+def compute_fair_rates(sent_hz: dict[str, float], total_hz: float) -> dict[str, float]:
+    """Divide a rate equally. A camera that sends less has what it sends, and the others divide the rest."""
+    fair: dict[str, float] = {}
+    for camera in sorted(sent_hz, key=lambda name: sent_hz[name]):
+        equal = (total_hz - sum(fair.values())) / (len(sent_hz) - len(fair))
+        fair[camera] = min(sent_hz[camera], equal)
+    return fair
+
+
+def measure(client: PerceptionClient, seconds: float) -> Measured:
+    """Read masks for some seconds."""
+    steps, sent, ages = Counter[str](), Counter[str](), defaultdict[str, list[float]](list)
+    newest_ns: dict[str, int] = {}
+    spreads_ms = []
+    while client.latest(0) is not None:
+        pass
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        masks = client.latest(1000)
+        if masks is None:
+            continue
+        steps[masks.camera] += 1
+        sent[masks.camera] += 1 + masks.skipped
+        ages[masks.camera].append(read_timing(masks).age)
+        newest_ns[masks.camera] = masks.capture_ns
+        spreads_ms.append((max(newest_ns.values()) - min(newest_ns.values())) / 1e6)
+    cameras = sorted(steps)
+    return Measured(
+        {camera: steps[camera] / seconds for camera in cameras},
+        {camera: sent[camera] / seconds for camera in cameras},
+        {camera: percentile(ages[camera], 0.99) for camera in cameras},
+        percentile(spreads_ms, 0.5),
+    )
+
+
+def show(name: str, measured: Measured) -> None:
+    """Print a row for each camera."""
+    shares = measured.compute_shares()
+    for camera, rate_hz in measured.rates_hz.items():
+        print(
+            f"{name:6s} {camera}  sent {measured.sent_hz[camera]:7.1f} Hz  stepped {rate_hz:5.1f} Hz  of its share "
+            f"{shares[camera]:5.2f}  age p99 {measured.ages_ms[camera]:6.1f} ms",
+            flush=True,
+        )
+
+
+def report(runs: Sequence[tuple[Measured, Measured]], figures: Figures) -> None:
+    """Keep the figures of all runs."""
+    for name, index in (("all at their rates", 0), ("one floods", 1)):
+        found = [run[index] for run in runs]
+        what = f"four cameras, 640x480, {name}"
+        shares = [min(measured.compute_shares().values()) for measured in found]
+        figures.add(f"{what}: frames of the worst camera / its fair share", shares, RATIO, "at least 0.8")
+        ages = [max(measured.ages_ms.values()) for measured in found]
+        figures.add(f"{what}: age at the start of the step, p99 of the worst camera", ages, "ms")
+        spreads = [measured.spread_ms for measured in found]
+        figures.add(f"{what}: difference of captures of the newest masks of all cameras, p50", spreads, "ms")
+    taken = [flood.rates_hz["cam0"] / (sum(flood.rates_hz.values()) / 4) for _, flood in runs]
+    figures.add(
+        "frames of the flooding camera / a quarter of all", taken, RATIO, "at most 1.05 if others send enough"
+    )
+    kept = [_sum_others(flood) / _sum_others(calm) for calm, flood in runs]
+    figures.add("rate of the other three during a flood on the same cores / before it", kept, RATIO)
+
+
+def _sum_others(measured: Measured) -> float:
+    return sum(rate for camera, rate in measured.rates_hz.items() if camera != "cam0")
+
+
+def compare_encoders(model_name: str, threads: int, figures: Figures) -> None:
+    """Time the encoder on two frames at once and on each, alternately."""
+    import torch
+
+    from sam3_node.models import load_tracker
+
+    if threads:
+        torch.set_num_threads(threads)
+    model = load_tracker(model_name, device="cpu")
+    image = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+    ratios = []
+    with torch.inference_mode():
+        one = model.preprocess(image)
+        two = torch.cat([one, one])
+        for _ in range(PAIRS + 5):
+            begin_s = time.perf_counter()
+            model.encode(one)
+            model.encode(one)
+            middle_s = time.perf_counter()
+            model.encode(two)
+            ratios.append((time.perf_counter() - middle_s) / (middle_s - begin_s))
+    ratios = ratios[5:]
+    print(f"encoder on two frames at once / on each: {percentile(ratios, 0.5):.2f}")
+    figures.add(f"{model_name}: encoder on two frames at once / on each of them, CPU", ratios, RATIO)
+
+
+def main() -> None:
+    if sys.argv[1:2] == [CAMERA_OPTION]:
+        run_camera(*sys.argv[2:5])
+        return
+    parser = make_parser(__doc__, runs=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
+    parser.add_argument("--objects", type=int, default=1, help="objects of each camera")
+    parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
+    parser.add_argument("--model", default="nano", help="weights of the node")
+    parser.add_argument("--threads", default="1", help="CPU threads of the node's model; 0 lets torch choose")
+    args, figures = parser.parse_args(), Figures("latency.cameras")
+    endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(4)]
+    settings = {"NAME": args.model, "THREADS": args.threads}
+    model = {f"SAM3_MODEL__{name}": value for name, value in settings.items()}
+    runs = []
+    with Processes(**model) as processes:
+        processes.start("run", SAM3_TRANSPORT__FRAMES=",".join(endpoints), SAM3_DETECTOR__KIND="none")
+        with start_cameras(endpoints, args.rates) as cameras, processes.client() as client:
+            _add_objects(client, args.objects)
+            for _ in range(args.runs):
+                measure(client, SETTLE_S)
+                calm = measure(client, args.seconds)
+                order(cameras[0], "flood")
+                measure(client, SETTLE_S)
+                flood = measure(client, args.seconds)
+                order(cameras[0], "calm")
+                show("calm", calm)
+                show("flood", flood)
+                runs.append((calm, flood))
+    report(runs, figures)
+    compare_encoders(args.model, int(args.threads), figures)
+    figures.write(args.json)
+
+
+def _add_objects(client: PerceptionClient, objects: int) -> None:
+    """Add objects to each camera, once all four are served."""
+    while len(client.status()["cameras"]) < 4:
+        client.latest(1000)
+    for camera in client.status()["cameras"]:
+        for n in range(objects):
+            point = (WIDTH * (n + 1) / (objects + 1), HEIGHT / 2)
+            client.add_object(points=[point], camera=camera)
+
+
+if __name__ == "__main__":
+    main()
