@@ -1,0 +1,105 @@
+"""Velocities of objects, by a Kalman filter with constant velocity for each object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..geometry import Array
+from ..types import NANOSECONDS, State
+
+ACCELERATION_MPS2 = 1.0
+"""Standard deviation of an object's acceleration, white noise."""
+START_SPEED_MPS = 0.5
+"""Standard deviation of the speed before the second position."""
+MAX_AGE_S = 1.0
+"""A velocity is not given, and the filter starts anew, this long after the last position."""
+MIN_POSITIONS = 3
+"""Positions that a velocity needs."""
+
+
+@dataclass(slots=True)
+class _Filter:
+    frame: str
+    stamp_ns: int
+    mean: Array
+    """[6], position and velocity"""
+    covariance: Array
+    """[6, 6]"""
+    count: int = field(default=1)
+
+    def update(self, stamp_ns: int, position_m: Array, covariance_m2: Array) -> None:
+        dt = (stamp_ns - self.stamp_ns) / NANOSECONDS
+        motion = np.eye(6)
+        motion[:3, 3:] = dt * np.eye(3)
+        noise = np.array([[dt**3 / 3, dt**2 / 2], [dt**2 / 2, dt]]) * ACCELERATION_MPS2**2
+        mean = motion @ self.mean
+        covariance = motion @ self.covariance @ motion.T + np.kron(noise, np.eye(3))
+        gain = np.linalg.solve(covariance[:3, :3] + covariance_m2, covariance[:3]).T
+        self.mean = mean + gain @ (position_m - mean[:3])
+        covariance = covariance - gain @ covariance[:3]
+        self.covariance = (covariance + covariance.T) / 2
+        self.stamp_ns, self.count = stamp_ns, self.count + 1
+
+
+class VelocityFilters:
+    """The filters of all objects of one camera. Positions of another frame, or older ones, start a filter anew."""
+
+    def __init__(self) -> None:
+        self._filters: dict[int, _Filter] = {}
+
+    def observe(
+        self, object_id: int, stamp_ns: int, frame: str, position_m: Array, covariance_m2: Array
+    ) -> None:
+        """Take the position [3] of an object at a time, with the covariance [3, 3] of its error."""
+        found = self._filters.get(object_id)
+        if (
+            found is None
+            or found.frame != frame
+            or not 0 < stamp_ns - found.stamp_ns <= MAX_AGE_S * NANOSECONDS
+        ):
+            covariance = np.zeros((6, 6))
+            covariance[:3, :3], covariance[3:, 3:] = covariance_m2, START_SPEED_MPS**2 * np.eye(3)
+            mean = np.append(position_m, np.zeros(3))
+            self._filters[object_id] = _Filter(frame, stamp_ns, mean, covariance)
+        else:
+            found.update(stamp_ns, position_m, covariance_m2)
+
+    def velocity(self, object_id: int, stamp_ns: int) -> tuple[str, Array, float] | None:
+        """Return the frame, the velocity [3] in m/s, and the seconds since the last position; None if unknown."""
+        found = self._filters.get(object_id)
+        if found is None or found.count < MIN_POSITIONS:
+            return None
+        age_s = (stamp_ns - found.stamp_ns) / NANOSECONDS
+        return (found.frame, found.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
+
+    def remove(self, object_id: int) -> None:
+        """Forget an object."""
+        self._filters.pop(object_id, None)
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {
+            str(object_id): {
+                "frame": item.frame,
+                "stamp_ns": item.stamp_ns,
+                "mean": item.mean.tolist(),
+                "covariance": item.covariance.ravel().tolist(),
+                "count": item.count,
+            }
+            for object_id, item in self._filters.items()
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        self._filters = {
+            int(object_id): _Filter(
+                item["frame"],
+                item["stamp_ns"],
+                np.array(item["mean"]),
+                np.array(item["covariance"]).reshape(6, 6),
+                item["count"],
+            )
+            for object_id, item in state.items()
+        }
