@@ -32,7 +32,7 @@ _DIGITS = 6  # of metres: a micrometre
 
 
 class SpatialFrame(NamedTuple):
-    """What the 3-D fields of one frame refer to."""
+    """The poses that the 3-D fields of one frame refer to."""
 
     robot_pose: FramePose | None
     """the gripper's pose that was used"""
@@ -114,8 +114,8 @@ class SpatialStage:
         if instance.mask.area == 0:
             return self._add_velocity(instance, frame.capture_ns)
         share, surface = measure_surface(instance.mask, depth, scale_m, rays, focal_px)
-        instance = replace(instance, depth_share=round(share, 4))
         if surface is None:
+            instance = replace(instance, depth_share=round(share, 4))
             return self._add_velocity(instance, frame.capture_ns)
         self._points[instance.id] = surface.points_m
         name, placed, covariance = self._place_surface(surface)
@@ -123,6 +123,7 @@ class SpatialStage:
         count = self._settings.points
         instance = replace(
             instance,
+            depth_share=round(share, 4),
             position_m=_triple(placed.position_m),
             frame=name,
             camera_position_m=_triple(surface.position_m) if name == BASE else None,

@@ -17,6 +17,7 @@ MAX_AGE_S = 1.0
 """A velocity is not given, and the filter starts anew, this long after the last position."""
 MIN_POSITIONS = 3
 """Positions that a velocity needs."""
+_IDENTITY = np.eye(3)
 
 
 @dataclass(slots=True)
@@ -31,14 +32,22 @@ class _Filter:
 
     def update(self, stamp_ns: int, position_m: Array, covariance_m2: Array) -> None:
         dt = (stamp_ns - self.stamp_ns) / NANOSECONDS
-        motion = np.eye(6)
-        motion[:3, 3:] = dt * np.eye(3)
-        noise = np.array([[dt**3 / 3, dt**2 / 2], [dt**2 / 2, dt]]) * ACCELERATION_MPS2**2
-        mean = motion @ self.mean
-        covariance = motion @ self.covariance @ motion.T + np.kron(noise, np.eye(3))
-        gain = np.linalg.solve(covariance[:3, :3] + covariance_m2, covariance[:3]).T
-        self.mean = mean + gain @ (position_m - mean[:3])
-        covariance = covariance - gain @ covariance[:3]
+        noise = ACCELERATION_MPS2**2 * _IDENTITY
+        # blocks of the covariance [6, 6]: of position, of position and velocity, of velocity
+        old_cross, speed = self.covariance[:3, 3:], self.covariance[3:, 3:]
+        place = self.covariance[:3, :3] + dt * (old_cross + old_cross.T) + dt * dt * speed + dt**3 / 3 * noise
+        cross = old_cross + dt * speed + dt * dt / 2 * noise
+        speed = speed + dt * noise
+        inverse = np.linalg.inv(place + covariance_m2)
+        mean = self.mean[:3] + dt * self.mean[3:]
+        correction = inverse @ (position_m - mean)
+        self.mean = np.concatenate([mean + place @ correction, self.mean[3:] + cross.T @ correction])
+        gain = place @ inverse
+        covariance = np.empty((6, 6))
+        covariance[:3, :3] = place - gain @ place
+        covariance[:3, 3:] = cross - gain @ cross
+        covariance[3:, :3] = covariance[:3, 3:].T
+        covariance[3:, 3:] = speed - cross.T @ inverse @ cross
         self.covariance = (covariance + covariance.T) / 2
         self.stamp_ns, self.count = stamp_ns, self.count + 1
 

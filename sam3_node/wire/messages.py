@@ -47,6 +47,8 @@ SPATIAL_FIELDS: dict[str, Callable[[Fields, str], Any]] = {
     "points_m": _read_points,
 }
 """Optional fields of an instance with depth beside position_m, frame and extent_m: how each is read."""
+DEPTH_FIELDS = ("position_m", "frame", "extent_m", *SPATIAL_FIELDS)
+"""All fields of an instance that need depth."""
 
 
 def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[bytes]:
