@@ -191,7 +191,10 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One tracked object on one frame. `score` is in 0..1. `age` and `frames_since_seen` count frames."""
+    """One tracked object on one frame. `score` is in 0..1. `age` and `frames_since_seen` count frames.
+
+    3-D fields are in metres in the frame `frame`, "camera" or "base". They are None where depth or calibration lack.
+    """
 
     id: int
     label: str
@@ -209,6 +212,23 @@ class Instance:
     """True if `confidence` is below the node's tracker.min_confidence"""
     world_id: int | None = None
     """the same for the objects of all cameras that the node takes for one thing; None where it does not link them"""
+    depth_share: float | None = None
+    """share 0..1 of the mask's pixels with a valid depth; None without depth or intrinsics"""
+    camera_position_m: tuple[float, float, float] | None = None
+    """the position in the camera's frame, if `frame` is another"""
+    covariance_m2: tuple[float, ...] | None = None
+    """of the position's error: xx, xy, xz, yy, yz, zz"""
+    extent_centre_m: tuple[float, float, float] | None = None
+    """centre of the oriented box around the visible surface, whose sides are `extent_m`"""
+    extent_quaternion_xyzw: tuple[float, ...] | None = None
+    """directions of the box's sides: the rotation from the box's axes to `frame`"""
+    nearest_m: tuple[float, float, float] | None = None
+    """the surface's point nearest to the camera"""
+    velocity_mps: tuple[float, float, float] | None = None
+    velocity_age_s: float | None = None
+    """seconds since the last position that the velocity is from"""
+    points_m: bytes | None = None
+    """points of the surface, float32 [n, 3] little-endian; see spatial.points"""
 
     @property
     def box(self) -> Box:
@@ -256,6 +276,10 @@ class MaskFrame:
     """The node's name for its present run, 16 random hex digits; None in results of a replay."""
     epoch: int | None = None
     """Random number of the camera's ids. The ids of another epoch are those of other objects. None in a replay."""
+    camera_pose: FramePose | None = None
+    """The camera's pose in the robot's base at the capture, if it is known."""
+    robot_pose: FramePose | None = None
+    """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
 
     @property
     def key(self) -> FrameKey:

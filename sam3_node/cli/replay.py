@@ -137,7 +137,19 @@ def _add_prompts(parser: ArgumentParser) -> None:
     )
 
 
+def _add_calibration(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="calibration file for 3-D fields, instead of the recorded node's; may be repeated, one for each camera",
+    )
+
+
 def _add_part(parser: ArgumentParser) -> None:
+    _add_calibration(parser)
     time_help = "seconds from the first frame, a date such as 2026-05-01T12:00:00Z, or Unix time in ns"
     for name, text in (("from", "first moment to replay"), ("to", "moment to end before")):
         parser.add_argument(
@@ -228,8 +240,10 @@ def _compare(job: Job) -> int:
 
 
 def _make_job(args: Namespace, settings: Settings) -> Job:
+    from ..calibration import load_calibration
     from ..replay.job import Job, chosen_settings
 
+    files = args.calibration or settings.spatial.calibration
     return Job(
         bags=tuple(args.bags),
         out=args.out,
@@ -244,6 +258,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         stop=args.frames,
         begin_ns=args.from_ns,
         end_ns=args.to_ns,
+        calibrations=tuple(load_calibration(path).model_dump_json() for path in files),
     )
 
 

@@ -20,9 +20,10 @@ from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
 from ..types import MaskFrame
-from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request
+from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
+from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Node:
         self._watchdog = Watchdog()
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
+        self._depth_warnings: set[tuple[str, str]] = set()
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
@@ -88,6 +90,7 @@ class Node:
         self._frames = self._open_sockets.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
+        self._poses = RobotPoses(self._settings.spatial, self._open_sockets)
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
@@ -218,7 +221,7 @@ class Node:
             masks = self._step(received)
             reason = self._ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
             if reason is not None:
-                self._withhold(received, reason)
+                self._withhold(received, masks, reason)
                 return
             self._publish(masks, received, stop)
         except Exception as error:  # one bad frame must not stop the node
@@ -235,18 +238,30 @@ class Node:
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
-        masks = self.perception.link(pipeline.step(received.frame, received.received_ns, received.skipped))
+        frame = received.frame
+        masks = self.perception.link(
+            pipeline.step(frame, received.received_ns, received.skipped, self._poses.find)
+        )
+        self._warn_about_depth(frame.camera, self._poses.problem or pipeline.spatial.problem)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
         return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
 
-    def _withhold(self, received: ReceivedFrame, reason: str) -> None:
+    def _warn_about_depth(self, camera: str, problem: str | None) -> None:
+        """Log why 3-D fields are missing, once for each camera and reason."""
+        reason = (camera, (problem or "").split(":")[0])
+        if problem is not None and reason not in self._depth_warnings:
+            self._depth_warnings.add(reason)
+            log.warning("camera %s: 3-D: %s", camera, problem)
+
+    def _withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
         frame = received.frame
         if self._stats[frame.camera].withhold(frame, reason):
             log.warning("camera %s: %s", frame.camera, reason)
+        pose = {"robot_pose": pose_fields(masks.robot_pose)} if masks.robot_pose is not None else {}
         self._publish_event(
-            FAILED, {"camera": frame.camera, "seq": frame.seq, "error": reason, "withheld": True}
+            FAILED, {"camera": frame.camera, "seq": frame.seq, "error": reason, "withheld": True, **pose}
         )
 
     def _silent_s(self, camera: str) -> float | None:

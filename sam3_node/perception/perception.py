@@ -11,6 +11,7 @@ from typing import Any, Self
 import cv2
 import torch
 
+from ..calibration import Calibration, load_calibration
 from ..detection.base import Detector, PromptSet, prepare_prompts
 from ..detection.load import NANO as NANO_DETECTOR
 from ..detection.phrases import clean_prompts
@@ -25,6 +26,7 @@ from .linking import LinkRules, WorldLinker
 from .loading import load_configured_detector, load_model
 from .pipeline import Pipeline, require_tracking
 from .session import Session
+from .spatial import SpatialStage
 
 
 class Perception:
@@ -38,6 +40,8 @@ class Perception:
         self.session: Session | None = None
         """Set by a live node before it serves a camera."""
         self.settings, self.model, self.detector = settings, model, detector
+        self.calibrations: tuple[Calibration, ...] = ()
+        """Set before a camera is served."""
         self._pipelines: dict[str, Pipeline] = {}
         self._prompt_set: PromptSet | None = None
         self.forget_things()
@@ -48,14 +52,14 @@ class Perception:
     def load(cls, settings: Settings) -> Self:
         """Load the model and the detector that `settings` name.
 
-        Raises ModelError, VocabularyError, EngineError or MissingExtraError if they cannot be used.
+        Raises ModelError, VocabularyError, EngineError, MissingExtraError or SettingsError if they cannot be used.
         """
+        calibrations = tuple(map(load_calibration, settings.spatial.calibration))
         model = load_model(settings.model, settings.tracker, settings.engine)
-        return cls(
-            settings,
-            model,
-            load_configured_detector(settings.detector, settings.model, model, settings.engine),
-        )
+        detector = load_configured_detector(settings.detector, settings.model, model, settings.engine)
+        perception = cls(settings, model, detector)
+        perception.calibrations = calibrations
+        return perception
 
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:
@@ -75,8 +79,9 @@ class Perception:
     def serve(self, camera: str) -> Pipeline:
         """Return the pipeline of a camera; create it if the camera has none."""
         if camera not in self._pipelines:
+            spatial = SpatialStage(self.settings.spatial, self._calibration_of(camera))
             pipeline = Pipeline(
-                self.model, self.settings.tracker, camera, self.detector, self.settings.detector
+                self.model, self.settings.tracker, camera, self.detector, self.settings.detector, spatial
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()
@@ -84,6 +89,11 @@ class Perception:
                 pipeline.set_prompts(self._prompt_set)
             self._pipelines[camera] = pipeline
         return self._pipelines[camera]
+
+    def _calibration_of(self, camera: str) -> Calibration | None:
+        """Return the camera's own calibration, else the first that names no camera."""
+        named = [found for found in self.calibrations if found.camera == camera]
+        return next(iter([*named, *(found for found in self.calibrations if not found.camera)]), None)
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""
@@ -144,6 +154,7 @@ class Perception:
         return {
             **self.status(),
             "settings": self.settings.model_dump(mode="json"),
+            "calibrations": [found.model_dump(mode="json") for found in self.calibrations],
             **self._digests,
             "confidence": {"calibration": CALIBRATION, "calibrated": self.model.name in CALIBRATED_FOR},
             "device_name": _device_name(self.model.device),

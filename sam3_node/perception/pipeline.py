@@ -6,13 +6,11 @@ The tracks of a frame stay on the device until the end of the step, and are then
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,19 +18,23 @@ from ..detection.base import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import TrackerModel
-from ..settings import DetectorSettings, TrackerSettings
+from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
-from ..types import Frame, Instance, Mask, MaskFrame, State
+from ..types import Frame, FramePose, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .frame_cache import CachedFrame, FrameCache
+from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
 from .prompts import FramePrompt
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
+from .spatial import SpatialStage
 from .stage_timer import StageTimer
 from .track_manager import FrameContext, TrackManager
 
 log = logging.getLogger(__name__)
+
+FindRobot = Callable[[Frame], FramePose | None]
 
 
 class PromptResult(NamedTuple):
@@ -69,6 +71,7 @@ class Pipeline:
         camera: str,
         detector: Detector | None = None,
         detection: DetectorSettings | None = None,
+        spatial: SpatialStage | None = None,
     ) -> None:
         self.camera = camera
         self.epoch: int | None = None
@@ -82,6 +85,7 @@ class Pipeline:
         self._pending: dict[int, ObjectPrompt] = {}
         self._frame_cache = FrameCache(camera, settings.feature_cache)
         self._timer = StageTimer(model.device)
+        self.spatial = spatial or SpatialStage(SpatialSettings(), None)
         self._track_manager: TrackManager | None = None
         if detector is not None:
             detection = detection or DetectorSettings()
@@ -93,8 +97,10 @@ class Pipeline:
         return list(self._objects)
 
     @torch.inference_mode()
-    def step(self, frame: Frame, received_ns: int = 0, skipped: int = 0) -> MaskFrame:
-        """Track all objects on the next frame.
+    def step(
+        self, frame: Frame, received_ns: int = 0, skipped: int = 0, find_robot: FindRobot = lambda _: None
+    ) -> MaskFrame:
+        """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
         The result's `stages_us` holds the stages that ran. Packing the result is not among them. Raises WireError if
         the image cannot be decoded; nothing is changed then.
@@ -114,16 +120,17 @@ class Pipeline:
             tracks = self._tracker.step_features(features, prompts)
         scaling = self._scaling(frame)
         if self._track_manager is not None and self._track_manager.is_due():
+            context = FrameContext(image, features, number, scaling, frame.capture_ns)
             with timer.device("detect"):
-                tracks = self._detect(
-                    FrameContext(image, features, number, scaling, frame.capture_ns), tracks
-                )
-        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
+                tracks = self._detect(context, tracks)
         origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
+        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
         self._frame_cache.add(CachedFrame(frame.seq, number, features, logits, scaling, origin_ns))
         on_host = copy_to_host(tracks)
         with timer.host("masks"):
             instances = self._instances(on_host, (frame.height, frame.width), frame.capture_ns)
+        with timer.host("spatial") if frame.depth is not None else nullcontext():
+            instances, place = self.spatial.measure(frame, instances, find_robot(frame))
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,
@@ -137,6 +144,8 @@ class Pipeline:
             prompts=self.prompts,
             stages_us=timer.read(),
             instances=instances,
+            camera_pose=place.camera_pose,
+            robot_pose=place.robot_pose,
         )
 
     def frame_size(self, seq: int | None = None) -> tuple[int, int]:
@@ -202,6 +211,7 @@ class Pipeline:
         self._pending.pop(object_id, None)
         self._frame_cache.remove_object(object_id)
         self._confidence.remove(object_id)
+        self.spatial.remove(object_id)
         if object_id in self._tracker.ids:
             self._tracker.remove(object_id)
 
@@ -233,6 +243,7 @@ class Pipeline:
             "tracker": self._tracker.state(),
             "objects": self._objects.state(),
             "confidence": self._confidence.state(),
+            "spatial": self.spatial.state(),
             "pending": [prompt.state() for prompt in self._pending.values()],
             "frame_cache": self._frame_cache.state(),
         }
@@ -255,6 +266,7 @@ class Pipeline:
         self._tracker.restore(state["tracker"])
         self._objects.restore(state["objects"])
         self._confidence.restore(state["confidence"])
+        self.spatial.restore(state.get("spatial", {}))
         pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
@@ -345,46 +357,5 @@ def require_tracking(model: TrackerModel) -> None:
 
 
 def _to_prompt_result(cached: CachedFrame, logits: Tensor, score: Tensor) -> PromptResult:
-    low, scores = _columns_to_host([logits[None], score.reshape(1)])
-    return PromptResult(cached.seq, rasterize(low[0], cached.scaling.frame_size), _clamp_scores(scores)[0])
-
-
-class HostTracks(NamedTuple):
-    """The tracks of N objects on one frame, on the host."""
-
-    ids: list[int]
-    logits: npt.NDArray[np.float32]
-    """[N, h, w]"""
-    scores: list[float]
-    """N values in 0..1"""
-    visible: list[bool]
-    """N values"""
-    presence: npt.NDArray[np.float32]
-    """[N], logits"""
-    pointers: npt.NDArray[np.float32]
-    """[N, C]"""
-
-
-def copy_to_host(tracks: Tracks) -> HostTracks:
-    """Copy tracks to the host at once. The copy synchronises with the device."""
-    logits, scores, visible, presence, pointers = _columns_to_host(
-        [tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers]
-    )
-    return HostTracks(tracks.ids, logits, _clamp_scores(scores), (visible > 0).tolist(), presence, pointers)
-
-
-def _columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
-    """Copy tensors [N, ...] of one device to float32 arrays of the same shapes, in one transfer."""
-    tensors = [column.float() for column in columns]
-    if tensors[0].device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
-    flat = [tensor.reshape(tensor.shape[0], tensor.shape[1:].numel()) for tensor in tensors]
-    rows = torch.cat(flat, dim=1).cpu().numpy()
-    ends = np.cumsum([part.shape[1] for part in flat])
-    parts = np.split(rows, ends[:-1], axis=1)
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def _clamp_scores(scores: npt.NDArray[np.float32]) -> list[float]:
-    """Clamp scores to 0..1, and NaN to 0."""
-    return [min(max(score, 0.0), 1.0) if score == score else 0.0 for score in scores.tolist()]
+    low, scores = columns_to_host([logits[None], score.reshape(1)])
+    return PromptResult(cached.seq, rasterize(low[0], cached.scaling.frame_size), clamp_scores(scores)[0])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError
-from ..types import Frame
+from ..types import Frame, FramePose
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class Step(NamedTuple):
     """True if the live node did not publish the masks of this frame, because they were too old."""
     edits: tuple[Edit, ...] = ()
     """Edits to make on the frame after its step. Masks that they return become the frame's masks."""
+    robot_pose: FramePose | None = None
+    """The gripper's pose that the live node used for this frame, None if it had none."""
 
 
 Action = Step | Edit

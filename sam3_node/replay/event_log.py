@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..types import Frame, MaskFrame, count_missing_frames
-from ..wire import DROPPED, FAILED, SERVED, Event, Fields
+from ..types import Frame, FramePose, MaskFrame, count_missing_frames
+from ..wire import DROPPED, FAILED, SERVED, Event, Fields, read_pose
 from .actions import RESTARTED, Action, Edit, Notes, Step
 
 WINDOW = 256
@@ -30,6 +30,7 @@ class LoggedStep(NamedTuple):
     skipped: int = 0
     withheld: bool = False
     """True if the masks were too old to publish"""
+    robot_pose: FramePose | None = None
 
     @property
     def failed(self) -> bool:
@@ -79,7 +80,8 @@ class _LogReader:
             camera, seq = args.text("camera"), args.integer("seq")
             self.last_seq[camera] = seq
             withheld = args.has("withheld") and args.flag("withheld")
-            yield LoggedStep(camera, seq, withheld=withheld)
+            pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
+            yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose)
             return
         if event.op == SERVED:
             self.last_seq[args.text("camera")] = None
@@ -94,7 +96,14 @@ class _LogReader:
         elif (last := self.last_seq[masks.camera]) is not None:
             yield from self._check_seq(masks, last)
         self.last_seq[masks.camera] = masks.seq
-        yield LoggedStep(masks.camera, masks.seq, masks.capture_ns, masks.received_ns, masks.skipped)
+        yield LoggedStep(
+            masks.camera,
+            masks.seq,
+            masks.capture_ns,
+            masks.received_ns,
+            masks.skipped,
+            robot_pose=masks.robot_pose,
+        )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
         """Yield a gap if the node had been changed before the recording, which begins with event `first_event`."""
@@ -158,7 +167,8 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
         elif isinstance(entry, Gap):
             notes.add_gap(entry.text)
         elif (frame := matcher.find(entry)) is not None:
-            yield Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
+            step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
+            yield step._replace(robot_pose=entry.robot_pose)
         else:
             notes.add_gap(
                 f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import ValidationError
 
 from ..bags.time_span import TimeSpan
+from ..calibration import Calibration
 from ..errors import ReplayError
 from ..files import safe_file_name
 from ..settings import Settings
@@ -25,7 +26,7 @@ Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
-SECTIONS = ("model", "tracker", "detector", "engine")
+SECTIONS = ("model", "tracker", "detector", "engine", "spatial")
 """The sections of the settings that masks depend on."""
 
 Sections = dict[str, dict[str, Any]]
@@ -71,7 +72,7 @@ class Job:
     the recorded edits. `topics` are the cameras or topics to read; empty means all. In `every`, `begin_ns` and `end_ns`
     (exclusive) limit the recording to a `TimeSpan`, and of its frames `start` to `stop` (exclusive; None for the end)
     are taken, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on where the recording lacks
-    data.
+    data. `calibrations`, each a calibration file as JSON, replace those of the recorded node.
     """
 
     bags: tuple[str, ...]
@@ -88,6 +89,7 @@ class Job:
     stop: int | None = None
     begin_ns: int | None = None
     end_ns: int | None = None
+    calibrations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
@@ -194,11 +196,25 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     """
     base = _recorded_sections(description, job) if description else {}
     tree = {name: {**base.get(name, {}), **job.settings.get(name, {})} for name in SECTIONS}
+    tree["spatial"].pop("calibration", None)  # the files' contents are in the description or in the job
     try:
         return Settings(**tree)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ReplayError(
             f"the recording's settings do not fit this version: {error.errors()[0]['loc']}, {error.errors()[0]['msg']}"
+        ) from error
+
+
+def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:
+    """Return the calibrations of a job: its own, else those of the recorded node. Raises ReplayError."""
+    try:
+        if job.calibrations:
+            return tuple(map(Calibration.model_validate_json, job.calibrations))
+        recorded = (description or {}).get("calibrations", ())
+        return tuple(Calibration.model_validate_json(json.dumps(found)) for found in recorded)
+    except ValidationError as error:
+        raise ReplayError(
+            f"the calibration does not fit this version: {error.errors()[0]['loc']}, {error.errors()[0]['msg']}"
         ) from error
 
 
@@ -242,6 +258,7 @@ def describe_differences(
         now |= {f"{name}.{key}": value for key, value in section.items()}
     for name in ("device", "dtype", "threads"):  # compared under their own names, with their resolved values
         before.pop(f"model.{name}", None)
+    before.pop("spatial.calibration", None)  # names of files; their contents are in the description
     return [
         f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
         for name in now

@@ -13,7 +13,7 @@ from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import DROPPED, SERVED, decode_mask
+from ..wire import DEPTH_FIELDS, DROPPED, SERVED, decode_mask
 from .actions import REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,9 @@ class Player:
         self.counts["frames"] += 1
         try:
             pipeline = self._perception.serve(frame.camera)
-            masks = self._perception.link(pipeline.step(frame, step.received_ns, step.skipped))
+            masks = self._perception.link(
+                pipeline.step(frame, step.received_ns, step.skipped, lambda _: step.robot_pose)
+            )
         except Exception as error:  # as in the node, one bad frame does not end the run
             self.counts["failed"] += 1
             foreseen = isinstance(error, Sam3NodeError)
@@ -152,5 +154,6 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
     if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"
         edited = Instance(reply["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
-    instances[edited.id] = replace(edited, score=score, mask=mask)
+    stale: dict[str, Any] = dict.fromkeys(DEPTH_FIELDS)  # they are those of the old mask
+    instances[edited.id] = replace(edited, score=score, mask=mask, **stale)
     return replace(masks, instances=tuple(instances.values()))

@@ -26,7 +26,7 @@ from .completion import (
     read_complete_summary,
     read_digests,
 )
-from .job import Job, Strategy, describe_differences, have_equal_sections
+from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
 from .player import Outcome, Player, play_forward
 from .prefetch import Prefetcher
 from .schedule import Schedule
@@ -88,7 +88,11 @@ def run_job(
             clear_results(store)
         check_identity(store, build_identity(job, schedule.settings, path))
         run = _JobRun(schedule, store, progress, stop or threading.Event())
-        summary = run.read_finished() or run.replay(load(schedule.settings), limits)
+        summary = run.read_finished()
+        if summary is None:
+            perception = load(schedule.settings)
+            perception.calibrations = calibrations_for(job, schedule.description)
+            summary = run.replay(perception, limits)
         summary = run.write(summary)
         if not summary.complete:
             raise StoppedError(summary.frames)

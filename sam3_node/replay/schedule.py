@@ -7,7 +7,7 @@ to. The recording's index gives the number of frames, for progress.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ from ..bags.formats.mcap_stream import count_messages
 from ..bags.native.layout import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
-from ..errors import ReplayError
+from ..calibration.poses import PoseTrack
+from ..errors import CalibrationError, ReplayError
 from ..node.operations import CHANGES
-from ..types import Closeable, Frame, MaskFrame
+from ..node.robot_poses import pose_at
+from ..perception.spatial import GRIPPER
+from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import Event, encode_mask
 from .actions import Action, Edit, Notes, Step
 from .davis_png import read_mask
 from .event_log import LogEntry, LoggedStep, match_frames, read_event_log
-from .job import Job, ObjectOnFrame, settings_for
+from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
@@ -81,9 +84,30 @@ class Schedule(Closeable):
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
         frames = self.frames()
+        find_robot = self._make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
-        yield from add_objects(step_all_frames(frames, edits), self.job.objects, self.notes)
+        steps = step_all_frames(frames, edits, find_robot)
+        yield from add_objects(steps, self.job.objects, self.notes)
+
+    def _make_robot_finder(self) -> Callable[[Frame], FramePose | None]:
+        """Return a function that gives the gripper's pose at a frame, from the poses in the recorded masks."""
+        calibrations = calibrations_for(self.job, self.description)
+        if not any(found.parent == GRIPPER for found in calibrations):
+            return lambda _: None
+        tracks: defaultdict[Clock, PoseTrack] = defaultdict(PoseTrack)
+        for masks in self.recorded_masks():
+            if masks.robot_pose is not None:
+                tracks[masks.robot_pose.clock].add(masks.robot_pose)
+        max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
+
+        def find(frame: Frame) -> FramePose | None:
+            try:
+                return pose_at(tracks[frame.clock], frame, max_gap_ns)
+            except CalibrationError:
+                return None
+
+        return find
 
     def _note_inexact_recording(self) -> None:
         """Note what keeps masks from being those of the live node: compressed colour, or a ring's late beginning."""
@@ -197,13 +221,17 @@ class FrameEdits:
         return len(skipped) - len(prompts)
 
 
-def step_all_frames(frames: Iterable[Frame], edits: FrameEdits) -> Iterator[Action]:
+def step_all_frames(
+    frames: Iterable[Frame],
+    edits: FrameEdits,
+    find_robot: Callable[[Frame], FramePose | None] = lambda _: None,
+) -> Iterator[Action]:
     """Yield a step on each frame, with its edits."""
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
         received_ns = frame.sent_ns or frame.capture_ns
-        yield Step(frame, received_ns, edits=tuple(edits.on.pop(place, ())))
+        yield Step(frame, received_ns, edits=tuple(edits.on.pop(place, ())), robot_pose=find_robot(frame))
 
 
 def add_objects(

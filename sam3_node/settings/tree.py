@@ -193,6 +193,18 @@ class DetectorSettings(Section):
     """true: detections also correct, recover and merge tracked objects. false: detections only start new objects."""
 
 
+class SpatialSettings(Section):
+    calibration: Annotated[tuple[Path, ...], *CommaSeparated] = ()
+    """Calibration files, separated by commas; each is for the camera that it names, or for all others if it names none.
+    They give positions in the robot's base, and replace the intrinsics and the depth scale of the frames."""
+    poses: str = ""
+    """Endpoint of the robot's poses, such as tcp://127.0.0.1:5553, for cameras on the gripper. Empty: none."""
+    max_pose_gap_ms: float = Field(100.0, gt=0.0, le=10_000.0)
+    """Longest time between the two poses before and after an image. Poses are never extrapolated."""
+    points: int = Field(0, ge=0, le=2000)
+    """Number of surface points of each instance in the masks messages; 0: none."""
+
+
 class RecordSettings(Section):
     out: Path = Path("recordings")
     """File NAME.mcap, or a folder. In a folder, each recording is named by its start time (UTC)."""
@@ -257,6 +269,7 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     tracker: TrackerSettings = TrackerSettings()
     detector: DetectorSettings = DetectorSettings()
+    spatial: SpatialSettings = SpatialSettings()
     record: RecordSettings = RecordSettings()
     group: GroupSettings = GroupSettings()
 

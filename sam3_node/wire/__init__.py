@@ -15,12 +15,13 @@ from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, un
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
-from .messages import MAX_EPOCH, pack_masks, unpack_masks
-from .poses import pack_pose, pose_topic, unpack_pose
+from .messages import DEPTH_FIELDS, MAX_EPOCH, pack_masks, unpack_masks
+from .poses import pack_pose, pose_fields, pose_topic, read_pose, unpack_pose
 from .topics import BEAT_TOPIC, frame_topic, masks_topic
 
 __all__ = [
     "BEAT_TOPIC",
+    "DEPTH_FIELDS",
     "DROPPED",
     "EVENTS_TOPIC",
     "FAILED",
@@ -50,7 +51,9 @@ __all__ = [
     "pack_pose",
     "pack_reply",
     "pack_request",
+    "pose_fields",
     "pose_topic",
+    "read_pose",
     "unpack",
     "unpack_event",
     "unpack_frame",

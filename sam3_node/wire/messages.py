@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ..errors import WireError
 from ..types import Buffer, Clock, Instance, MaskEncoding, MaskFrame, TrackState
 from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
 from .masks import MAX_MASK_PIXELS, decode_mask, encode_mask
+from .poses import pose_fields, read_pose
 from .topics import masks_topic, read_camera
 
 MAX_EPOCH = 2**53 - 1
 """Largest epoch: every language reads it exactly, also as a float."""
+_POSES = ("camera_pose", "robot_pose")
 _LIMITS = Limits(total_bytes=64 << 20)
+
+
+def _read_numbers(count: int) -> Callable[[Fields, str], tuple[float, ...]]:
+    def read(fields: Fields, name: str) -> tuple[float, ...]:
+        values = fields.numbers(name, count)
+        if len(values) != count:
+            raise fields.wrong(name, f"{count} finite numbers")
+        return values
+
+    return read
+
+
+def _read_points(fields: Fields, name: str) -> bytes:
+    data = fields.blob(name)
+    if len(data) % 12:
+        raise fields.wrong(name, "bytes of three float32 for each point")
+    return data
+
+
+SPATIAL_FIELDS: dict[str, Callable[[Fields, str], Any]] = {
+    "depth_share": lambda fields, name: fields.number(name, 0.0, 1.0),
+    "camera_position_m": lambda fields, name: fields.triple(name),
+    "covariance_m2": _read_numbers(6),
+    "extent_centre_m": lambda fields, name: fields.triple(name),
+    "extent_quaternion_xyzw": _read_numbers(4),
+    "nearest_m": lambda fields, name: fields.triple(name),
+    "velocity_mps": lambda fields, name: fields.triple(name),
+    "velocity_age_s": lambda fields, name: fields.number(name, 0.0),
+    "points_m": _read_points,
+}
+"""Optional fields of an instance with depth beside position_m, frame and extent_m: how each is read."""
+DEPTH_FIELDS = ("position_m", "frame", "extent_m", *SPATIAL_FIELDS)
+"""All fields of an instance that need depth."""
 
 
 def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[bytes]:
@@ -35,6 +70,7 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
         "prompts": masks.prompts,
         "instances": [_pack_instance(instance, encoding) for instance in masks.instances],
         **_drop_none(node=masks.node, epoch=masks.epoch),
+        **{name: pose_fields(pose) for name in _POSES if (pose := getattr(masks, name)) is not None},
     }
     return [masks_topic(masks.camera), pack(body)]
 
@@ -62,6 +98,7 @@ def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
         instances=_unpack_instances(body.sequence("instances"), (height, width)),
         node=body.text("node") if body.has("node") else None,
         epoch=body.integer("epoch", high=MAX_EPOCH) if body.has("epoch") else None,
+        **{name: read_pose(body.fields(name)) for name in _POSES if body.has(name)},
     )
 
 
@@ -92,6 +129,7 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
         confidence=instance.confidence,
         doubtful=instance.doubtful or None,
         world_id=instance.world_id,
+        **{name: getattr(instance, name) for name in SPATIAL_FIELDS},
     )
 
 
@@ -126,4 +164,5 @@ def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> 
         confidence=fields.number("confidence", 0.0, 1.0) if fields.has("confidence") else None,
         doubtful=fields.flag("doubtful") if fields.has("doubtful") else False,
         world_id=fields.integer("world_id", low=1) if fields.has("world_id") else None,
+        **{name: read(fields, name) for name, read in SPATIAL_FIELDS.items() if fields.has(name)},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from ..errors import WireError
 from ..types import Buffer, Clock, FramePose
@@ -22,18 +22,20 @@ def pose_topic(frame: str) -> bytes:
 
 def pack_pose(pose: FramePose) -> list[bytes]:
     """Return the parts of the message. Raises WireError for a quaternion that is not of length 1."""
+    return [pose_topic(pose.frame), pack({"v": VERSION, "kind": "pose", **pose_fields(pose)})]
+
+
+def pose_fields(pose: FramePose) -> dict[str, Any]:
+    """Return the fields of a pose. Raises WireError for a quaternion that is not of length 1."""
     _check_quaternion(pose.quaternion_xyzw)
-    body = {
-        "v": VERSION,
-        "kind": "pose",
-        "frame": pose.frame,
+    return {
+        "frame": check_name(pose.frame, "frame"),
         "parent": check_name(pose.parent, "frame"),
         "stamp_ns": pose.stamp_ns,
         "clock": pose.clock,
         "position": pose.position_m,
         "quaternion": pose.quaternion_xyzw,
     }
-    return [pose_topic(pose.frame), pack(body)]
 
 
 def unpack_pose(parts: Sequence[Buffer]) -> FramePose:
@@ -46,13 +48,18 @@ def unpack_pose(parts: Sequence[Buffer]) -> FramePose:
     topic = pose_topic(frame)
     if parts[0] != topic:
         raise WireError(f"pose: expected the topic {topic.decode()}, found {describe(bytes(parts[0][:80]))}")
+    return read_pose(body)
+
+
+def read_pose(body: Fields) -> FramePose:
+    """Read the fields of a pose. Raises WireError for any other input."""
     quaternion = body.numbers("quaternion", 4)
     if len(quaternion) != 4:
         raise body.wrong("quaternion", "four finite numbers x, y, z, w")
     _check_quaternion(quaternion)
     x, y, z, w = quaternion
     return FramePose(
-        frame=frame,
+        frame=check_name(body.text("frame"), "frame"),
         parent=check_name(body.text("parent"), "frame"),
         stamp_ns=body.integer("stamp_ns"),
         position_m=body.triple("position"),

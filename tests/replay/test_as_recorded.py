@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sam3_node.calibration import Calibration, save_calibration
+from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import UnknownFrameError
-from sam3_node.types import MaskFrame
+from sam3_node.transport.poses import PosePublisher
+from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from tests.support.node_rig import Process, Rig, masks_where, until
 
 pytest.importorskip("mcap")
@@ -23,7 +28,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.replay.compare import compare_masks
-from sam3_node.wire import FAILED, Event
+from sam3_node.wire import DEPTH_FIELDS, FAILED, Event
 
 MAX_AGE_MS = 1000
 NAMES = ("red mug", "green bottle")
@@ -45,6 +50,10 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def log_of(recording: Path) -> list[RecordedMasks | Event]:
+    return list(RecordingReader([recording]).actions())
+
+
 def stepped_seq(item: RecordedMasks | Event) -> int | None:
     """Return the seq of the frame that an entry of the log says was stepped."""
     if isinstance(item, RecordedMasks):
@@ -63,6 +72,11 @@ def record(folder: Path) -> Path:
         "SAM3_CAMERA__ENCODING": "jpeg",
     }
     path = rig.folder / "live.mcap"
+    poses = rig.environment["SAM3_SPATIAL__POSES"] = f"ipc://{rig.folder}/poses"
+    rig.environment["SAM3_SPATIAL__CALIBRATION"] = str(write_calibration(rig.folder / "wrist.toml", 0.1))
+    stop = threading.Event()
+    mover = threading.Thread(target=move, args=(poses, stop), daemon=True)
+    mover.start()
     try:
         recorder = rig.start("record", str(path))
         node = rig.node(TRACKER__MAX_AGE_MS=str(MAX_AGE_MS))
@@ -73,7 +87,28 @@ def record(folder: Path) -> Path:
         recorder.terminate()
     finally:
         rig.close()
+        stop.set()
+        mover.join()
     return path
+
+
+def write_calibration(path: Path, height_m: float) -> Path:
+    """Write a file for a camera that is mounted `height_m` from the gripper."""
+    hand_eye = HandEye(
+        kind="eye_in_hand", translation_m=(0.0, 0.0, height_m), rotation_vector_rad=(0.1, 0.2, 0.3)
+    )
+    pinhole = PinholeSection(width_px=640, height_px=480, fx_px=600, fy_px=600, cx_px=319.5, cy_px=239.5)
+    save_calibration(path, Calibration(intrinsics=pinhole, hand_eye=hand_eye))
+    return path
+
+
+def move(endpoint: str, stop: threading.Event) -> None:
+    """Publish poses of a gripper that moves along a line, until `stop` is set."""
+    with PosePublisher(endpoint) as publisher:
+        while not stop.wait(0.01):
+            now_ns = time.time_ns()
+            place = (now_ns % NANOSECONDS / NANOSECONDS, 0.2, 0.5)
+            publisher.send(FramePose("gripper", "base", now_ns, place, (0.0, 0.0, 0.0, 1.0)))
 
 
 def edit(client: PerceptionClient) -> None:
@@ -135,6 +170,31 @@ def replay(recording: Path, out: Path, *arguments: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
+def read_results(folder: Path) -> list[MaskFrame]:
+    return list(read_masks(folder / "masks.mcap"))
+
+
+def spatial_fields(masks: MaskFrame) -> list[object]:
+    fields = [[getattr(item, name) for name in DEPTH_FIELDS] for item in masks.instances]
+    return [masks.seq, masks.camera_pose, masks.robot_pose, fields]
+
+
+@pytest.mark.timeout(1200)
+def test_another_calibration_moves_the_positions_of_a_replay(recording: Path, tmp_path: Path) -> None:
+    file = write_calibration(tmp_path / "repaired.toml", 0.3)
+    done = replay(recording, tmp_path / "out", "--as-recorded", "--calibration", str(file))
+    assert done.returncode == 0, done.stderr
+    live = {item.masks.seq: item.masks for item in log_of(recording) if isinstance(item, RecordedMasks)}
+    compared = 0
+    for masks in read_results(tmp_path / "out"):
+        for item, before in zip(masks.instances, live[masks.seq].instances, strict=True):
+            if item.position_m is not None and item.frame == "base":
+                assert before.position_m is not None
+                assert np.subtract(item.position_m, before.position_m) == pytest.approx([0, 0, 0.2], abs=1e-5)
+                compared += 1
+    assert compared > 3
+
+
 @pytest.mark.timeout(1200)
 def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path: Path) -> None:
     log = list(RecordingReader([recording]).actions())
@@ -146,8 +206,13 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert sum(masks.skipped for masks in live) > 0, "the node could keep up: nothing is shown"
     assert {"served", "add_object", "refine_object", "set_prompts", "remove_object"} <= set(events)
     done = replay(recording, tmp_path, "--as-recorded", "--compare")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert f"identical: the masks of all {len(live)} recorded frames" in done.stdout
+    replayed = read_results(tmp_path)
+    assert [spatial_fields(masks) for masks in replayed] == [spatial_fields(masks) for masks in live]
+    located = [item for masks in live for item in masks.instances if item.frame == "base"]
+    assert len(located) > 3
+    assert any(item.velocity_mps for item in located)
     replayed = list(read_masks(tmp_path / "masks.mcap"))
     assert [masks.seq for masks in replayed] == [masks.seq for masks in live]
     assert compare_masks(replayed, live).is_identical

@@ -146,6 +146,36 @@ def masks_with_epoch() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 18, 19, node=NODE, epoch=2**53 - 1)
 
 
+def masks_with_depth() -> MaskFrame:
+    measured = Instance(
+        3,
+        "mug",
+        0.875,
+        "tracked",
+        40,
+        0,
+        MUG,
+        position_m=(0.5, -0.25, 0.75),
+        frame="base",
+        extent_m=(0.125, 0.0625, 0.03125),
+        depth_share=0.875,
+        camera_position_m=(0.0, 0.125, 0.5),
+        covariance_m2=(1e-6, 0.0, -1e-7, 1e-6, 0.0, 4e-6),
+        extent_centre_m=(0.5, -0.25, 0.75),
+        extent_quaternion_xyzw=(0.5, -0.5, 0.5, 0.5),
+        nearest_m=(0.5, -0.25, 0.6875),
+        velocity_mps=(0.25, 0.0, -0.125),
+        velocity_age_s=0.0,
+        points_m=np.arange(6, dtype="<f4").tobytes(),
+    )
+    transparent = Instance(4, "glass", 0.75, "tracked", 9, 0, DRIVER, depth_share=0.0)
+    camera = FramePose("camera", "base", 17, (0.5, -0.25, 1.25), (1.0, 0.0, 0.0, 0.0))
+    gripper = FramePose("gripper", "base", 17, (0.5, -0.25, 1.0), (1.0, 0.0, 0.0, 0.0))
+    return MaskFrame(
+        "wrist-1", 41, 17, 8, 5, 18, instances=(measured, transparent), camera_pose=camera, robot_pose=gripper
+    )
+
+
 def gripper_pose() -> FramePose:
     return FramePose(
         "gripper", "base", 1_700_000_000_123_456_789, (0.5, -0.25, 0.75), (0.5, -0.5, 0.5, 0.5), "device"
@@ -171,6 +201,7 @@ EXAMPLES = {
     "masks-world": Example(masks_with_world_ids(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
+    "masks-depth": Example(masks_with_depth(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "beat": Example([BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), pack_pose, unpack_pose),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),

@@ -88,6 +88,12 @@ def _check_job(job: Job) -> None:
             "--connect"
         )
 
+    if job.calibrations:
+        raise ReplayError(
+            "--calibration: a live node has its own calibrations; start it with spatial.calibration, or replay without "
+            "--connect"
+        )
+
 
 def _check_settings(job: Job, node_settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ReplayError if a setting of the job differs from the node's."""

@@ -1,0 +1,124 @@
+"""3-D fields of instances: in the camera's frame, in the robot's base, and absent where something lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.calibration import Calibration
+from sam3_node.geometry import rigid, rotation_from_quaternion, transform_points
+from sam3_node.perception.spatial import SpatialStage
+from sam3_node.settings import SpatialSettings
+from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask
+from sam3_node.wire import encode_depth
+
+SIZE = (120, 160)
+CAMERA = Intrinsics(150.0, 150.0, 79.5, 59.5)
+PINHOLE = {"width_px": 160, "height_px": 120, "fx_px": 150.0, "fy_px": 150.0, "cx_px": 79.5, "cy_px": 59.5}
+QUATERNION = (0.5, -0.5, 0.5, 0.5)
+GRIPPER = FramePose("gripper", "base", 7, (0.5, 0.1, 0.4), QUATERNION)
+
+
+def calibration(kind: str = "eye_in_hand", **changes: Any) -> Calibration:
+    hand_eye = {"kind": kind, "translation_m": (0.0, 0.05, 0.1), "rotation_vector_rad": (0.1, 0.2, 0.3)}
+    return Calibration(**{"intrinsics": PINHOLE, "hand_eye": hand_eye, **changes})
+
+
+def instance(mask: Mask | None = None) -> Instance:
+    inside = np.zeros(SIZE, bool)
+    inside[40:80, 50:110] = True
+    return Instance(3, "mug", 0.9, "tracked", 5, 0, mask or Mask.from_full(inside))
+
+
+def make_frame(size: tuple[int, int] = SIZE, aligned: bool = True, seq: int = 0, **changes: Any) -> Frame:
+    depth = encode_depth(np.full(size, 800, np.uint16), "z16", 0.001, aligned)
+    frame = Frame("cam0", seq, 7 + seq * 33_000_000, 160, 120, "bgr8", b"", depth=depth, intrinsics=CAMERA)
+    return replace(frame, **changes)
+
+
+def measure(
+    frame: Frame, found: Calibration | None = None, pose: FramePose | None = None, points: int = 0
+) -> Instance:
+    return SpatialStage(SpatialSettings(points=points), found).measure(frame, [instance()], pose)[0][0]
+
+
+def test_positions_are_in_the_camera_without_a_calibration() -> None:
+    found = measure(make_frame(), points=50)
+    assert found.frame == "camera"
+    assert found.position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
+    assert (found.camera_position_m, found.velocity_mps) == (None, None)
+    assert found.depth_share == 1.0
+    assert found.points_m is not None
+    assert np.frombuffer(found.points_m, "<f4").reshape(-1, 3).shape == (50, 3)
+
+
+@pytest.mark.parametrize("kind", ["eye_in_hand", "eye_to_hand"])
+def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
+    file = calibration(kind)
+    stage = SpatialStage(SpatialSettings(), file)
+    instances, place = stage.measure(make_frame(), [instance()], GRIPPER)
+    gripper = rigid(rotation_from_quaternion(QUATERNION), GRIPPER.position_m)
+    base_from_camera = file.base_from_camera(gripper)
+    expected = transform_points(base_from_camera, (0.0, 0.0, 0.8))
+    found = instances[0]
+    assert found.frame == "base"
+    assert found.position_m == pytest.approx(expected, abs=1e-5)
+    assert found.camera_position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
+    assert place.camera_pose is not None
+    assert place.camera_pose.position_m == pytest.approx(base_from_camera[:3, 3])
+    assert place.robot_pose == GRIPPER
+    listed = stage.points(3, 20)
+    assert listed is not None
+    assert listed[0] == "base"
+    assert np.abs(listed[1].mean(axis=0) - expected).max() < 0.05
+    assert stage.points(9, 20) is None
+
+
+def test_without_the_gripper_positions_stay_in_the_camera() -> None:
+    stage = SpatialStage(SpatialSettings(), calibration())
+    instances, place = stage.measure(make_frame(), [instance()], None)
+    assert instances[0].frame == "camera"
+    assert place.camera_pose is None
+    assert "no pose of the gripper" in str(stage.problem)
+
+
+@pytest.mark.parametrize(
+    ("frame", "problem"),
+    [
+        (make_frame(depth=None), None),
+        (make_frame(intrinsics=None), "depth without intrinsics"),
+        (make_frame(aligned=False), "aligned to colour"),
+        (make_frame(size=(100, 160)), "aspect ratio"),
+    ],
+)
+def test_what_lacks_gives_absent_fields(frame: Frame, problem: str | None) -> None:
+    stage = SpatialStage(SpatialSettings(), None)
+    found = stage.measure(frame, [instance()], None)[0]
+    assert (found[0].position_m, found[0].frame, found[0].depth_share) == (None, None, None)
+    assert (problem or "None") in str(stage.problem)
+
+
+def test_an_empty_mask_and_unknown_depth_give_no_position() -> None:
+    stage = SpatialStage(SpatialSettings(), None)
+    unknown = encode_depth(np.zeros(SIZE, np.uint16), "z16", 0.001, True)
+    found = stage.measure(make_frame(depth=unknown), [instance(), instance(Mask.empty(SIZE))], None)[0]
+    assert [(item.position_m, item.depth_share) for item in found] == [(None, 0.0), (None, None)]
+
+
+def test_depth_of_another_size_is_resampled_and_the_file_has_the_scale() -> None:
+    assert measure(make_frame(size=(60, 80))).position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
+    scaled = measure(make_frame(), calibration(depth={"scale_m": 0.0005}))
+    assert scaled.position_m == pytest.approx((0.0, 0.0, 0.4), abs=1e-5)
+
+
+def test_velocities_outlive_the_object_for_a_while() -> None:
+    stage = SpatialStage(SpatialSettings(), None)
+    for seq in range(4):
+        stage.measure(make_frame(seq=seq), [instance()], None)
+    hidden = stage.measure(make_frame(seq=9), [instance(Mask.empty(SIZE))], None)[0][0]
+    assert (hidden.frame, hidden.position_m) == ("camera", None)
+    assert hidden.velocity_mps == pytest.approx((0.0, 0.0, 0.0), abs=1e-3)
+    assert hidden.velocity_age_s == pytest.approx(0.198)

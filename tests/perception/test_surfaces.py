@@ -1,0 +1,120 @@
+"""Positions, extents and nearest points of surfaces whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sam3_node.perception.surfaces import RayMap, Surface, measure_surface
+from sam3_node.types import Intrinsics, Mask
+
+SIZE = (480, 640)
+CAMERA = Intrinsics(600.0, 600.0, 319.5, 239.5)
+RAYS = RayMap().rays(CAMERA, SIZE)
+ROWS, COLUMNS = np.indices(SIZE)
+TABLE_M = 1.2
+Bools = npt.NDArray[np.bool_]
+
+
+def box(x0: int, y0: int, x1: int, y1: int) -> Bools:
+    return (x0 <= COLUMNS) & (x1 > COLUMNS) & (y0 <= ROWS) & (y1 > ROWS)
+
+
+def scene(inside: Bools, depth_m: float | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.where(inside, depth_m, TABLE_M)
+
+
+def truth(inside: Bools, depth_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    z = depth_m[inside]
+    return np.append(RAYS[:, inside] * z, z[None], axis=0).mean(axis=1)
+
+
+def measure(inside: Bools, depth_m: npt.NDArray[np.float64]) -> tuple[float, Surface | None]:
+    depth = np.round(depth_m * 1000).astype(np.uint16)
+    return measure_surface(Mask.from_full(inside), depth, 0.001, RAYS, 600.0)
+
+
+def find(inside: Bools, depth_m: npt.NDArray[np.float64]) -> Surface:
+    surface = measure(inside, depth_m)[1]
+    assert surface is not None
+    return surface
+
+
+def test_a_plate_has_its_position_extent_and_nearest_point() -> None:
+    inside = box(200, 150, 320, 210)
+    depth = scene(inside, 0.9)
+    share, surface = measure(inside, depth)
+    assert share == 1.0
+    assert surface is not None
+    assert np.linalg.norm(surface.position_m - truth(inside, depth)) < 0.001
+    assert surface.extent_m == pytest.approx((0.18, 0.09, 0.0), abs=0.006)
+    assert np.linalg.norm(surface.centre_m - surface.position_m) < 0.003
+    assert abs(surface.axes[0, 0]) > 0.999
+    assert np.linalg.det(surface.axes) == pytest.approx(1.0)
+    assert surface.nearest_m[2] == pytest.approx(0.9)
+    assert np.all(np.linalg.eigvalsh(surface.covariance_m2) > 0)
+
+
+@pytest.mark.parametrize("leak_m", [TABLE_M, 0.6], ids=["table behind", "neighbour in front"])
+def test_a_mask_that_leaks_is_not_dragged(leak_m: float) -> None:
+    inside = box(200, 150, 320, 210)
+    depth = scene(inside, 0.9)
+    depth[box(320, 150, 350, 210)] = leak_m
+    leaky = box(200, 150, 350, 210)
+    position = find(leaky, depth).position_m
+    assert np.linalg.norm(position - truth(inside, depth)) < 0.006
+    naive = truth(leaky, depth)
+    assert np.linalg.norm(naive - truth(inside, depth)) > 0.03
+
+
+def test_flying_pixels_at_the_rim_are_ignored() -> None:
+    inside = box(200, 150, 260, 210)
+    depth = scene(inside, 0.9)
+    rim = inside & ~box(202, 152, 258, 208)
+    exact = truth(inside, depth)
+    depth[rim] = 1.05
+    surface = find(inside, depth)
+    assert np.linalg.norm(surface.position_m - exact) < 0.001
+    assert surface.points_m[:, 2].max() < 0.91
+
+
+def test_the_inner_wall_of_a_vessel_belongs_to_it() -> None:
+    inside = box(200, 150, 320, 250)
+    depth = scene(inside, 0.9)
+    depth[box(200, 150, 320, 190)] = 0.96
+    assert np.linalg.norm(find(inside, depth).position_m - truth(inside, depth)) < 0.002
+
+
+def test_a_thin_object_keeps_its_few_pixels() -> None:
+    inside = box(200, 150, 203, 350)
+    depth = scene(inside, 0.9)
+    assert np.linalg.norm(find(inside, depth).position_m - truth(inside, depth)) < 0.001
+
+
+def test_missing_depth_gives_a_share_and_no_surface() -> None:
+    inside = box(200, 150, 260, 210)
+    depth = scene(inside, 0.9)
+    depth[inside] = 0
+    assert measure(inside, depth) == (0.0, None)
+    depth[box(200, 150, 230, 210)] = 0.9
+    share, surface = measure(inside, depth)
+    assert share == pytest.approx(0.5, abs=0.05)
+    assert surface is not None
+    assert measure(box(0, 0, 1, 1), scene(inside, 0.9))[1] is None
+
+
+def test_hostile_depths_raise_nothing() -> None:
+    random = np.random.default_rng(0)
+    for inside in (box(0, 0, 640, 480), box(5, 5, 7, 400), box(3, 3, 6, 6)):
+        measure(inside, random.uniform(0, 65.5, SIZE))
+        measure(inside, random.choice([0.0, 0.001, 65.535], SIZE))
+
+
+def test_rays_follow_the_lens() -> None:
+    lens = Intrinsics(600.0, 610.0, 320.0, 240.0, "brown_conrady", (0.1, -0.05, 0.001, 0.0, 0.0))
+    rays = RayMap()
+    first = rays.rays(lens, (48, 64))
+    assert first.shape == (2, 48, 64)
+    assert rays.rays(lens, (48, 64)) is first
+    assert rays.rays(CAMERA, (48, 64)) is not first

@@ -1,0 +1,264 @@
+"""Measure positions in 3-D: rendered scenes with the noise of a D435, hard objects, a real room, and the time.
+
+python -m tools.bench.accuracy.spatial [--clips N] [--kitchen FOLDER] [--picture FILE] [--json FILE]
+
+The true position is the mean of the visible surface's points, by exact depth under the exact mask. `--kitchen` is a
+folder of RGB-D frames with camera poses, in which the mug on the table is tracked from a box. Rendering needs the extra
+`scenes` and OSMesa.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from sam3_node.calibration import Calibration
+from sam3_node.geometry import Array, quaternion_from_rotation
+from sam3_node.perception.loading import load_model
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.spatial import SpatialStage
+from sam3_node.perception.surfaces import Float, RayMap, measure_surface
+from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
+from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
+from sam3_node.wire import encode_depth, encode_image
+from tools.bench.accuracy.depth_noise import add_noise
+from tools.bench.accuracy.spatial_cases import CAMERA, SIZE, Case, make_cases
+from tools.bench.common import SHARED, Figures, make_parser
+from tools.scenes.clips import Clip
+
+CLIPS, FRAMES, SEED, CASE_DRAWS = 10, 4, 7, 5
+MIN_AREA_PX = 300
+MAX_DISTANCE_M = 2.0
+MUG_BOX = (362, 163, 402, 204)
+TIMED_OBJECTS, TIMED_RUNS = 5, 300
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--clips", type=int, default=CLIPS, help=f"rendered clips (default {CLIPS})")
+    parser.add_argument("--kitchen", type=Path, default=SHARED / "data/rgbd/kitchen")
+    parser.add_argument("--picture", type=Path, help="write a picture of the hard objects")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    figures = Figures("accuracy.spatial")
+    measure_cases(figures, args.picture)
+    measure_kitchen(figures, args.kitchen)
+    measure_time(figures)
+    measure_rendered(figures, args.clips)
+    figures.write(args.json)
+
+
+def show(figures: Figures, what: str, value: float, unit: str, target: str = "") -> None:
+    print(f"{what}: {value:.3g} {unit}", flush=True)
+    figures.add(what, value, unit, target)
+
+
+def compute_truth(depth_m: Array, inside: np.ndarray, rays: Float) -> Array:
+    """Return the mean [3] of the surface's points under a mask."""
+    z = depth_m[inside]
+    found: Array = np.append(rays[:, inside] * z, z[None], axis=0).mean(axis=1)
+    return found
+
+
+def measure_cases(figures: Figures, picture: Path | None) -> None:
+    """Measure each hard object in several places, with the true mask."""
+    random = np.random.default_rng(SEED)
+    rays = RayMap().rays(CAMERA, SIZE)
+    errors: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
+    tiles = []
+    for draw in range(CASE_DRAWS):
+        for case in make_cases(random):
+            noisy = add_noise(case.seen_m, random)
+            share, surface = measure_surface(Mask.from_full(case.inside), noisy, 0.001, rays, CAMERA.fx)
+            truth = compute_truth(case.depth_m, case.inside, rays)
+            shares.setdefault(case.name, []).append(share)
+            if surface is not None:
+                error_m = float(np.linalg.norm(surface.position_m - truth))
+                errors.setdefault(case.name, []).append(1000 * error_m)
+            if draw == 0:
+                tiles.append(draw_case(case, noisy, None if surface is None else surface.position_m, truth))
+    for name, found in shares.items():
+        show(figures, f"{name} object: position error, median", float(np.median(errors[name])), "mm")
+        show(figures, f"{name} object: share of valid depth", float(np.median(found)), "of 1")
+    if picture is not None:
+        cv2.imwrite(str(picture), np.hstack(tiles))
+
+
+def draw_case(case: Case, noisy: np.ndarray, position: Array | None, truth: Array) -> np.ndarray:
+    """Return the measured depth around the object, with the mask's outline, the truth (green) and the result (red)."""
+    grey = np.clip((noisy.astype(np.float32) - 450) / 3, 0, 255).astype(np.uint8)
+    image = np.asarray(cv2.applyColorMap(grey, cv2.COLORMAP_BONE))
+    outline = cv2.findContours(case.inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)[0]
+    cv2.drawContours(image, outline, -1, (0, 200, 255), 1)
+    for point, colour, size in ((truth, (0, 220, 0), 9), (position, (0, 0, 255), 4)):
+        if point is not None:
+            x, y = (round(CAMERA.fx * float(point[axis] / point[2]) + 319.5 - 80 * axis) for axis in (0, 1))
+            cv2.circle(image, (x, y), size, colour, 2)
+    cv2.putText(image, case.name, (150, 120), cv2.FONT_HERSHEY_SIMPLEX, 0.9, (255, 255, 255), 2)
+    return image[90:390, 140:500]
+
+
+def make_frame(
+    image: np.ndarray, depth_mm: np.ndarray, intrinsics: Intrinsics, seq: int, fps: float
+) -> Frame:
+    return Frame(
+        camera="cam0",
+        seq=seq,
+        capture_ns=round(seq * NANOSECONDS / fps),
+        width=image.shape[1],
+        height=image.shape[0],
+        encoding="bgr8",
+        colour=encode_image(np.ascontiguousarray(image), "bgr8"),
+        depth=encode_depth(np.ascontiguousarray(depth_mm), "z16", 0.001, True),
+        intrinsics=intrinsics,
+    )
+
+
+def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
+    model = load_model(ModelSettings(device="cpu"), TrackerSettings(), EngineSettings())
+    spatial = SpatialStage(SpatialSettings(), calibration)
+    return Pipeline(model, TrackerSettings(), "cam0", spatial=spatial)
+
+
+def measure_rendered(figures: Figures, count: int) -> None:
+    """Compare positions on rendered clips with the truth, with true masks and with those of the tracker."""
+    from tools.scenes.generate import generate
+    from tools.scenes.plan import ClipSettings
+    from tools.scenes.render import Renderer
+
+    height, width = SIZE
+    settings = ClipSettings("test", FRAMES, width, height, 12.0, {"free": 1.0}, depth=True)
+    renderer = Renderer(2 * width, 2 * height)
+    random = np.random.default_rng(SEED)
+    errors: dict[str, list[float]] = {"true masks": [], "the tracker's masks": []}
+    for index in range(count):
+        clip = generate(renderer, settings, SEED, index).clip
+        for name, error_m in measure_clip(clip, random):
+            errors[name].append(1000 * error_m)
+    for name, found in errors.items():
+        print(f"{name}: {len(found)} objects on frames")
+        true = name == "true masks"
+        for what, share in (("median", 50), ("p95", 95)):
+            target = {"median": "under 3 mm", "p95": "under 10 mm"}[what] if true else ""
+            show(
+                figures,
+                f"rendered scenes, {name}: position error, {what}",
+                float(np.percentile(found, share)),
+                "mm",
+                target,
+            )
+
+
+def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, float]]:
+    """Return the kind of mask and the position error in metres, for each object on each frame within 2 m."""
+    given = clip.meta["intrinsics"]
+    intrinsics = Intrinsics(given["fx"], given["fy"], given["cx"] - 0.5, given["cy"] - 0.5)
+    rays = RayMap().rays(intrinsics, SIZE)
+    pipeline, added = make_pipeline(), {}
+    found: list[tuple[str, float]] = []
+    for seq in range(len(clip)):
+        labels, exact = clip.labels(seq), clip.depth(seq)
+        assert exact is not None
+        depth_m = exact.astype(np.float64) / 1000
+        frame = make_frame(clip.image(seq), add_noise(depth_m, random), intrinsics, seq, clip.meta["fps"])
+        if seq == 0:
+            pipeline.step(frame)
+        for label in set(np.unique(labels).tolist()) - {0}:
+            if seq == 0 and np.count_nonzero(labels == label) >= MIN_AREA_PX:
+                box = Mask.from_full(labels == label).box
+                added[label] = pipeline.add(FramePrompt(box=list(box)), seq=0).id
+        masks = pipeline.step(frame) if seq else None
+        tracked = {item.id: item for item in masks.instances} if masks else {}
+        for label, object_id in added.items():
+            inside = labels == label
+            truth = compute_truth(depth_m, inside, rays) if np.count_nonzero(inside) >= MIN_AREA_PX else None
+            if truth is None or truth[2] > MAX_DISTANCE_M:
+                continue
+            exact_mask = Instance(object_id, "", 1.0, "tracked", 0, 0, Mask.from_full(inside))
+            own = SpatialStage(SpatialSettings(), None).measure(frame, [exact_mask], None)[0][0]
+            pairs = (("true masks", own), ("the tracker's masks", tracked.get(object_id)))
+            for kind, item in pairs:
+                if item is not None and item.position_m is not None:
+                    found.append((kind, float(np.linalg.norm(truth - item.position_m))))
+    return found
+
+
+def measure_kitchen(figures: Figures, folder: Path) -> None:
+    """Track the mug over the moving frames, with its position in the world by the data's poses."""
+    matrix = np.loadtxt(folder / "camera-intrinsics.txt")
+    pinhole = {
+        "width_px": 640, "height_px": 480, "fx_px": matrix[0, 0], "fy_px": matrix[1, 1],
+        "cx_px": matrix[0, 2], "cy_px": matrix[1, 2],
+    }  # fmt: skip
+    hand_eye = {"kind": "eye_in_hand", "translation_m": (0, 0, 0), "rotation_vector_rad": (0, 0, 0)}
+    calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)  # type: ignore[arg-type]
+    pipeline = make_pipeline(calibration)
+    positions, moved = [], []
+    for seq, file in enumerate(sorted(folder.glob("*.color.jpg"))):
+        stem = file.name.removesuffix(".color.jpg")
+        image = cv2.imread(str(file))
+        depth = cv2.imread(str(folder / f"{stem}.depth.png"), cv2.IMREAD_UNCHANGED)
+        assert image is not None
+        assert depth is not None
+        depth = np.where(depth == 65535, 0, depth).astype(np.uint16)
+        pose = np.loadtxt(folder / f"{stem}.pose.txt")
+        x, y, z, w = quaternion_from_rotation(pose[:3, :3]).tolist()
+        gripper = FramePose("gripper", "base", seq, tuple(pose[:3, 3].tolist()), (x, y, z, w))
+        frame = make_frame(image, depth, calibration.intrinsics_for(SIZE), seq, 30.0)
+        masks = pipeline.step(frame, find_robot=lambda _, found=gripper: found)
+        if seq == 0:
+            pipeline.add(FramePrompt(box=list(MUG_BOX)), seq=0)
+        moved.append(pose[:3, 3])
+        positions += [item.position_m for item in masks.instances if item.position_m is not None]
+    offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
+    travelled = float(np.linalg.norm(moved[-1] - moved[0]))
+    what = f"kitchen: mug on {len(positions)} frames, camera moves {travelled:.2f} m: distance from the median position"
+    show(figures, f"{what}, median", 100 * float(np.median(offsets)), "cm")
+    show(figures, f"{what}, maximum", 100 * float(offsets.max()), "cm", "under 3 cm")
+    show(figures, f"{what}, share of frames within 3 cm", 100 * float(np.mean(offsets < 0.03)), "%")
+
+
+def measure_time(figures: Figures) -> None:
+    """Time the stage for 5 objects, in turn with the same frame without depth."""
+    random = np.random.default_rng(SEED)
+    depth_m = np.full(SIZE, 1.1)
+    instances = []
+    for index in range(TIMED_OBJECTS):
+        inside = np.zeros(SIZE, np.uint8)
+        cv2.ellipse(inside, (90 + 115 * index, 240), (45, 60), 10.0 * index, 0, 360, 1, -1)
+        depth_m[inside > 0] = 0.8 + 0.02 * index
+        mask = Mask.from_full(inside > 0)
+        instances.append(Instance(index + 1, "", 1.0, "tracked", 0, 0, mask))
+    image = np.zeros((*SIZE, 3), np.uint8)
+    cv2.setNumThreads(1)
+    for encoding in ("z16", "z16+zstd"):
+        noisy = add_noise(depth_m, random)
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        stage = SpatialStage(SpatialSettings(), None)
+        for seq in range(TIMED_RUNS):
+            frame = make_frame(image, noisy, CAMERA, seq, 30.0)
+            for has_depth in (False, True):
+                depth = encode_depth(noisy, encoding, 0.001, True) if has_depth else None
+                timed = replace(frame, depth=depth)
+                begin = time.thread_time()
+                stage.measure(timed, instances, None)
+                spent[has_depth].append(time.thread_time() - begin)
+        extra = 1000 * (np.median(spent[True][10:]) - np.median(spent[False][10:]))
+        what = (
+            f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
+        )
+        show(figures, what, float(extra), "ms", "under 1 ms")
+
+
+if __name__ == "__main__":
+    main()
