@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +42,7 @@ from .sockets import (
     BoundSocket,
     Socket,
     connect,
+    describe_source,
     open_socket,
     receive_parts,
     send_parts,
@@ -173,7 +174,10 @@ class ControlServer(Closeable):
     def _receive_requests(self) -> float:
         """Receive for at most WORK_S. Return the monotonic time until which to rest; 0 if no more requests wait."""
         begin_s, received_bytes = time.monotonic(), 0
+        read: Counter[int] = Counter()  # bytes, by descriptor
         while (parts := receive_parts(self._socket)) is not None:
+            descriptor, size = describe_source(parts)
+            read[descriptor] += size
             try:
                 self._accept(parts)
             except zmq.ZMQError:
@@ -181,10 +185,12 @@ class ControlServer(Closeable):
             except Exception as error:  # no request may end this thread
                 self._count_rejected(repr(error))
                 log.exception("control: a request failed in the server")
-            received_bytes += sum(part.nbytes for part in parts)
+            received_bytes += size
             now_s = time.monotonic()
             if now_s - begin_s > WORK_S or received_bytes > LARGE_BYTES:
+                self._bound.count_read(read, is_all=False)
                 return now_s + max(REST_PER_WORK * (now_s - begin_s), received_bytes / MAX_BYTES_PER_S)
+        self._bound.count_read(read, is_all=True)
         return 0.0
 
     def _accept(self, parts: list[memoryview]) -> None:
