@@ -125,7 +125,7 @@ class FramePublisher(Publisher):
 class FrameSubscriber(Receiver[Frame]):
     """A subscriber that connects to the endpoint of each camera. It is a context manager.
 
-    `newest`: one slot per camera holds its newest frame, and cameras take turns.
+    `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next.
     `every`: a short queue in the order of arrival; publishers wait while it is full.
     With `cameras`, frames of other cameras are ignored; else up to `max_cameras` are received.
     Raises TransportError for a malformed endpoint; the peers may start later.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -24,16 +25,23 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """A queue of at most `capacity` items with keys, in the order in which the keys arrived.
+    """A queue of at most `capacity` items with keys. The key that was taken longest ago is next.
 
-    An item replaces the waiting item of the same key and keeps its position: with one key per camera, each camera has
-    one slot, and all cameras take turns. An item of a new key waits for a free slot. A file descriptor for polling is
-    readable while items wait.
+    An item replaces the waiting item of the same key: with one key per camera, each camera has one slot. A new key
+    counts as taken when it arrives, so keys that are taken once only keep their order. An item of a new key waits for
+    a free slot. A file descriptor for polling is readable while items wait.
+
+    This is earliest deadline first: with an equal share for each camera, the deadline of a waiting frame is the start
+    of its camera's last step plus the time of one turn of all cameras. The latter is the same for all, so the order of
+    the last starts is the order of the deadlines.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._items: dict[Hashable, T] = {}
+        self._turns: OrderedDict[Hashable, None] = (
+            OrderedDict()
+        )  # keys, the one that was taken longest ago first
         self._changed = threading.Condition()
         self._closed = False
         self._reader, self._writer = os.pipe()
@@ -47,6 +55,7 @@ class Inbox(Generic[T]):
             if not self._items:
                 os.write(self._writer, b"\0")
             self._items[key] = item
+            self._turns.setdefault(key)
             self._changed.notify_all()
             return True
 
@@ -57,15 +66,16 @@ class Inbox(Generic[T]):
             self._changed.wait_for(lambda: self._closed or bool(self._items), timeout_s)
             if self._closed or not self._items:
                 return None
-            item = self._items.pop(next(iter(self._items)))
+            item = self._pop_next()
             if not self._items:
                 os.read(self._reader, 1)
             self._changed.notify_all()
             return item
 
     def discard(self, key: Hashable) -> None:
-        """Remove the item of a key, if there is one."""
+        """Forget a key, and remove its item if there is one."""
         with self._changed:
+            self._turns.pop(key, None)
             if self._items.pop(key, None) is not None:
                 if not self._items and not self._closed:
                     os.read(self._reader, 1)
@@ -88,6 +98,14 @@ class Inbox(Generic[T]):
         """Close the descriptor. Call it after `close`."""
         os.close(self._writer)
         os.close(self._reader)
+
+    def _pop_next(self) -> T:
+        key = next(key for key in self._turns if key in self._items)
+        self._turns.move_to_end(key)
+        item = self._items.pop(key)
+        if len(self._turns) > self._capacity:  # forget the key that was taken longest ago and does not wait
+            del self._turns[next(key for key in self._turns if key not in self._items)]
+        return item
 
     def _has_slot(self, key: Hashable) -> bool:
         return key in self._items or len(self._items) < self._capacity
