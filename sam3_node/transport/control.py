@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -71,16 +72,18 @@ class ControlServer(Closeable):
 
     A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
     in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A peer with
-    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once.
+    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. `node` is the `node` of replies without one.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
 
-    def __init__(self, endpoint: str, answer_now: AnswerNow = lambda request: None) -> None:
+    def __init__(
+        self, endpoint: str, answer_now: AnswerNow = lambda request: None, node: str | None = None
+    ) -> None:
         self.rejected = 0
         """Number of requests that were malformed, found no place, or waited too long."""
         self.last_error: str | None = None
-        self._answer_now = answer_now
+        self._answer_now, self._node = answer_now, node
         self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
@@ -124,7 +127,7 @@ class ControlServer(Closeable):
 
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
-        self._replies.append((peer, _pack_any_reply(reply)))
+        self._replies.append((peer, self._pack(reply)))
         self._wake()
 
     @property
@@ -201,14 +204,17 @@ class ControlServer(Closeable):
             request = unpack_request(parts[-1]) if parts[-1].nbytes <= LARGE_BYTES else Request(0, "")
         except WireError as error:
             self._count_rejected(str(error))
-            self._send(peer, _pack_any_reply(Reply.failed(0, error)))
+            self._send(peer, self._pack(Reply.failed(0, error)))
             return
         reply = self._answer_now(request)
         if reply is not None:
-            self._send(peer, _pack_any_reply(reply))
+            self._send(peer, self._pack(reply))
             return
         for refused in self._requests.put(WaitingRequest(peer, request.id, parts[-1], time.monotonic())):
             self._refuse(refused, "too many requests wait for the node; wait for replies before sending more")
+
+    def _pack(self, reply: Reply) -> bytes:
+        return _pack_any_reply(reply if reply.node else replace(reply, node=self._node))
 
     def _count_rejected(self, reason: str) -> None:
         with self._counting:
@@ -333,7 +339,8 @@ def _pack_any_reply(reply: Reply) -> bytes:
     except Exception as error:  # any value may be in a result
         reason = f"{error}".encode("ascii", "backslashreplace").decode()[:200]
     log.error("control: the reply to request %d could not be packed: %s", reply.id, reason)
-    return pack_reply(Reply(reply.id, error=Failure(INTERNAL_ERROR, f"the reply cannot be sent: {reason}")))
+    failure = Failure(INTERNAL_ERROR, f"the reply cannot be sent: {reason}")
+    return pack_reply(Reply(reply.id, error=failure, node=reply.node))
 
 
 def _read_result(reply: Reply) -> Any:

@@ -1,4 +1,4 @@
-"""The attackers of tools.bench.latency.attacks: each is a function that attacks until it is told to stop.
+"""The attackers of tools.bench.latency.attacks: each is a function that attacks until an event is set.
 
 An attack that is cut off connects again after a pause. All of them use the loopback interface only.
 """
