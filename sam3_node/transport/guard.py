@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 PERIOD_MS = 20
 MAX_CONNECTIONS = 1000
 LOG_EVERY_S = 10.0
+LARGE_SHARE = 1 / 8
+"""Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
 MAX_UNREAD_BYTES = 1 << 20
 """What peers have sent and the owner has not read may take 32 times this memory before memory is watched."""
 MAX_GROWTH_BYTES = 24 << 20
@@ -58,7 +60,8 @@ class ConnectionGuard:
     """Watches the TCP connections of a socket that is not bound yet, in a thread, until the socket's monitor stops.
 
     Each connection may send `bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`: when it
-    does, the connection that has sent most beyond its rate is shut down. So is each connection beyond MAX_CONNECTIONS.
+    does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so a peer
+    that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut down.
     With `watches_memory` the owner calls `count_read`, and the connection with most unread bytes is shut down when the
     process grows by MAX_GROWTH_BYTES while more than MAX_UNREAD_BYTES are unread.
     Needs Linux; elsewhere nothing is cut off.
@@ -73,6 +76,8 @@ class ConnectionGuard:
         self._unread_of_closed = 0.0
         self._base_rss = _read_rss()
         self._connections: dict[int, _Connection] = {}  # by file descriptor
+        self._excess_cut_off = 0.0  # of connections that were cut off: they may come again
+        self._inspected_s = time.monotonic()
         self._next_log_s = 0.0
         self.cut_off = 0
         """Number of connections that were shut down."""
@@ -164,9 +169,18 @@ class ConnectionGuard:
             connection.received = state[1]
             allowed = self._bytes_per_s * (now_s - connection.opened_s)
             excess[descriptor] = max(0.0, connection.received - allowed)
-        while sum(excess.values()) > self._max_bytes:
+        self._excess_cut_off = max(
+            0.0, self._excess_cut_off - self._bytes_per_s * (now_s - self._inspected_s)
+        )
+        self._inspected_s = now_s
+        while excess:
             descriptor = max(excess, key=excess.__getitem__)
-            del excess[descriptor]
+            limit = self._max_bytes
+            if excess[descriptor] > self._max_bytes * LARGE_SHARE:
+                limit -= int(self._excess_cut_off)
+            if sum(excess.values()) <= limit:
+                break
+            self._excess_cut_off = min(self._max_bytes, self._excess_cut_off + excess.pop(descriptor))
             connection = self._connections[descriptor]
             self._forget(descriptor)
             expected = f"expected at most {self._max_bytes} and {self._bytes_per_s} a second"
