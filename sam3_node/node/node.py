@@ -83,7 +83,9 @@ class Node:
         transport, tracker = self._settings.transport, self._settings.tracker
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
-        self._control = self._open_sockets.enter_context(ControlServer(transport.control, self._answer_now))
+        self._control = self._open_sockets.enter_context(
+            ControlServer(transport.control, self._answer_now, self._session.node)
+        )
         self.perception = Perception.load(self._settings)
         self.perception.session = self._session
         self._description = self.perception.describe()  # computes digests; later it would delay frames

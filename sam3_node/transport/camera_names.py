@@ -12,6 +12,8 @@ from ..errors import WireError
 from .connection import ReconnectingSocket
 
 CAMERA_IDLE_S = 10.0
+REFUSAL_S = 0.05
+"""Time for which an endpoint's other new names are refused, too, when all places are taken: a look costs time."""
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class CameraNames:
         self._share = self.capacity // endpoints
         self._bindings: OrderedDict[str, _Binding] = OrderedDict()  # the longest silent first
         self._warned: set[tuple[str, str]] = set()
+        self._refused_until_s: dict[str, float] = {}  # by endpoint
 
     def admit(self, camera: str, source: ReconnectingSocket) -> str | None:
         """Record that `camera` was heard from `source`. Return the name that lost its place to it, or None.
@@ -92,10 +95,15 @@ class CameraNames:
         return None if binding is None else time.monotonic() - binding.heard_s
 
     def _choose_replaced(self, source: ReconnectingSocket) -> str | None:
+        if time.monotonic() < self._refused_until_s.get(source.endpoint, 0.0):
+            return None
         bindings = {
             camera: (binding.source.endpoint, binding.idle) for camera, binding in self._bindings.items()
         }
-        return choose_replaced(bindings, source.endpoint, self._share)
+        replaced = choose_replaced(bindings, source.endpoint, self._share)
+        if replaced is None:
+            self._refused_until_s[source.endpoint] = time.monotonic() + REFUSAL_S
+        return replaced
 
     def _refuse(self, camera: str, source: ReconnectingSocket, bound: _Binding) -> WireError:
         message = (

@@ -9,8 +9,9 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -42,6 +43,7 @@ from .sockets import (
     BoundSocket,
     Socket,
     connect,
+    describe_source,
     open_socket,
     receive_parts,
     send_parts,
@@ -70,16 +72,18 @@ class ControlServer(Closeable):
 
     A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
     in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A peer with
-    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once.
+    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. `node` is the `node` of replies without one.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
 
-    def __init__(self, endpoint: str, answer_now: AnswerNow = lambda request: None) -> None:
+    def __init__(
+        self, endpoint: str, answer_now: AnswerNow = lambda request: None, node: str | None = None
+    ) -> None:
         self.rejected = 0
         """Number of requests that were malformed, found no place, or waited too long."""
         self.last_error: str | None = None
-        self._answer_now = answer_now
+        self._answer_now, self._node = answer_now, node
         self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
@@ -123,7 +127,7 @@ class ControlServer(Closeable):
 
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
-        self._replies.append((peer, _pack_any_reply(reply)))
+        self._replies.append((peer, self._pack(reply)))
         self._wake()
 
     @property
@@ -173,7 +177,10 @@ class ControlServer(Closeable):
     def _receive_requests(self) -> float:
         """Receive for at most WORK_S. Return the monotonic time until which to rest; 0 if no more requests wait."""
         begin_s, received_bytes = time.monotonic(), 0
+        read: Counter[int] = Counter()  # bytes, by descriptor
         while (parts := receive_parts(self._socket)) is not None:
+            descriptor, size = describe_source(parts)
+            read[descriptor] += size
             try:
                 self._accept(parts)
             except zmq.ZMQError:
@@ -181,10 +188,12 @@ class ControlServer(Closeable):
             except Exception as error:  # no request may end this thread
                 self._count_rejected(repr(error))
                 log.exception("control: a request failed in the server")
-            received_bytes += sum(part.nbytes for part in parts)
+            received_bytes += size
             now_s = time.monotonic()
             if now_s - begin_s > WORK_S or received_bytes > LARGE_BYTES:
+                self._bound.count_read(read, is_all=False)
                 return now_s + max(REST_PER_WORK * (now_s - begin_s), received_bytes / MAX_BYTES_PER_S)
+        self._bound.count_read(read, is_all=True)
         return 0.0
 
     def _accept(self, parts: list[memoryview]) -> None:
@@ -195,14 +204,17 @@ class ControlServer(Closeable):
             request = unpack_request(parts[-1]) if parts[-1].nbytes <= LARGE_BYTES else Request(0, "")
         except WireError as error:
             self._count_rejected(str(error))
-            self._send(peer, _pack_any_reply(Reply.failed(0, error)))
+            self._send(peer, self._pack(Reply.failed(0, error)))
             return
         reply = self._answer_now(request)
         if reply is not None:
-            self._send(peer, _pack_any_reply(reply))
+            self._send(peer, self._pack(reply))
             return
         for refused in self._requests.put(WaitingRequest(peer, request.id, parts[-1], time.monotonic())):
             self._refuse(refused, "too many requests wait for the node; wait for replies before sending more")
+
+    def _pack(self, reply: Reply) -> bytes:
+        return _pack_any_reply(reply if reply.node else replace(reply, node=self._node))
 
     def _count_rejected(self, reason: str) -> None:
         with self._counting:
@@ -327,7 +339,8 @@ def _pack_any_reply(reply: Reply) -> bytes:
     except Exception as error:  # any value may be in a result
         reason = f"{error}".encode("ascii", "backslashreplace").decode()[:200]
     log.error("control: the reply to request %d could not be packed: %s", reply.id, reason)
-    return pack_reply(Reply(reply.id, error=Failure(INTERNAL_ERROR, f"the reply cannot be sent: {reason}")))
+    failure = Failure(INTERNAL_ERROR, f"the reply cannot be sent: {reason}")
+    return pack_reply(Reply(reply.id, error=failure, node=reply.node))
 
 
 def _read_result(reply: Reply) -> Any:

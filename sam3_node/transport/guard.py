@@ -2,17 +2,22 @@
 
 libzmq bounds a message part, but not the parts of a message, the subscriptions of a peer, or what peers send before the
 owner of the socket looks at it. The kernel counts the bytes of each TCP connection, so a thread reads those counts.
+Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. So where the owner
+reports what it has read, the thread also watches the resident memory of the process while much has not been read.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import socket as posix
 import struct
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -23,6 +28,14 @@ log = logging.getLogger(__name__)
 PERIOD_MS = 20
 MAX_CONNECTIONS = 1000
 LOG_EVERY_S = 10.0
+LARGE_SHARE = 1 / 8
+"""Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
+MAX_UNREAD_BYTES = 1 << 20
+"""What peers have sent and the owner has not read may take 32 times this memory before memory is watched."""
+MAX_GROWTH_BYTES = 24 << 20
+"""Growth of resident memory, since more than MAX_UNREAD_BYTES waits, at which the peer that sent most is cut off."""
+COMMANDS_PER_S = 64
+"""Bytes per second of a connection that may be commands of the protocol, which nobody reads."""
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
 _OPENED_OR_CLOSED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
@@ -35,19 +48,36 @@ class _Connection:
     peer: object
     opened_s: float
     received: int = 0
+    read: float = 0.0
+
+    @property
+    def unread(self) -> float:
+        """Bytes that the owner of the socket has not read, a whole number of commands apart."""
+        return max(0.0, self.received - self.read)
 
 
 class ConnectionGuard:
     """Watches the TCP connections of a socket that is not bound yet, in a thread, until the socket's monitor stops.
 
     Each connection may send `bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`: when it
-    does, the connection that has sent most beyond its rate is shut down. So is each connection beyond MAX_CONNECTIONS.
+    does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so a peer
+    that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut down.
+    With `watches_memory` the owner calls `count_read`, and the connection with most unread bytes is shut down when the
+    process grows by MAX_GROWTH_BYTES while more than MAX_UNREAD_BYTES are unread.
     Needs Linux; elsewhere nothing is cut off.
     """
 
-    def __init__(self, socket: zmq.Socket[Any], max_bytes: int, bytes_per_s: int) -> None:
+    def __init__(
+        self, socket: zmq.Socket[Any], max_bytes: int, bytes_per_s: int, watches_memory: bool = False
+    ) -> None:
         self._max_bytes, self._bytes_per_s = max_bytes, bytes_per_s
+        self._watches_memory = watches_memory
+        self._counting = threading.Lock()  # of what was read
+        self._unread_of_closed = 0.0
+        self._base_rss = _read_rss()
         self._connections: dict[int, _Connection] = {}  # by file descriptor
+        self._excess_cut_off = 0.0  # of connections that were cut off: they may come again
+        self._inspected_s = time.monotonic()
         self._next_log_s = 0.0
         self.cut_off = 0
         """Number of connections that were shut down."""
@@ -63,6 +93,17 @@ class ConnectionGuard:
         """Wait at most `timeout_ms`. Return True if a peer is connected. Any thread may call it."""
         with self._peers_changed:
             return self._peers_changed.wait_for(lambda: self._peers > 0, timeout_ms / 1000)
+
+    def count_read(self, sizes: Mapping[int, int], is_all: bool) -> None:
+        """Record the bytes that were read from connections, by descriptor, and whether no whole message waits now."""
+        with self._counting:
+            for descriptor, size in sizes.items():
+                if descriptor in self._connections:
+                    self._connections[descriptor].read += size
+                else:
+                    self._unread_of_closed = max(0.0, self._unread_of_closed - size)
+            if is_all:
+                self._unread_of_closed = 0.0
 
     def join(self) -> None:
         """Wait until the thread has ended, after the socket's monitor was stopped."""
@@ -84,7 +125,7 @@ class ConnectionGuard:
             if event == zmq.EVENT_ACCEPTED and sys.platform == "linux":
                 self._add(descriptor)
             elif event & _OPENED_OR_CLOSED:
-                self._connections.pop(descriptor, None)
+                self._forget(descriptor)
             timeout_ms = 0
         return True
 
@@ -107,7 +148,15 @@ class ConnectionGuard:
         if len(self._connections) >= MAX_CONNECTIONS:
             self._cut_off(descriptor, state[0], f"expected at most {MAX_CONNECTIONS} connections")
             return
+        self._forget(descriptor)
         self._connections[descriptor] = _Connection(state[0], time.monotonic())
+
+    def _forget(self, descriptor: int) -> None:
+        """Remove a connection. Its whole messages still wait to be read."""
+        with self._counting:
+            connection = self._connections.pop(descriptor, None)
+            if connection is not None:
+                self._unread_of_closed += connection.unread
 
     def _inspect(self) -> None:
         now_s = time.monotonic()
@@ -115,23 +164,68 @@ class ConnectionGuard:
         for descriptor, connection in list(self._connections.items()):
             state = _inspect_tcp(descriptor)
             if state is None or state[0] != connection.peer:  # closed, and perhaps opened for another peer
-                del self._connections[descriptor]
+                self._forget(descriptor)
                 continue
             connection.received = state[1]
             allowed = self._bytes_per_s * (now_s - connection.opened_s)
             excess[descriptor] = max(0.0, connection.received - allowed)
-        while sum(excess.values()) > self._max_bytes:
+        self._excess_cut_off = max(
+            0.0, self._excess_cut_off - self._bytes_per_s * (now_s - self._inspected_s)
+        )
+        self._inspected_s = now_s
+        while excess:
             descriptor = max(excess, key=excess.__getitem__)
-            del excess[descriptor]
-            connection = self._connections.pop(descriptor)
+            limit = self._max_bytes
+            if excess[descriptor] > self._max_bytes * LARGE_SHARE:
+                limit -= int(self._excess_cut_off)
+            if sum(excess.values()) <= limit:
+                break
+            self._excess_cut_off = min(self._max_bytes, self._excess_cut_off + excess.pop(descriptor))
+            connection = self._connections[descriptor]
+            self._forget(descriptor)
             expected = f"expected at most {self._max_bytes} and {self._bytes_per_s} a second"
             self._cut_off(descriptor, connection.peer, f"it sent {connection.received} bytes, {expected}")
+        if self._watches_memory:
+            self._watch_memory()
+
+    def _watch_memory(self) -> None:
+        """Cut off the peer with most unread bytes if the process has grown while much is unread."""
+        rss = _read_rss()
+        with self._counting:
+            for connection in self._connections.values():
+                connection.read = min(
+                    connection.read + COMMANDS_PER_S * PERIOD_MS / 1000, float(connection.received)
+                )
+            unread = {descriptor: connection.unread for descriptor, connection in self._connections.items()}
+        if sum(unread.values()) + self._unread_of_closed <= MAX_UNREAD_BYTES:
+            self._base_rss = rss
+            return
+        grown = rss - self._base_rss
+        descriptor = max(unread, key=unread.__getitem__, default=-1)
+        if grown <= MAX_GROWTH_BYTES or unread.get(descriptor, 0) * len(unread) <= MAX_UNREAD_BYTES:
+            return
+        connection = self._connections[descriptor]
+        self._forget(descriptor)
+        self._cut_off(
+            descriptor,
+            connection.peer,
+            f"{connection.unread:.0f} bytes of it wait and the process has grown by {grown} bytes,"
+            f" expected at most {MAX_GROWTH_BYTES}",
+        )
 
     def _cut_off(self, descriptor: int, peer: object, reason: str) -> None:
         self.cut_off += _inspect_tcp(descriptor, shut_down_peer=peer) is not None
         if time.monotonic() >= self._next_log_s:
             self._next_log_s = time.monotonic() + LOG_EVERY_S
             log.warning("a peer at %s was cut off: %s", peer, reason)
+
+
+def _read_rss() -> int:
+    """Return the resident memory of this process in bytes; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:

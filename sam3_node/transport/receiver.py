@@ -34,6 +34,9 @@ class Inbox(Generic[T]):
     This is earliest deadline first: with an equal share for each camera, the deadline of a waiting frame is the start
     of its camera's last step plus the time of one turn of all cameras. The latter is the same for all, so the order of
     the last starts is the order of the deadlines.
+
+    Keys may belong to groups. Groups take turns in the same way, and the keys of a group share its turns: with one
+    group per endpoint, a camera process that sends many names takes one turn in each round.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -42,11 +45,13 @@ class Inbox(Generic[T]):
         self._turns: OrderedDict[Hashable, None] = (
             OrderedDict()
         )  # keys, the one that was taken longest ago first
+        self._groups: dict[Hashable, str] = {}  # of the keys that wait
+        self._group_turns: OrderedDict[str, None] = OrderedDict()  # in the same order
         self._changed = threading.Condition()
         self._closed = False
         self._reader, self._writer = os.pipe()
 
-    def put(self, key: Hashable, item: T, timeout_ms: int) -> bool:
+    def put(self, key: Hashable, item: T, timeout_ms: int, group: str = "") -> bool:
         """Store an item. Return False when no slot becomes free in time, or when the inbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._has_slot(key), timeout_ms / 1000)
@@ -56,6 +61,8 @@ class Inbox(Generic[T]):
                 os.write(self._writer, b"\0")
             self._items[key] = item
             self._turns.setdefault(key)
+            self._groups[key] = group
+            self._group_turns.setdefault(group)
             self._changed.notify_all()
             return True
 
@@ -76,6 +83,7 @@ class Inbox(Generic[T]):
         """Forget a key, and remove its item if there is one."""
         with self._changed:
             self._turns.pop(key, None)
+            self._groups.pop(key, None)
             if self._items.pop(key, None) is not None:
                 if not self._items and not self._closed:
                     os.read(self._reader, 1)
@@ -92,6 +100,7 @@ class Inbox(Generic[T]):
             if not self._items:
                 os.write(self._writer, b"\0")
             self._items.clear()
+            self._groups.clear()
             self._changed.notify_all()
 
     def release(self) -> None:
@@ -100,9 +109,13 @@ class Inbox(Generic[T]):
         os.close(self._reader)
 
     def _pop_next(self) -> T:
-        key = next(key for key in self._turns if key in self._items)
+        waiting = set(self._groups.values())
+        group = next(group for group in self._group_turns if group in waiting)
+        key = next(key for key in self._turns if self._groups.get(key) == group)
+        self._group_turns.move_to_end(group)
         self._turns.move_to_end(key)
         item = self._items.pop(key)
+        del self._groups[key]
         if len(self._turns) > self._capacity:  # forget the key that was taken longest ago and does not wait
             del self._turns[next(key for key in self._turns if key not in self._items)]
         return item
@@ -218,5 +231,6 @@ class Receiver(Listener, Generic[M]):
             self._inbox.discard(replaced)
         key: Hashable = message.camera if self._newest else next(self._numbers)
         item = (message, received_ns, source.endpoint)
-        while not self._inbox.put(key, item, UPDATE_MS) and not self._closing:
+        group = source.endpoint if self._newest else ""
+        while not self._inbox.put(key, item, UPDATE_MS, group) and not self._closing:
             self._update_sockets()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import socket as posix
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import zmq
@@ -48,6 +48,7 @@ _COMMON_OPTIONS = {
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
 _MAX_UNACKNOWLEDGED_MS = 10_000
+_REQUESTS_RECEIVE_BUFFER = 1 << 17
 _SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10)
 _BUDGETS: dict[int, tuple[int, int]] = {
     zmq.PUB: _SUBSCRIPTIONS_BUDGET,
@@ -90,7 +91,9 @@ class BoundSocket:
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
         self.socket = open_socket(kind, queue, max_bytes, lossless, self._context)
-        self._guard = ConnectionGuard(self.socket, *_BUDGETS[kind])
+        if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
+            self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
+        self._guard = ConnectionGuard(self.socket, *_BUDGETS[kind], watches_memory=kind == zmq.ROUTER)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -101,6 +104,10 @@ class BoundSocket:
     def wait_for_peer(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms`. Return True if a peer is connected."""
         return self._guard.wait_for_peer(timeout_ms)
+
+    def count_read(self, sizes: Mapping[int, int], is_all: bool) -> None:
+        """Tell the guard of a ROUTER socket the bytes that were read, by descriptor; `is_all` if no message waits."""
+        self._guard.count_read(sizes, is_all)
 
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
@@ -136,6 +143,13 @@ def receive_parts(socket: Socket) -> list[memoryview] | None:
     except zmq.Again:
         return None
     return parts
+
+
+def describe_source(parts: Sequence[memoryview]) -> tuple[int, int]:
+    """Return the descriptor of the connection that a message to a ROUTER socket came over, and its bytes there."""
+    part: Any = parts[-1].obj
+    sizes = [part.nbytes for part in parts[1:]]  # the first is the name that the socket has given to the peer
+    return part.get(zmq.SRCFD), sum(size + (2 if size < 256 else 9) for size in sizes)
 
 
 def send_parts(socket: Socket, parts: Sequence[Buffer], max_bytes: int) -> bool:

@@ -188,6 +188,19 @@ def test_a_malformed_request_is_answered_and_counted() -> None:
         assert "version 1" in server.last_error
 
 
+def test_a_reply_without_a_node_names_that_of_the_server() -> None:
+    with (
+        ControlServer(TCP, node="0123456789abcdef") as server,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as socket,
+    ):
+        socket.linger = 0
+        socket.connect(server.endpoint)
+        socket.send(b"junk")
+        assert socket.poll(10_000)
+        assert unpack_reply(socket.recv()).node == "0123456789abcdef"
+
+
 def test_a_flood_of_malformed_requests_blocks_neither_the_server_nor_a_good_client() -> None:
     with ControlServer(TCP) as server, zmq.Context() as context, context.socket(zmq.DEALER) as flood:
         flood.linger = 0

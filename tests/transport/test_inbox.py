@@ -92,3 +92,17 @@ def test_a_discarded_camera_begins_again_as_a_new_one() -> None:
     assert [inbox.take(timeout_ms=0) for _ in range(3)] == ["b", "c", None]
     inbox.close()
     inbox.release()
+
+
+def test_an_endpoint_with_many_names_takes_one_turn_in_each_round() -> None:
+    inbox: Inbox[str] = Inbox(16)
+    turns = []
+    for _ in range(40):
+        for number in range(8):
+            inbox.put(f"evil{number}", f"evil{number}", 0, "second")
+        inbox.put("cam0", "cam0", 0, "first")
+        turns.append(inbox.take(timeout_ms=0))
+    inbox.close()
+    inbox.release()
+    assert turns.count("cam0") == 20
+    assert {turns.count(f"evil{number}") for number in range(8)} == {2, 3}

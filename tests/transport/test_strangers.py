@@ -38,6 +38,14 @@ def large_requests() -> bytes:
     return frame(bytes(1 << 24))
 
 
+def small_messages() -> bytes:
+    return frame(b"junk") * 20_000
+
+
+def empty_parts() -> bytes:
+    return frame(b"", more=True) * 40_000
+
+
 def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], process: psutil.Process) -> None:
     """Send until the process has closed the connection, which the kernel does not always tell the sender."""
     stranger.settimeout(1)
@@ -55,6 +63,8 @@ def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], proce
         ("SUB", endless_subscription),
         ("DEALER", endless_message),
         ("DEALER", large_requests),
+        ("DEALER", small_messages),
+        ("DEALER", empty_parts),
     ],
 )
 def test_a_stranger_that_never_ends_is_cut_off(kind: str, make: Callable[[], bytes]) -> None:

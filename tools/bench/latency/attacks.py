@@ -1,0 +1,275 @@
+"""Attack a node from another process, and measure what the masks, the processes and another client notice.
+
+    python -m tools.bench.latency.attacks [--seconds 5] [--objects 4] [--runs 1] [--attacks NAME ...]
+
+Camera, node and attacker are processes on the loopback interface. Each attack follows a quiet time of the same length.
+The rate of masks during the attack is compared with the rate in that quiet time; a gap is the time between two masks
+of the camera. Memory is the highest resident size of node and camera together during the attack, less that before it.
+A policy asks for `list_objects` and `status` during the attack. A process that has ended is counted and started again.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import psutil
+
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import Sam3NodeError
+from tools.bench.common import RATIO, Figures, make_parser, percentile
+from tools.bench.latency.attackers import ATTACKS, Target
+from tools.bench.processes import Processes, add_points, free_ports
+
+SETTLE_S = 2.0
+POLICY_HZ = 20
+CAMERA_HZ = 30
+MIB = 1 << 20
+HEADER = (
+    "attack                     ended  rate: median, min  longest gap ms  in steps  grown MiB"
+    "  list p99 ms  status p99 ms"
+)
+ATTACK_OPTION = "--attack"  # of the attacker's process
+
+
+def attack_until_stopped(attack: str, target: Target) -> None:
+    """Run an attack until standard input ends."""
+    stop = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    ATTACKS[attack](target, stop)
+
+
+@contextmanager
+def attacker(attack: str, target: Target) -> Iterator[None]:
+    """Run an attack in a process of its own."""
+    command = [sys.executable, "-m", "tools.bench.latency.attacks", ATTACK_OPTION, attack, json.dumps(target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class Noticed(NamedTuple):
+    """Effects on masks, processes and policy in one measurement."""
+
+    rate_hz: float
+    step_ms: float
+    """median time between two masks"""
+    gap_ms: float
+    """longest time between two masks"""
+    rss_mib: float
+    """highest resident memory of the node and its camera"""
+    list_ms: float
+    """p99 of the policy's `list_objects`"""
+    status_ms: float
+    """p99 of the policy's `status`"""
+
+
+class Robot:
+    """A node and its camera, which are started again when they have ended, and a reader of the masks."""
+
+    def __init__(self, model: str, threads: str, objects: int) -> None:
+        second = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        self._objects = objects
+        self._processes = Processes(SAM3_MODEL__NAME=model, SAM3_MODEL__THREADS=threads)
+        frames = self._processes.frames
+        self._both = {"SAM3_TRANSPORT__FRAMES": f"{frames},{second}"}
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        self.target = Target(frames, second, self._processes.masks, self._processes.control)
+
+    def __enter__(self) -> Robot:
+        self._processes.__enter__()
+        self.restart()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.client.close()
+        self._processes.__exit__(*error)
+
+    def restart(self) -> int:
+        """Start the processes that do not run. Return how many had ended."""
+        ended = [name for name, process in self._running.items() if process.poll() is not None]
+        if "node" in ended or not self._running:
+            self._running["node"] = self._processes.start("run", **self._both)
+        if "camera" in ended or len(self._running) == 1:
+            camera = {"SAM3_CAMERA__FPS": str(CAMERA_HZ), "SAM3_CAMERA__LOOP": "true"}
+            self._running["camera"] = self._processes.start("camera", "scene:tabletop", **camera)
+        if ended or not hasattr(self, "client"):
+            self.client = self.open_client()
+            self.client.wait_for_camera()
+            add_points(self.client, self._objects)
+            self.client.segment(points=[(320.0, 240.0)], camera="cam0")  # the first one takes buffers
+        return len(ended)
+
+    def open_client(self) -> PerceptionClient:
+        """Return a client that receives the masks of the camera."""
+        target = self.target
+        return PerceptionClient(
+            target.masks, target.control, cameras=["cam0"], timeout_ms=30_000, on_restart=lambda restart: None
+        )
+
+    def rss_mib(self) -> float:
+        """Return the resident memory of the processes now."""
+        total = 0
+        for process in self._running.values():
+            with suppress(psutil.NoSuchProcess):
+                total += psutil.Process(process.pid).memory_info().rss
+        return total / MIB
+
+
+class Policy:
+    """A client that asks for objects and status, and looks at the memory, until it is stopped."""
+
+    def __init__(self, robot: Robot) -> None:
+        self._robot = robot
+        self._stop = threading.Event()
+        self.times_ms: dict[str, list[float]] = {"list_objects": [], "status": []}
+        self.rss_mib: list[float] = []
+        self._threads = [threading.Thread(target=run) for run in (self._ask, self._watch)]
+
+    def __enter__(self) -> Policy:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        with self._robot.open_client() as client:
+            while not self._stop.wait(1 / POLICY_HZ):
+                for op, call in (("list_objects", client.list_objects), ("status", client.status)):
+                    begin_s = time.monotonic()
+                    with suppress(Sam3NodeError):
+                        call()
+                    self.times_ms[op].append(1e3 * (time.monotonic() - begin_s))
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            self.rss_mib.append(self._robot.rss_mib())
+
+
+def measure(robot: Robot, seconds: float) -> Noticed:
+    """Read masks for some seconds while a policy asks."""
+    client = robot.client
+    while client.latest(0) is not None:
+        pass
+    with Policy(robot) as policy:
+        begin_s = time.monotonic()
+        times_s = [begin_s]
+        while times_s[-1] - begin_s < seconds:
+            if client.latest(int(1e3 * seconds)) is None:
+                break
+            times_s.append(time.monotonic())
+        gaps_ms = [1e3 * (later - earlier) for earlier, later in pairwise([*times_s, time.monotonic()])]
+        rate_hz = (len(times_s) - 1) / (time.monotonic() - begin_s)
+    late_ms = (percentile(policy.times_ms[op], 0.99) for op in ("list_objects", "status"))
+    return Noticed(rate_hz, statistics.median(gaps_ms), max(gaps_ms), max(policy.rss_mib), *late_ms)
+
+
+def run(attack: str, robot: Robot, seconds: float) -> tuple[Noticed, Noticed, int]:
+    """Return the effects in the quiet time and during the attack, and the number of processes that ended."""
+    quiet = measure(robot, seconds)
+    with attacker(attack, robot.target):
+        attacked = measure(robot, seconds + SETTLE_S)  # the attacker starts
+    return quiet, attacked, robot.restart()
+
+
+class Row(NamedTuple):
+    """Effects of one attack: the worst of its runs, and the median ratio of the rates."""
+
+    attack: str
+    ended: int
+    median_ratio: float
+    ratio: float
+    gap_ms: float
+    steps: float
+    grown_mib: float
+    list_ms: float
+    status_ms: float
+
+    @classmethod
+    def from_runs(cls, attack: str, runs: list[tuple[Noticed, Noticed, int]]) -> Row:
+        """Summarise the runs of an attack."""
+        ratios = [attacked.rate_hz / quiet.rate_hz for quiet, attacked, _ in runs]
+        return cls(
+            attack,
+            sum(count for _, _, count in runs),
+            statistics.median(ratios),
+            min(ratios),
+            max(attacked.gap_ms for _, attacked, _ in runs),
+            max(attacked.gap_ms / quiet.step_ms for quiet, attacked, _ in runs),
+            max(attacked.rss_mib - quiet.rss_mib for quiet, attacked, _ in runs),
+            statistics.median(attacked.list_ms for _, attacked, _ in runs),
+            statistics.median(attacked.status_ms for _, attacked, _ in runs),
+        )
+
+    def format(self) -> str:
+        """Return the line of the table."""
+        return (
+            f"{self.attack:26s} {self.ended:5d} {self.median_ratio:13.2f} {self.ratio:4.2f} {self.gap_ms:15.0f} "
+            f"{self.steps:9.1f} {self.grown_mib:10.1f} {self.list_ms:12.1f} {self.status_ms:14.1f}"
+        )
+
+
+def add_worst(rows: list[Row], figures: Figures) -> None:
+    """Keep the worst figure of all attacks, with the name of its attack."""
+    count = f"worst of {len(rows)} attacks"
+    figures.add(f"{count}: processes ended", float(sum(row.ended for row in rows)), "processes", "0")
+    worst = min(rows, key=lambda row: row.ratio)
+    what = f"{count}: rate of masks / quiet rate ({worst.attack})"
+    figures.add(what, worst.ratio, RATIO, "at least 0.5")
+    worst = max(rows, key=lambda row: row.steps)
+    what = f"{count}: longest gap between masks / median quiet step ({worst.attack})"
+    figures.add(what, worst.steps, RATIO, "3, or 500 ms")
+    worst = max(rows, key=lambda row: row.grown_mib)
+    figures.add(f"{count}: growth of memory ({worst.attack})", worst.grown_mib, "MiB", "at most 64")
+    worst = max(rows, key=lambda row: row.status_ms)
+    figures.add(f"{count}: `status` of another client, p99 ({worst.attack})", worst.status_ms, "ms")
+
+
+def main() -> None:
+    if sys.argv[1:2] == [ATTACK_OPTION]:
+        attack_until_stopped(sys.argv[2], Target(*json.loads(sys.argv[3])))
+        return
+    parser = make_parser(__doc__, runs=1)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
+    parser.add_argument("--objects", type=int, default=4, help="objects that the node tracks")
+    parser.add_argument("--model", default="nano", help="weights of the node")
+    parser.add_argument("--threads", default="1", help="CPU threads of the node's model")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, help="attacks to run")
+    args, figures = parser.parse_args(), Figures("latency.attacks")
+    with Robot(args.model, args.threads, args.objects) as robot:
+        measure(robot, SETTLE_S)
+        print(HEADER)
+        rows: list[Row] = []
+        for attack in args.attacks:
+            rows.append(Row.from_runs(attack, [run(attack, robot, args.seconds) for _ in range(args.runs)]))
+            print(rows[-1].format(), flush=True)
+    add_worst(rows, figures)
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
