@@ -75,7 +75,9 @@ class Pipeline:
         """Set by a live node: ids of another epoch name other objects."""
         self._max_frame_pixels = settings.max_frame_pixels
         self._model = model
-        self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
+        self._tracker = Tracker(
+            model, settings.max_objects, settings.bank_size, settings.selection, settings.feature_cache
+        )
         self._objects = ObjectRegistry(settings.max_objects)
         self._confidence = ConfidenceEstimator(settings.max_objects, model.mask_size[0], model.hidden)
         self._min_confidence = settings.min_confidence

@@ -166,12 +166,14 @@ class Oracle:
             session = self.sessions.setdefault(object_id, self._session())
             index = session.obj_id_to_idx(object_id)
             if "mask" in prompt:
+                session.remove_point_inputs(index, self.frame)
                 session.add_mask_inputs(index, self.frame, prompt["mask"][None, None])
             else:
                 inputs = {
                     "point_coords": prompt["points"][None, None],
                     "point_labels": prompt["labels"][None, None].to(torch.int32),
                 }
+                session.remove_mask_inputs(index, self.frame)
                 session.add_point_inputs(index, self.frame, inputs)
             session.obj_with_new_inputs.append(object_id)
         found = {
