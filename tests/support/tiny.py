@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.tracking import Tracks
 
 SESSIONS = {
     Sam2VideoModel: Sam2VideoInferenceSession,
@@ -130,6 +131,15 @@ def random_source(family: str, seed: int = 0, presence: float | None = None, **o
             source.shared_image_embedding.positional_embedding
         )
     return source
+
+
+TRAINED_LOGIT = 5.0
+"""Parity is shown at logits of a trained model's size; near zero, any two implementations agree."""
+
+
+def find_largest_logit(tracks: Tracks) -> float:
+    """Return the largest absolute logit of the objects in view; 0 if there are none."""
+    return tracks.logits[tracks.visible].abs().max().item() if tracks.visible.any() else 0.0
 
 
 def stages_of(source: nn.Module) -> TrackerModel:
