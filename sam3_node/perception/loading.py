@@ -9,7 +9,7 @@ from ..detection.load import load_detector
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
-from ..engines.oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
+from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.tracker_slot import serve_tracker, use_torch
 from ..errors import ModelError
 from ..models import TrackerModel, load_tracker
@@ -67,6 +67,8 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
     except STAGE_ERRORS as error:
         if model.stages is torch_stages:
             raise
+        if lost := find_device_error(error):
+            raise lost from error
         reason = to_engine_error(error, "on the first frames")
         if not settings.engine.fallback:
             raise reason from error

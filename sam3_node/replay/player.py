@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..engines.oom import find_device_error
 from ..errors import ReplayError, Sam3NodeError
 from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
@@ -72,7 +73,9 @@ class Player:
         self.counts["frames"] += 1
         try:
             masks = self._perception.serve(frame.camera).step(frame, step.received_ns, step.skipped)
-        except Exception as error:  # as in the node, one bad frame does not end the run
+        except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does
+            if lost := find_device_error(error):
+                raise lost from error
             self.counts["failed"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
@@ -92,6 +95,8 @@ class Player:
         try:
             return self._carry_out(edit)
         except Exception as error:
+            if lost := find_device_error(error):
+                raise lost from error
             self.counts["refused"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.warning("%s was refused: %s", edit.op, error, exc_info=not foreseen)
