@@ -21,7 +21,7 @@ from ..settings import Settings
 from ..tracking.calibration import CALIBRATED_FOR
 from ..tracking.confidence import CALIBRATION
 from ..types import MaskEncoding
-from .loading import load_configured_detector, load_model
+from .loading import load_models
 from .pipeline import Pipeline, require_tracking
 from .session import Session
 
@@ -48,12 +48,7 @@ class Perception:
 
         Raises ModelError, VocabularyError, EngineError or MissingExtraError if they cannot be used.
         """
-        model = load_model(settings.model, settings.tracker, settings.engine)
-        return cls(
-            settings,
-            model,
-            load_configured_detector(settings.detector, settings.model, model, settings.engine),
-        )
+        return cls(settings, *load_models(settings))
 
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:

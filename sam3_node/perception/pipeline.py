@@ -277,7 +277,7 @@ class Pipeline:
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
         logits, score = self._tracker.prompt_at(cached.features, cached.frame_number, prompt)
-        cached.logits[prompt.object_id] = logits.clone()  # compiled stages reuse their output buffers
+        cached.logits[prompt.object_id] = logits
         self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
         return _to_prompt_result(cached, logits, score)
 

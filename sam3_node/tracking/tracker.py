@@ -136,21 +136,17 @@ class Tracker:
     def propose(self, features: Features, boxes: Tensor) -> Decoded:
         """Segment one frame from D boxes in one batch, without tracking.
 
-        boxes: float [D, 4] (x0, y0, x1, y1) in model pixels. The returned tensors are copies that the caller may keep.
+        boxes: float [D, 4] (x0, y0, x1, y1) in model pixels. The caller may keep the returned tensors.
         """
         model, count = self.model, len(boxes)
         corners = boxes.to(model.device, torch.float32).reshape(count, 2, 2)
-        if model.static_shapes:
-            corners = corners[_padded(np.arange(count))]
-        labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
+        labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
         sparse, dense = model.decode_stage.prompt(corners, labels)
-        top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(
-            len(corners), -1, -1, -1
-        )
-        decoded = model.decode_stage(
+        top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
+        decoded: Decoded = model.decode_stage(
             top, features.fine, features.middle, sparse, dense, self.model.competes(len(BOX_LABELS), True)
         )
-        return Decoded(*(values[:count].clone() for values in decoded))
+        return decoded
 
     @torch.inference_mode()
     def adopt(
