@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..models import TrackerModel
 from ..types import State
+from .host_copy import HostCopy
 from .selection import Bools, Floats, Ints, SelectionRule
 
 NO_FRAME = -1
@@ -86,7 +87,7 @@ class MemoryBank:
         self._conditioning_pointer: Ints = np.full(
             (max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64
         )
-        self._unread_scores: list[tuple[Ints, int, Tensor]] = []
+        self._unread_scores: list[tuple[Ints, int, HostCopy]] = []
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +122,7 @@ class MemoryBank:
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
         if self._rule.by_score:
-            self._unread_scores.append((rows, slot, score))
+            self._unread_scores.append((rows, slot, HostCopy(score.float())))
 
     def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
         """Store a prompted frame for one row: memory [1, hw, 64], pointer [1, C]. `frame` is at most step `now`.
@@ -259,9 +260,9 @@ class MemoryBank:
         return _Slots(np.where(valid, index, 0), np.where(valid, time, 0), valid)
 
     def _settle_scores(self) -> None:
-        """Fetch the last frame's scores. The device finished them long ago, so this does not wait."""
+        """Take the last frame's scores. Their copy began when they were written, so this waits for no later work."""
         for rows, slot, score in self._unread_scores:
-            self._score[rows, slot] = score.float().cpu().numpy()
+            self._score[rows, slot] = score.read()
         self._unread_scores.clear()
 
 
