@@ -71,6 +71,12 @@ class ModelError(Sam3NodeError):
     code = "model"
 
 
+class DeviceError(Sam3NodeError):
+    """Raised when the GPU has failed so that this process can use it no longer; a new process can."""
+
+    code = "device"
+
+
 class EngineError(Sam3NodeError):
     """Raised when an engine cannot be built, is of another machine or model, or is rejected by the gate."""
 

@@ -1,4 +1,4 @@
-"""Errors of running models and engines, above all out-of-memory errors, converted to errors of this package."""
+"""Errors of running models and engines, above all memory and lost devices, converted to errors of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..errors import EngineError, ModelError, Sam3NodeError
+from ..errors import DeviceError, EngineError, ModelError, Sam3NodeError
 
 STAGE_ERRORS = (Sam3NodeError, RuntimeError, MemoryError)
 """Errors that stages raise; torch reports errors of a device as RuntimeError."""
@@ -16,6 +16,9 @@ OUT_OF_MEMORY_SIGNS = (  # in messages: not all such errors have a class of thei
     "DefaultCPUAllocator",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+PASSING_CUDA_ERRORS = (1, 2, 9, 98, 209, 701)
+"""Codes of CUDA errors that concern one call: invalid value, memory allocation, invalid configuration, invalid device
+function, no kernel for this GPU, and too many resources requested."""
 MEMORY_HINT = "end other processes that use it, or lower --tracker.max_objects or --model.image_size"
 TORCH_HINT = "use --engine.kind torch, and leave out --engine.graphs"
 
@@ -25,6 +28,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     root = find_root_cause(error)
     is_memory_error = isinstance(root, torch.OutOfMemoryError | MemoryError)
     return is_memory_error or any(sign in str(root) for sign in OUT_OF_MEMORY_SIGNS)
+
+
+def find_device_error(error: BaseException) -> DeviceError | None:
+    """Return a DeviceError if this error or its root cause says that the process has lost its device; otherwise None.
+
+    After most errors that CUDA reports, every later call of the process fails with the same error.
+    """
+    root = find_root_cause(error)
+    if isinstance(root, DeviceError):
+        return root
+    if not isinstance(root, torch.AcceleratorError) or is_out_of_memory(root):
+        return None
+    if getattr(root, "error_code", None) in PASSING_CUDA_ERRORS:
+        return None
+    return DeviceError(
+        f"the GPU has failed, and this process can use it no longer: {summarize_error(root)}; start the "
+        "process again, as launch/start does"
+    )
 
 
 def find_root_cause(error: BaseException) -> BaseException:

@@ -48,11 +48,14 @@ def load_tracker(
     """Load a tracker: "nano", a folder in transformers' layout, or a hub name such as "facebook/sam3".
 
     `device` may be "auto": CUDA if available, else CPU. `dtype` None or "auto" is bfloat16 on CUDA, else float32.
+    A CUDA device becomes the current one of this thread, so that streams, events and graphs are made on it.
     `image_size` is in pixels; 0 selects the weights' own size. Raises ModelError if the weights are missing, damaged,
     or not those of a SAM 2 or SAM 3 tracker, and for an image size that their encoder does not support.
     """
     target = pick_device(device)
     chosen_dtype = pick_dtype(dtype, target)
+    if target.type == "cuda" and target.index is not None:
+        torch.cuda.set_device(target)
     name = os.fspath(name_or_path)
     if name == "nano":
         check_digest(NANO / "model.safetensors")

@@ -12,7 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import Sam3NodeError
+from ..engines.oom import find_device_error
+from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
 from ..perception.session import Session
 from ..processes.descriptors import warn_if_descriptors_run_out
@@ -42,7 +43,8 @@ LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
 class Node:
     """Serves the frames of up to `tracker.max_cameras` cameras with one model. A context manager.
 
-    Raises TransportError, ModelError or EngineError if it cannot start. Once it runs, no frame and no request stops it.
+    Raises TransportError, ModelError or EngineError if it cannot start. Once it runs, no frame and no request stops it;
+    only a GPU that has failed does, with DeviceError, because no later frame could succeed.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -184,7 +186,10 @@ class Node:
         while received is not None:
             begin_s = time.monotonic()
             peer, request = received
-            self._control.reply(peer, self._answer(request))
+            reply = self._answer(request)
+            self._control.reply(peer, reply)
+            if reply.error is not None and reply.error.code == DeviceError.code:
+                raise DeviceError(reply.error.message)
             took_s = time.monotonic() - begin_s
             left_s -= took_s
             received = self._control.receive() if took_s <= left_s else None
@@ -233,6 +238,8 @@ class Node:
                 FAILED,
                 {"camera": received.frame.camera, "seq": received.frame.seq, "error": describe_error(error)},
             )
+            if lost := find_device_error(error):
+                raise lost from error
         else:
             self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s
         finally:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from ..detection.phrases import clean_label
+from ..engines.oom import find_device_error
 from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline, PromptResult
@@ -48,6 +49,8 @@ def _make_reply(host: OperationHost, request: Request) -> Reply:
     except Sam3NodeError as error:
         return Reply.failed(request.id, error)
     except Exception as error:
+        if lost := find_device_error(error):
+            return Reply.failed(request.id, lost)
         log.exception("control: %s failed", request.op)
         message = f"{request.op} failed in the node: {type(error).__name__}: {error}; see its log"
         return Reply(request.id, error=Failure(INTERNAL_ERROR, message))

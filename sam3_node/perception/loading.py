@@ -9,7 +9,7 @@ from ..detection.load import load_detector
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
-from ..engines.oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
+from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.tracker_slot import serve_tracker, use_torch
 from ..errors import ModelError
 from ..models import TrackerModel, load_tracker
@@ -30,12 +30,33 @@ def load_model(
 ) -> TrackerModel:
     """Load the tracker, install the engine that `engine` selects, and warm up where the first frames would be slow.
 
-    Raises ModelError if the weights cannot be used or do not fit into memory. Without `engine.fallback`, raises
-    EngineError or MissingExtraError if the engine cannot be used.
+    Where a detector may share the tracker's encoder, use `load_models`. Raises ModelError if the weights cannot be used
+    or do not fit into memory. Without `engine.fallback`, raises EngineError or MissingExtraError if the engine cannot
+    be used.
     """
+    settings = Settings(model=model_settings, tracker=tracker, engine=engine or EngineSettings())
+    model, torch_stages = _load_cold(settings)
+    _warm_up_if_slow(model, settings, torch_stages)
+    return model
+
+
+def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
+    """Load the tracker as `load_model` does, and the detector as `load_configured_detector` does.
+
+    The tracker warms up after the detector is loaded. A detector that shares its encoder adds an output to it, and the
+    first frame would have to wait until that is compiled or captured.
+    """
+    model, torch_stages = _load_cold(settings)
+    detector = load_configured_detector(settings.detector, settings.model, model, settings.engine)
+    _warm_up_if_slow(model, settings, torch_stages)
+    return model, detector
+
+
+def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
+    """Load the tracker with its engine; return it, and its own torch stages."""
+    model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
-    settings = Settings(model=model_settings, tracker=tracker, engine=engine or EngineSettings())
     with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
         model = load_tracker(
             model_settings.name,
@@ -50,9 +71,14 @@ def load_model(
             keep_compiled(settings.engine.folder)
         if settings.engine.graphs:
             use_graphs(model)
-        if model.can_track and (model_settings.compile or model.device.type == "cuda"):
+    return model, torch_stages
+
+
+def _warm_up_if_slow(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:
+    """Warm up where the first frames would be slow: with compiled stages, and on a GPU."""
+    if model.can_track and (settings.model.compile or model.device.type == "cuda"):
+        with reraise_out_of_memory(ModelError, f"while {settings.model.name} was loaded", MEMORY_HINT):
             warm_up(model, settings, torch_stages)
-    return model
 
 
 def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:
@@ -67,6 +93,8 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
     except STAGE_ERRORS as error:
         if model.stages is torch_stages:
             raise
+        if lost := find_device_error(error):
+            raise lost from error
         reason = to_engine_error(error, "on the first frames")
         if not settings.engine.fallback:
             raise reason from error

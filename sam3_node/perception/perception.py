@@ -23,7 +23,7 @@ from ..tracking.calibration import CALIBRATED_FOR
 from ..tracking.confidence import CALIBRATION
 from ..types import MaskEncoding, MaskFrame
 from .linking import LinkRules, WorldLinker
-from .loading import load_configured_detector, load_model
+from .loading import load_models
 from .pipeline import Pipeline, require_tracking
 from .session import Session
 from .spatial import SpatialStage
@@ -55,9 +55,7 @@ class Perception:
         Raises ModelError, VocabularyError, EngineError, MissingExtraError or SettingsError if they cannot be used.
         """
         calibrations = tuple(map(load_calibration, settings.spatial.calibration))
-        model = load_model(settings.model, settings.tracker, settings.engine)
-        detector = load_configured_detector(settings.detector, settings.model, model, settings.engine)
-        perception = cls(settings, model, detector)
+        perception = cls(settings, *load_models(settings))
         perception.calibrations = calibrations
         return perception
 

@@ -78,7 +78,9 @@ class Pipeline:
         """Set by a live node: ids of another epoch name other objects."""
         self._max_frame_pixels = settings.max_frame_pixels
         self._model = model
-        self._tracker = Tracker(model, settings.max_objects, settings.bank_size, settings.selection)
+        self._tracker = Tracker(
+            model, settings.max_objects, settings.bank_size, settings.selection, settings.feature_cache
+        )
         self._objects = ObjectRegistry(settings.max_objects)
         self._confidence = ConfidenceEstimator(settings.max_objects, model.mask_size[0], model.hidden)
         self._min_confidence = settings.min_confidence
@@ -287,7 +289,7 @@ class Pipeline:
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
         logits, score = self._tracker.prompt_at(cached.features, cached.frame_number, prompt)
-        cached.logits[prompt.object_id] = logits.clone()  # compiled stages reuse their output buffers
+        cached.logits[prompt.object_id] = logits
         self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
         return _to_prompt_result(cached, logits, score)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..engines.oom import find_device_error
 from ..errors import ReplayError, Sam3NodeError
 from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
@@ -78,7 +79,9 @@ class Player:
             masks = self._perception.link(
                 pipeline.step(frame, step.received_ns, step.skipped, lambda _: step.robot_pose)
             )
-        except Exception as error:  # as in the node, one bad frame does not end the run
+        except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does
+            if lost := find_device_error(error):
+                raise lost from error
             self.counts["failed"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
@@ -98,6 +101,8 @@ class Player:
         try:
             return self._carry_out(edit)
         except Exception as error:
+            if lost := find_device_error(error):
+                raise lost from error
             self.counts["refused"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.warning("%s was refused: %s", edit.op, error, exc_info=not foreseen)

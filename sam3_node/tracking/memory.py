@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..models import TrackerModel
 from ..types import State
+from .host_copy import HostCopy
 from .selection import Bools, Floats, Ints, SelectionRule
 
 NO_FRAME = -1
@@ -52,15 +53,21 @@ class _Slots(NamedTuple):
 class MemoryBank:
     """Memories of up to `max_objects` objects, with `bank_size` frames each.
 
-    The tensors are allocated once. `bank_size` counts the ring and one conditioning frame, so 7 is the reference.
+    The tensors are allocated once. `bank_size` counts the frames that a step may attend to and one conditioning frame,
+    so 7 is the reference. The ring keeps `history` more frames, so that each of the last `history` frames can be read
+    again as it was read when it was the newest.
     """
 
-    def __init__(self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule) -> None:
+    def __init__(
+        self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule, history: int = 0
+    ) -> None:
         self._rule = rule
         self._num_maskmem, self._max_pointers = model.num_maskmem, model.max_pointers
-        self._ring = bank_size - 1
+        self._window = bank_size - 1
+        self._ring = self._window + history
         self._conditioning = model.max_conditioning if model.max_conditioning > 0 else CONDITIONING_SLOTS
-        self._pointer_ring = max(self._ring, model.max_pointers - 1)
+        self._pointer_window = max(self._window, model.max_pointers - 1)
+        self._pointer_ring = self._pointer_window + history
         area = model.grid[0] * model.grid[1]
         self.features = torch.zeros(  # [objects, ring + conditioning, hw, 64]
             (max_objects, self._ring + self._conditioning, area, model.memory_channels),
@@ -80,7 +87,7 @@ class MemoryBank:
         self._conditioning_pointer: Ints = np.full(
             (max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64
         )
-        self._unread_scores: list[tuple[Ints, int, Tensor]] = []
+        self._unread_scores: list[tuple[Ints, int, HostCopy]] = []
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +122,7 @@ class MemoryBank:
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
         if self._rule.by_score:
-            self._unread_scores.append((rows, slot, score))
+            self._unread_scores.append((rows, slot, HostCopy(score.float())))
 
     def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
         """Store a prompted frame for one row: memory [1, hw, 64], pointer [1, C]. `frame` is at most step `now`.
@@ -130,6 +137,23 @@ class MemoryBank:
             self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
             self._frame[row, slot], self._prompted[row, slot], self._score[row, slot] = frame, True, 1.0
 
+    def has_tracked(self, row: int, frame: int) -> bool:
+        """Return True if the object in `row` was tracked on `frame` without a prompt, as far as the ring goes back."""
+        slot = frame % self._pointer_ring
+        return bool(self._frame[row, slot] == frame and not self._prompted[row, slot])
+
+    def correct(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
+        """Replace a tracked frame of one row: memory [1, hw, 64], pointer [1, C]. It stays a tracked frame.
+
+        `frame` is before step `now`, and `has_tracked` is True for it.
+        """
+        slot = frame % self._pointer_ring
+        if now - frame <= self._ring:
+            self.features[row, frame % self._ring] = memory[0]
+        self.pointers[row, slot] = pointer[0]
+        self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
+        self._score[row, slot] = 1.0
+
     def _store_conditioning(self, row: int, frame: int, memory: Tensor, pointer: Tensor) -> None:
         for table, store, offset, value in (
             (self._conditioning_frame[row], self.features, self._ring, memory),
@@ -142,7 +166,10 @@ class MemoryBank:
                 store[row, offset + slot] = value
 
     def read(self, rows: Ints, frame: int, static: bool) -> Memories:
-        """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step."""
+        """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
+
+        On a step in the past, tracked frames and pointers of later frames are left out, as in the reference.
+        """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
         if not static:
@@ -204,7 +231,7 @@ class MemoryBank:
         frames, ages = self._frame[rows], frame - self._frame[rows]
         conditioning = self._conditioning_frame[rows]
         attended = self._prompted[rows] & (frames[:, :, None] == conditioning[:, None, :]).any(axis=2)
-        held = (frames != NO_FRAME) & (ages <= self._ring) & ~attended
+        held = (frames != NO_FRAME) & (ages > 0) & (ages <= self._window) & ~attended
         chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
         index = np.take_along_axis(frames, chosen, axis=1) % self._ring
         return _join(
@@ -216,9 +243,11 @@ class MemoryBank:
 
     def _pointer_slots(self, rows: Ints, frame: int) -> _Slots:
         ages = frame - self._frame[rows]
-        held = (self._frame[rows] != NO_FRAME) & ~self._prompted[rows]
+        held = (self._frame[rows] != NO_FRAME) & (ages > 0) & (ages <= self._pointer_window)
+        held &= ~self._prompted[rows]
         chosen, age, valid = self._rule.choose(ages, self._score[rows], held, self._max_pointers - 1)
         conditioning = self._conditioning_pointer[rows]
+        conditioning = np.where(conditioning <= frame, conditioning, NO_FRAME)
         return _join(
             _Slots(np.where(valid, chosen, 0), np.where(valid, age, 0), valid),
             self._conditioning_slots(conditioning, self._pointer_ring, frame - conditioning),
@@ -231,9 +260,9 @@ class MemoryBank:
         return _Slots(np.where(valid, index, 0), np.where(valid, time, 0), valid)
 
     def _settle_scores(self) -> None:
-        """Fetch the last frame's scores. The device finished them long ago, so this does not wait."""
+        """Take the last frame's scores. Their copy began when they were written, so this waits for no later work."""
         for rows, slot, score in self._unread_scores:
-            self._score[rows, slot] = score.float().cpu().numpy()
+            self._score[rows, slot] = score.read()
         self._unread_scores.clear()
 
 

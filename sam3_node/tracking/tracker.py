@@ -51,20 +51,28 @@ class Track(NamedTuple):
 class Tracker:
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
 
-    A prompted frame becomes a conditioning frame of its object only; other objects are not affected. The constructor
-    allocates memory for `max_objects` objects with `bank_size` frames each. Nothing grows afterwards.
+    A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
+    frame on which the object was tracked already does not: it is decoded with the memory before that frame, and
+    replaces what was tracked there. The constructor allocates memory for `max_objects` objects with `bank_size` frames
+    each, and for the `history` newest frames that can be corrected in this way. Nothing grows afterwards.
     """
 
     def __init__(
-        self, model: TrackerModel, max_objects: int = 16, bank_size: int = 7, selection: str = "recent"
+        self,
+        model: TrackerModel,
+        max_objects: int = 16,
+        bank_size: int = 7,
+        selection: str = "recent",
+        history: int = 4,
     ) -> None:
-        if max_objects < 1 or bank_size < 2:
+        if max_objects < 1 or bank_size < 2 or history < 0:
             raise SettingsError(
-                f"expected max_objects >= 1 and bank_size >= 2, found {max_objects} and {bank_size}"
+                "expected max_objects >= 1, bank_size >= 2 and history >= 0, "
+                f"found {max_objects}, {bank_size} and {history}"
             )
         self.model = model
         self.frame_number = 0
-        self.bank = MemoryBank(model, max_objects, bank_size, get_rule(selection))
+        self.bank = MemoryBank(model, max_objects, bank_size, get_rule(selection), history)
         self._rows = ObjectRows(max_objects)
 
     @property
@@ -103,12 +111,16 @@ class Tracker:
         """Add or correct an object on an earlier frame; return its logits [h, w] and score [].
 
         `features` are those of that frame. `frame_number` is the value of the attribute `frame_number` before that
-        frame was stepped. The next step starts to track the object.
+        frame was stepped. The next step starts to track a new object. The correction of a frame that was tracked
+        uses the memory before that frame, which is complete for the `history` newest frames.
         """
         if not 0 <= frame_number < self.frame_number:
             raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
         checked = self._check([prompt])[prompt.object_id]
-        result = self._condition(features, frame_number, prompt.object_id, checked)
+        if self._has_tracked(prompt.object_id, frame_number):
+            result = self._correct(features, frame_number, prompt.object_id, checked)
+        else:
+            result = self._condition(features, frame_number, prompt.object_id, checked)
         return result.logits, result.score
 
     @torch.inference_mode()
@@ -124,27 +136,23 @@ class Tracker:
     def propose(self, features: Features, boxes: Tensor) -> Decoded:
         """Segment one frame from D boxes in one batch, without tracking.
 
-        boxes: float [D, 4] (x0, y0, x1, y1) in model pixels. The returned tensors are copies that the caller may keep.
+        boxes: float [D, 4] (x0, y0, x1, y1) in model pixels. The caller may keep the returned tensors.
         """
         model, count = self.model, len(boxes)
         corners = boxes.to(model.device, torch.float32).reshape(count, 2, 2)
-        if model.static_shapes:
-            corners = corners[_padded(np.arange(count))]
-        labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
+        labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
         sparse, dense = model.decode_stage.prompt(corners, labels)
-        top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(
-            len(corners), -1, -1, -1
-        )
-        decoded = model.decode_stage(
+        top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
+        decoded: Decoded = model.decode_stage(
             top, features.fine, features.middle, sparse, dense, self.model.competes(len(BOX_LABELS), True)
         )
-        return Decoded(*(values[:count].clone() for values in decoded))
+        return decoded
 
     @torch.inference_mode()
     def adopt(
         self, features: Features, frame_number: int, object_id: int, proposals: Decoded, index: int
     ) -> Track:
-        """Add or correct an object with one of the results of `propose`, as `prompt_at` would with that box.
+        """Add or correct an object with one of the results of `propose`; the frame becomes a conditioning frame.
 
         `features` and `frame_number` belong to the frame that was passed to `propose`.
         """
@@ -202,16 +210,41 @@ class Tracker:
 
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Track one batch: read the bank, decode, write the bank."""
-        model, static = self.model, self.model.static_shapes
+        model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
-        memories = self.bank.read(_padded(rows) if static else rows, frame, static)
-        top = model.stages.read(features.top, *memories)
+        top = self._read(features, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
         scores = confidence(decoded.presence, decoded.iou)
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
         return _results(decoded, count)
+
+    def _read(self, features: Features, rows: Ints, frame: int) -> Tensor:
+        """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
+
+        With static shapes, the objects are padded to the next bucket.
+        """
+        static = self.model.static_shapes
+        memories = self.bank.read(_padded(rows) if static else rows, frame, static)
+        top: Tensor = self.model.stages.read(features.top, *memories)
+        return top
+
+    def _has_tracked(self, object_id: int, frame: int) -> bool:
+        return object_id in self._rows and self.bank.has_tracked(self._rows[object_id], frame)
+
+    def _correct(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
+        """Decode a prompt on a tracked frame with the memories before it, and replace what was tracked there."""
+        row = self._rows[object_id]
+        if prompt.mask is not None:
+            decoded, masks = self._decode_mask(features, prompt.mask)
+        else:
+            top = self._read(features, np.array([row], dtype=np.int64), frame)
+            decoded = self._decode_prompt(features, prompt, top)
+            masks = self.model.remember_stage.upsample(decoded.logits)
+        memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
+        self.bank.correct(row, frame, self.frame_number, memory, decoded.pointer)
+        return _results(decoded, 1)[0]
 
     def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompted object without memory, then store the frame as a conditioning frame."""
@@ -238,14 +271,15 @@ class Tracker:
         self.bank.clear(row)
         return row
 
-    def _decode_prompt(self, features: Features, prompt: PromptTensors) -> Decoded:
-        """Decode points and a box on one frame, without memory."""
+    def _decode_prompt(
+        self, features: Features, prompt: PromptTensors, remembered: Tensor | None = None
+    ) -> Decoded:
+        """Decode points and a box on one frame, on image tokens [1, C, h, w] with memory, or without for None."""
         decoder = self.model.decode_stage
         sparse, dense = decoder.prompt(prompt.points, prompt.labels, prompt.logits)
-        top = features.top + decoder.no_memory.reshape(1, -1, 1, 1)
-        decoded: Decoded = decoder(
-            top, features.fine, features.middle, sparse, dense, self.model.competes(len(prompt.points), True)
-        )
+        top = features.top + decoder.no_memory.reshape(1, -1, 1, 1) if remembered is None else remembered
+        multimask = self.model.competes(len(prompt.points), remembered is None)
+        decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, multimask)
         return decoded
 
     def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:

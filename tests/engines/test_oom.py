@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sam3_node.engines.graphs import CapturedGraph, GraphedStage, Inputs
-from sam3_node.engines.oom import is_out_of_memory, reraise_out_of_memory
+from sam3_node.engines.oom import find_device_error, is_out_of_memory, reraise_out_of_memory
 from sam3_node.engines.specs import StageSpec, TensorSpec
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models.sam.stages import Run, Stages
@@ -25,6 +25,35 @@ from tests.support.tiny import random_source, tiny_model
 
 HUGE = 1 << 50  # bytes: more than any process can address
 CUDA_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+
+
+def cuda_error(code: int, message: str = "an illegal memory access") -> torch.AcceleratorError:
+    error = torch.AcceleratorError(f"CUDA error: {message}")
+    error.error_code = code
+    return error
+
+
+def test_errors_after_which_a_process_has_lost_its_gpu() -> None:
+    for code in (700, 710, 719):  # illegal address, device assertion, launch failure
+        assert "illegal memory access" in str(find_device_error(cuda_error(code)))
+    wrapped = EngineError("a stage failed")
+    wrapped.__cause__ = cuda_error(700)
+    assert find_device_error(wrapped) is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes do not match"),
+        torch.OutOfMemoryError(CUDA_FULL),
+        cuda_error(2, "out of memory"),
+        cuda_error(9, "invalid configuration argument"),
+        cuda_error(209, "no kernel image is available"),
+    ],
+    ids=str,
+)
+def test_errors_that_leave_the_gpu_usable(error: Exception) -> None:
+    assert find_device_error(error) is None
 
 
 class Failing(nn.Module):

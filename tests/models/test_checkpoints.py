@@ -29,6 +29,20 @@ def logits(model, frames: int = 4) -> torch.Tensor:
     )
 
 
+@pytest.mark.parametrize(("device", "chosen"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
+def test_streams_and_events_belong_to_the_gpu_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch, device: str, chosen: list[str]
+) -> None:
+    """torch makes them on the current device, which is the first one until it is set."""
+    calls: list[str] = []
+    monkeypatch.setattr(checkpoints, "pick_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    monkeypatch.setattr(checkpoints, "_cast", lambda source, *_: source)
+    monkeypatch.setattr(checkpoints.TrackerModel, "to", lambda model, device: model)
+    load_tracker("nano", device=device, dtype="float32")
+    assert calls == chosen
+
+
 @pytest.mark.parametrize("family", ["sam3", "sam2"])
 def test_a_local_folder_loads(tmp_path: Path, family: str) -> None:
     source = random_source(family)

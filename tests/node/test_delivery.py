@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import zmq
 
 from sam3_node.client import PerceptionClient
+from sam3_node.errors import DeviceError
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import ModelSettings, Settings, TrackerSettings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import MaskFrame
 from tests.support.node_frames import picture
-from tests.support.node_rig import Rig, until
+from tests.support.node_rig import PATIENCE_S, Rig, until
 
 
 def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: Path) -> None:
@@ -113,6 +116,55 @@ def test_an_unforeseen_failure_is_counted_and_logged(
         until(next_masks, "masks after it")
         assert "RuntimeError: out of memory" in client.status()["cameras"]["cam1"]["last_error"]
     assert "Traceback" in caplog.text
+
+
+class SickNode:
+    """A node in a thread whose steps or prompts fail as after an illegal memory access; `error` is what ended it."""
+
+    def __init__(self, node: Node) -> None:
+        self.error: Exception | None = None
+        self._node = node
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._node.main_loop(threading.Event())
+        except DeviceError as error:
+            self.error = error
+
+
+def fail_on_the_device(*_: object) -> None:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+
+@pytest.mark.parametrize("failing", ["step", "add"])
+def test_a_lost_gpu_ends_the_node_with_the_reason(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """No later frame could succeed, and a supervisor starts processes again that end with an error."""
+    ends = [f"ipc://{tmp_path}/{name}" for name in "fmc"]
+    transport = TransportSettings(frames=(ends[0],), masks=ends[1], control=ends[2])
+    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
+    with (
+        Node(Settings(transport=transport, model=model)) as node,
+        FramePublisher(ends[0]) as camera,
+        PerceptionClient(*ends[1:]) as client,
+    ):
+        sick, numbers = SickNode(node), itertools.count()
+
+        def next_masks() -> MaskFrame | None:
+            camera.send(picture(next(numbers)))
+            return client.latest(timeout_ms=50)
+
+        until(next_masks, "masks")
+        monkeypatch.setattr(Pipeline, failing, fail_on_the_device)
+        if failing == "add":
+            with pytest.raises(DeviceError, match="illegal memory access"):
+                client.add_object(points=[(5, 5)])
+        until(lambda: (next_masks(), not sick.thread.is_alive())[1], "the end")
+        sick.thread.join(PATIENCE_S)
+    assert re.search("GPU has failed.*AcceleratorError: CUDA error: an illegal.*;", str(sick.error))
 
 
 def test_a_silent_camera_gives_its_place_to_another(

@@ -24,6 +24,7 @@ def test_on_a_gpu_it_waits_for_what_was_marked_and_not_for_what_came_later() -> 
     beside = SideStream(device)
     marked = torch.ones(1 << 20, device=device) * 3
     beside.mark()
+    float(marked.sum())  # loads the kernel now: the first use of one may wait for all streams
     torch.cuda._sleep(1 << 30)  # keeps the main stream busy
     later = torch.cuda.Event()
     later.record()

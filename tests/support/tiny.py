@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.tracking import Tracks
 
 SESSIONS = {
     Sam2VideoModel: Sam2VideoInferenceSession,
@@ -132,6 +133,15 @@ def random_source(family: str, seed: int = 0, presence: float | None = None, **o
     return source
 
 
+TRAINED_LOGIT = 5.0
+"""Parity is shown at logits of a trained model's size; near zero, any two implementations agree."""
+
+
+def find_largest_logit(tracks: Tracks) -> float:
+    """Return the largest absolute logit of the objects in view; 0 if there are none."""
+    return tracks.logits[tracks.visible].abs().max().item() if tracks.visible.any() else 0.0
+
+
 def stages_of(source: nn.Module) -> TrackerModel:
     return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
 
@@ -166,12 +176,14 @@ class Oracle:
             session = self.sessions.setdefault(object_id, self._session())
             index = session.obj_id_to_idx(object_id)
             if "mask" in prompt:
+                session.remove_point_inputs(index, self.frame)
                 session.add_mask_inputs(index, self.frame, prompt["mask"][None, None])
             else:
                 inputs = {
                     "point_coords": prompt["points"][None, None],
                     "point_labels": prompt["labels"][None, None].to(torch.int32),
                 }
+                session.remove_mask_inputs(index, self.frame)
                 session.add_point_inputs(index, self.frame, inputs)
             session.obj_with_new_inputs.append(object_id)
         found = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sam3_node.tracking import ObjectPrompt, Tracker
-from tests.support.tiny import Oracle, noise_clip, random_source, stages_of
+from tests.support.tiny import TRAINED_LOGIT, Oracle, find_largest_logit, noise_clip, random_source, stages_of
 
 TOLERANCE = 1e-3
 SIZES = {"sam3": 112, "sam2": 128}
@@ -39,7 +39,7 @@ def compare(
     source = random_source(family)
     model = stages_of(source)
     tracker, oracle = Tracker(model, max_objects=4), Oracle(source)
-    seen = {True: 0, False: 0}
+    seen, largest = {True: 0, False: 0}, 0.0
     for frame, pixels in enumerate(noise_clip(model.image_size, frames)):
         if frame in removals:
             tracker.remove(removals[frame])
@@ -52,6 +52,8 @@ def compare(
             error = (logits - truth[object_id]).abs().max().item()
             assert error < TOLERANCE, f"frame {frame}, object {object_id}: off by {error}"
             seen[bool(visible)] += 1
+        largest = max(largest, find_largest_logit(tracks))
+    assert largest >= TRAINED_LOGIT
     return seen
 
 
@@ -86,6 +88,40 @@ def test_a_prompt_on_a_past_frame_equals_one_given_in_time() -> None:
     for features, pixels in zip(kept[7:], clip[7:], strict=True):
         tracks, truth = tracker.step_features(features), oracle.step(pixels, {})
         assert (tracks.logits[0] - truth[5]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2"])
+@pytest.mark.parametrize("kind", ["points", "one point", "box", "mask"])
+def test_corrections_of_tracked_frames_equal_transformers(family: str, kind: str) -> None:
+    """A correction reads the memory before its frame, and the frame does not become a conditioning frame."""
+    source = random_source(family)
+    model = stages_of(source)
+    size = model.image_size
+    mask = torch.zeros(size, size)
+    mask[size // 4 : size // 2, size // 3 : size // 2 + 9] = 1
+    correction = {
+        "points": ObjectPrompt(1, points=[[50.0, 44.0], [10.0, 80.0]], labels=[1, 0]),
+        "one point": ObjectPrompt(1, points=[[60.0, 70.0]]),
+        "box": ObjectPrompt(1, box=[20.0, 30.0, 70.0, 90.0]),
+        "mask": ObjectPrompt(1, mask=mask),
+    }[kind]
+    tracker, oracle = Tracker(model, history=4), Oracle(source)
+    kept, largest = [], 0.0
+    for frame, pixels in enumerate(noise_clip(size, 26)):
+        kept.append((model.encode(pixels), pixels))
+        prompts = [ObjectPrompt(1, points=[[30.0, 40.0]])] if frame in (0, 13) else []
+        tracks = tracker.step_features(kept[-1][0], prompts)
+        truth = oracle.step(pixels, {prompt.object_id: oracle_prompt(prompt) for prompt in prompts})
+        assert (tracks.logits[0] - truth[1]).abs().max() < TOLERANCE, f"frame {frame}"
+        for past in {8: [8], 12: [9, 9, 11], 20: [17, 13, 18]}.get(frame, ()):
+            features, past_pixels = kept[past]
+            logits, _ = tracker.prompt_at(features, past, correction)
+            oracle.frame = past
+            truth = oracle.step(past_pixels, {1: oracle_prompt(correction)})
+            oracle.frame = frame + 1
+            assert (logits - truth[1]).abs().max() < TOLERANCE, f"frame {past}, corrected after {frame}"
+        largest = max(largest, find_largest_logit(tracks))
+    assert largest >= TRAINED_LOGIT
 
 
 def test_points_with_the_mask_so_far_equal_the_reference_decoder() -> None:

@@ -23,6 +23,8 @@ ADVICE = {
     "results folder belongs to another job: choose another `-o`, or start over with `--again`.",
     "ModelError": "Check `model.name`: the weights are absent, damaged, of another kind, or asked for something they "
     "cannot do.",
+    "DeviceError": "A supervisor (`launch/start`) starts the process again; without one, start it yourself. If it "
+    "comes back, look for errors of the GPU in the kernel's log.",
     "EngineError": "Build the engine again on this machine, or look at the gate's report (`sam3-node engine check`).",
     "VocabularyError": "Build the vocabulary again with this detector's text encoder (`sam3-node vocabulary build`).",
     "RequestError": "Correct the prompt, operation, argument or camera that the message names.",

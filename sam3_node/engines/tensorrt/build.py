@@ -157,7 +157,7 @@ def _run_builder(
     """Build in a thread of its own, so that an interrupt is raised here and not in the library's callbacks."""
     phases = BuildProgress()
     config.progress_monitor = monitor = _make_monitor(library.api, phases)
-    with ThreadPoolExecutor(1, "tensorrt") as pool:
+    with ThreadPoolExecutor(1, "tensorrt", *_on_current_device()) as pool:
         building = pool.submit(builder.build_serialized_network, network, config)
         try:
             progress(phases.fraction)  # once at least: a small stage is built before the first timeout
@@ -168,6 +168,13 @@ def _run_builder(
         plan = building.result()
     del monitor
     return plan
+
+
+def _on_current_device() -> tuple[Callable[[int], None], tuple[int]] | tuple[()]:
+    """Return what a new thread must call to use this thread's GPU: threads begin on the first one."""
+    if not torch.cuda.is_available():
+        return ()
+    return torch.cuda.set_device, (torch.cuda.current_device(),)
 
 
 class _ProgressMonitor:

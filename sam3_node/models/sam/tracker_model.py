@@ -6,6 +6,7 @@ engine. The arithmetic follows transformers' `Sam3TrackerVideoModel` and `Sam2Vi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
+RECOMPILES = 64  # of one function; stages are compiled for each batch size
 
 
 class TrackerModel(nn.Module):
@@ -111,8 +113,15 @@ class TrackerModel(nn.Module):
         self.encode_stage.shares_trunk = True
         return self.encode_stage.backbone
 
-    def compile(self) -> None:
-        """Compile every stage. Shapes become static, so each batch size is compiled once."""
+    def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile every stage that tracks objects without prompts.
+
+        Shapes become static, so each batch size is compiled once. Prompts run eagerly: each number of points would be
+        compiled anew, while frames wait.
+        """
         self.static_shapes = True
-        for stage in (self.encode_stage, self.read_stage, self.decode_stage, self.remember_stage):
-            stage.compile(dynamic=False)
+        # past the limit, torch silently runs a stage eagerly
+        torch._dynamo.config.recompile_limit = max(RECOMPILES, torch._dynamo.config.recompile_limit)
+        for stage in self.stages:
+            assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"
+            stage.compile(backend=backend, dynamic=False)

@@ -15,7 +15,16 @@ from sam3_node.models.sam.image_size import set_image_size, size_step, suggest_s
 from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
-from tests.support.tiny import CLASSES, CONFIGS, Oracle, noise_clip, random_composite, random_source
+from tests.support.tiny import (
+    CLASSES,
+    CONFIGS,
+    TRAINED_LOGIT,
+    Oracle,
+    find_largest_logit,
+    noise_clip,
+    random_composite,
+    random_source,
+)
 from tests.tracking.test_parity import TOLERANCE, oracle_prompt
 
 OWN = {"sam3": 112, "sam2": 128}
@@ -51,13 +60,15 @@ def test_logits_are_those_of_transformers_at_that_size(tmp_path: Path, family: s
     source.save_pretrained(tmp_path)
     model, oracle = load_tracker(tmp_path, image_size=size), Oracle(reference(family, source, size))
     assert (model.image_size, model.can_track) == (size, True)
-    tracker, given = Tracker(model, max_objects=3), prompts(size)
+    tracker, given, largest = Tracker(model, max_objects=3), prompts(size), 0.0
     for frame, pixels in enumerate(noise_clip(size, 10)):
         prompt = given.get(frame)
         tracks = tracker.step(pixels, [prompt] if prompt else [])
         truth = oracle.step(pixels, {prompt.object_id: oracle_prompt(prompt)} if prompt else {})
         for object_id, logits in zip(tracks.ids, tracks.logits, strict=True):
             assert (logits - truth[object_id]).abs().max() < TOLERANCE, f"frame {frame}, object {object_id}"
+        largest = max(largest, find_largest_logit(tracks))
+    assert largest >= TRAINED_LOGIT
 
 
 @pytest.mark.parametrize("family", ["sam3", "sam2"])
