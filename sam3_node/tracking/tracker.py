@@ -14,7 +14,7 @@ from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
-from .memory import MemoryBank, confidence
+from .memory import MemoryBank, confidence, pad_to_batch
 from .selection import Ints, get_rule
 from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors
 
@@ -129,7 +129,7 @@ class Tracker:
         model, count = self.model, len(boxes)
         corners = boxes.to(model.device, torch.float32).reshape(count, 2, 2)
         if model.static_shapes:
-            corners = corners[_padded(np.arange(count))]
+            corners = corners[pad_to_batch(np.arange(count))]
         labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
         sparse, dense = model.decode_stage.prompt(corners, labels)
         top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(
@@ -202,16 +202,39 @@ class Tracker:
 
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Track one batch: read the bank, decode, write the bank."""
-        model, static = self.model, self.model.static_shapes
+        model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
-        memories = self.bank.read(_padded(rows) if static else rows, frame, static)
-        top = model.stages.read(features.top, *memories)
+        top = self._read(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
         scores = confidence(decoded.presence, decoded.iou)
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
         return _results(decoded, count)
+
+    def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
+        """Read the bank for N rows; return [N, C, h, w], with static shapes up to the next batch size."""
+        read, static = self.model.stages.read, self.model.static_shapes
+        if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
+            return read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+        groups = self.bank.read_groups(rows, frame, static)
+        if len(groups) == 1:
+            return read(top, *groups[0].memories)
+        tops = torch.cat([read(top, *group.memories)[: len(group.positions)] for group in groups])
+        order = np.argsort(np.concatenate([group.positions for group in groups]))
+        return tops[torch.from_numpy(pad_to_batch(order) if static else order).to(tops.device)]
+
+    @torch.inference_mode()
+    def warm_up_reads(self) -> None:
+        """Run the read once in every shape that it has with static shapes, so that no frame waits for a compiler."""
+        model, read = self.model, self.model.stages.read
+        if not (model.static_shapes and getattr(read, "takes_any_width", False)):
+            return
+        top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
+        largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size))))
+        for power in range(largest.bit_length()):
+            for memories in self.bank.examples(1 << power):
+                read(top, *memories)
 
     def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompted object without memory, then store the frame as a conditioning frame."""
@@ -284,9 +307,3 @@ def _results(decoded: Decoded, count: int) -> list[Track]:
     scores, visible = _score(decoded.presence, decoded.iou), decoded.presence > 0
     columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
     return [Track(*(column[i] for column in columns)) for i in range(count)]
-
-
-def _padded(rows: Ints) -> Ints:
-    """Repeat rows up to the next bucket size: 1, 2, 4, 8, …"""
-    bucket = 1 << (len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.repeat(rows[:1], bucket - len(rows))])

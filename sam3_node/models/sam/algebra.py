@@ -6,7 +6,7 @@ time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -132,14 +132,24 @@ class Attention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attend with query [N, L, D] to key [N, T, D] and value [N, T, V <= D]; return [N, L, V].
 
-        mask: bool [N, 1, T], True for tokens to attend to; None for all.
+        mask: bool [N, 1, M <= T] for the last M keys, True for keys to attend to; None for all. Each object attends to
+        at least one.
         """
         if self._is_plain_faster(query, key):
             return self._attend_in_steps(query, key, value, mask)
         wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
-        attended = None if mask is None else mask[:, None]
-        out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None], attn_mask=attended)
-        return out[:, 0, :, : value.shape[-1]]
+        free = key.shape[1] - (0 if mask is None else mask.shape[-1])
+        if mask is None or free == 0:
+            attended = None if mask is None else mask[:, None]
+            out = F.scaled_dot_product_attention(
+                query[:, None], key[:, None], wide[:, None], attn_mask=attended
+            )[:, 0]
+        else:
+            out = _merge_attention(
+                _attend_fused(query, key[:, :free], wide[:, :free]),
+                _attend_masked(query, key[:, free:], wide[:, free:], mask),
+            )
+        return out[..., : value.shape[-1]]
 
     @staticmethod
     def _is_plain_faster(query: Tensor, key: Tensor) -> bool:
@@ -152,7 +162,7 @@ class Attention(nn.Module):
         scores = self._scores_buffer(query.shape[0], query.shape[1], key.shape[1])
         torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2), out=scores)
         if mask is not None:
-            scores.masked_fill_(~mask, float("-inf"))
+            scores[..., -mask.shape[-1] :].masked_fill_(~mask, float("-inf"))
         torch.softmax(scores, dim=-1, out=scores)
         return torch.bmm(scores, value)
 
@@ -163,3 +173,35 @@ class Attention(nn.Module):
             with torch.inference_mode(False):
                 self._buffer = torch.empty(size)
         return self._buffer[:size].view(shape)
+
+
+class _Attended(NamedTuple):
+    """Attention to some of the keys: out [N, L, V], and the log of the sum of exponentials, float32 [N, L, 1]."""
+
+    out: Tensor
+    log_sum: Tensor
+
+
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor) -> _Attended:
+    """Attend to all keys with the device's fused kernel; [N, L or T, D] each. A mask would rule out the fastest."""
+    heads = query[:, None], key[:, None], value[:, None]
+    if query.device.type == "cpu":
+        out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads)
+    elif query.dtype == torch.float32:
+        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True)
+    else:
+        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
+    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float())
+
+
+def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _Attended:
+    """Attend to a few keys with a mask, in plain steps."""
+    scores = (query @ key.transpose(1, 2)).float() * query.shape[-1] ** -0.5
+    scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
+    return _Attended(scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True))
+
+
+def _merge_attention(first: _Attended, second: _Attended) -> Tensor:
+    """Return the attention to the keys of both. This is exact: each part weighs as the sum of its exponentials."""
+    share = torch.sigmoid(second.log_sum - first.log_sum).to(first.out.dtype)
+    return torch.lerp(first.out, second.out, share)

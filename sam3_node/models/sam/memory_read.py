@@ -2,7 +2,8 @@
 
 The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
 
-- All objects are one batch; empty memory slots are masked.
+- All objects with equally many memories are one batch. Memories are not masked, except by engines of fixed shape;
+  pointers may be.
 - Value and output projections are applied after the attention, to its 64-channel result. This is exact because the
   softmax weights sum to one.
 - Work before the first memory attention is shared by all objects.
@@ -22,6 +23,8 @@ from .algebra import Attention, fold_linear, join_linear, rotate, shares_memory
 class MemoryRead(nn.Module):
     """The memory attention of a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
 
+    takes_any_width = True
+    """True because it takes any number of memories; an engine takes the whole bank, masked."""
     memory_position: Tensor
     image_position: Tensor
     rotation: Tensor
@@ -77,7 +80,8 @@ class MemoryRead(nn.Module):
         """Condition the top feature map on each object's memories.
 
         top: [1, C, h, w]. memory: [N, S, hw, 64], any float dtype. offset: int64 [N, S], rows of the temporal table.
-        pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool [N, S + P], None if all are valid.
+        pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool [N, S + P], or [N, P] if all memories
+        are valid, which is faster; None if all are valid.
         Return [N, C, h, w].
         """
         count, slots, area, channels = memory.shape
@@ -85,7 +89,7 @@ class MemoryRead(nn.Module):
         values = torch.cat([memory.flatten(1, 2), pointers.reshape(count, -1, channels)], dim=1).to(top.dtype)
         place = self.memory_position[offset].flatten(1, 2)
         keys = torch.cat([place, self._pointer_place(pointer_age)], dim=1).add_(values)
-        mask = self._mask(valid, slots, area)
+        mask = self._mask(valid, slots, pointers.shape[1], area)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
             x = layer(x, keys, values, mask, self.rotation, spatial)
@@ -102,12 +106,15 @@ class MemoryRead(nn.Module):
         out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
         return out
 
-    def _mask(self, valid: Tensor | None, slots: int, area: int) -> Tensor | None:
-        """Return the attention mask, bool [N, 1, tokens]: True for tokens to attend to."""
+    def _mask(self, valid: Tensor | None, slots: int, pointers: int, area: int) -> Tensor | None:
+        """Return the mask of the last tokens, bool [N, 1, all or those of pointers]: True for tokens to attend to."""
         if valid is None:
             return None
+        pointers_only = valid.shape[1] == pointers
+        pointer = (valid if pointers_only else valid[:, slots:]).repeat_interleave(self.pointer_tokens, dim=1)
+        if pointers_only:
+            return pointer[:, None]
         memory = valid[:, :slots].repeat_interleave(area, dim=1)
-        pointer = valid[:, slots:].repeat_interleave(self.pointer_tokens, dim=1)
         return torch.cat([memory, pointer], dim=1)[:, None]
 
 

@@ -22,6 +22,7 @@ from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
+MAX_SHAPES = 64  # compiled variants of one stage: torch's own limit, 8, would run further ones uncompiled
 
 
 class TrackerModel(nn.Module):
@@ -112,7 +113,11 @@ class TrackerModel(nn.Module):
         return self.encode_stage.backbone
 
     def compile(self) -> None:
-        """Compile every stage. Shapes become static, so each batch size is compiled once."""
+        """Compile every stage. Shapes become static, so each batch size is compiled once.
+
+        The read is compiled for a few numbers of memories, too.
+        """
         self.static_shapes = True
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_SHAPES)
         for stage in (self.encode_stage, self.read_stage, self.decode_stage, self.remember_stage):
             stage.compile(dynamic=False)
