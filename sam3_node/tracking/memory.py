@@ -59,7 +59,7 @@ class _Slots(NamedTuple):
         The valid columns of a row come first.
         """
         used = max(1, int(self.valid[rows].sum(axis=1).max())) if width is None else width
-        return _Slots(*(array[rows, :used] for array in self))
+        return _Slots(self.slot[rows, :used], self.time[rows, :used], self.valid[rows, :used])
 
 
 class MemoryBank:
@@ -184,7 +184,7 @@ class MemoryBank:
                     memory.take(chosen, count or self.widths[0]),
                     pointer.take(chosen, self.widths[1]),
                 )
-                mask = seen.valid if count else np.concatenate([held.valid, seen.valid], axis=1)
+                mask: Bools | None = seen.valid if count else np.concatenate([held.valid, seen.valid], axis=1)
             else:
                 chosen = positions
                 held, seen = memory.take(chosen), pointer.take(chosen)

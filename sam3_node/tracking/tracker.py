@@ -216,10 +216,12 @@ class Tracker:
         """Read the bank for N rows; return [N, C, h, w], with static shapes up to the next batch size."""
         read, static = self.model.stages.read, self.model.static_shapes
         if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
-            return read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+            out: Tensor = read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+            return out
         groups = self.bank.read_groups(rows, frame, static)
         if len(groups) == 1:
-            return read(top, *groups[0].memories)
+            out = read(top, *groups[0].memories)
+            return out
         tops = torch.cat([read(top, *group.memories)[: len(group.positions)] for group in groups])
         order = np.argsort(np.concatenate([group.positions for group in groups]))
         return tops[torch.from_numpy(pad_to_batch(order) if static else order).to(tops.device)]

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .algebra import Attention, fold_linear, join_linear, rotate, shares_memory
+from .algebra import Attention, apply_linear, fold_linear, join_linear, rotate
 
 
 class MemoryRead(nn.Module):
@@ -134,28 +134,34 @@ class _ReadLayer(nn.Module):
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
-        x = x + self._attend_self(self.norm1(x), rotation)
-        query = rotate(self.query(self.norm2(x)), rotation)
-        x = x + self.value_out(self._attend_memory(query, keys, values, mask, rotation, spatial))
-        out: Tensor = x + self.linear2(self.activation(self.linear1(self.norm3(x))))
+        x = self._attend_self(self.norm1(x), rotation).add_(x)
+        query = rotate(apply_linear(self.query, self.norm2(x)), rotation)
+        attended = self._attend_memory(query, keys, values, mask, rotation, spatial)
+        x = apply_linear(self.value_out, attended).add_(x)
+        out = apply_linear(self.linear2, self._widen(self.norm3(x)))
+        return out.add_(x)
+
+    def _widen(self, x: Tensor) -> Tensor:
+        if isinstance(self.activation, nn.ReLU):
+            return apply_linear(self.linear1, x, "relu")
+        out: Tensor = self.activation(self.linear1(x))
         return out
 
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
-        query, key, value = self.own(x).unflatten(-1, (3, -1)).unbind(-2)
+        query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)
         query, key = rotate(query, rotation), rotate(key, rotation)
-        out: Tensor = self.own_out(
-            F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
-        )
-        return out
+        out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+        return apply_linear(self.own_out, out)
 
     def _attend_memory(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
         count, area = keys.shape[0], rotation.shape[0]
-        key = self.key(keys)  # [N, tokens, D]; pointers come last and are not rotated
-        memory = rotate(key[:, :spatial].unflatten(1, (-1, area)), rotation).flatten(1, 2)
-        if not shares_memory(memory, key):
-            key = torch.cat([memory, key[:, spatial:]], dim=1)
+        key = apply_linear(self.key, keys)  # [N, tokens, D]; pointers come last and are not rotated
+        memory = key[:, :spatial].unflatten(1, (-1, area))
+        rotated = rotate(memory, rotation)
+        if rotated is not memory:  # otherwise it was done in place
+            key = torch.cat([rotated.flatten(1, 2), key[:, spatial:]], dim=1)
         out: Tensor = self.attend(query.expand(count, -1, -1), key, values, mask)
         return out
 

@@ -38,11 +38,13 @@ def make_mask(length: int | None) -> torch.Tensor | None:
 
 
 @pytest.mark.parametrize("masked", [None, POINTERS, KEYS])
-@pytest.mark.parametrize("max_scores", [0, 1 << 24], ids=["fused", "plain"])
+@pytest.mark.parametrize("way", ["fused", "plain", "plain in three parts"])
 def test_attention_equals_its_definition(
-    masked: int | None, max_scores: int, monkeypatch: pytest.MonkeyPatch
+    masked: int | None, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algebra, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: way != "fused")
+    if way == "plain in three parts":
+        monkeypatch.setattr(algebra, "MAX_SCORES", 20 * KEYS)
     inputs, mask = tensors(), make_mask(masked)
     with torch.inference_mode():
         found = Attention()(*inputs, mask)
@@ -50,8 +52,19 @@ def test_attention_equals_its_definition(
 
 
 def test_pointers_that_are_all_masked_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algebra, "MAX_SCORES", 0)
+    monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: False)
     inputs, mask = tensors(), torch.zeros(COUNT, 1, POINTERS, dtype=torch.bool)
     with torch.inference_mode():
         found = Attention()(*inputs, mask)
     assert (found - defined(*inputs, mask)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_a_linear_map_on_a_cpu_equals_torchs(activation: str) -> None:
+    torch.manual_seed(2)
+    layer, x = torch.nn.Linear(64, 96), torch.randn(2, 33, 64)
+    with torch.inference_mode():
+        found = algebra.apply_linear(layer, x, activation)
+    truth = layer.double()(x.double())
+    truth = {"none": truth, "relu": truth.relu(), "gelu": torch.nn.functional.gelu(truth)}[activation]
+    assert (found - truth).abs().max() < 1e-5
