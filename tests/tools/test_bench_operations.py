@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
-from tools.bench.latency.operations import Counts, build, count, count_read, count_stages
+from tools.bench.counting import Counts, count
+from tools.bench.latency.operations import build, count_read, count_stages
 
 RING, POINTERS = 7, 16
 
@@ -57,3 +58,8 @@ def test_static_shapes_read_no_more_than_dynamic_ones() -> None:
 def test_operations_are_counted(run: Callable[[torch.Tensor], torch.Tensor], expected: Counts) -> None:
     x = torch.zeros(16, 16)
     assert count(lambda: run(x)) == expected
+
+
+def test_inference_mode_does_not_hide_operations() -> None:
+    layer, x = torch.nn.Linear(16, 16), torch.zeros(4, 16)
+    assert count(torch.inference_mode()(lambda: layer(x))).flops == 2 * 4 * 16 * 16
