@@ -41,6 +41,7 @@ class GraphedStage:
 
     def __init__(self, run: Run, capture: Capture) -> None:
         self.run, self._capture = run, capture
+        self.takes_any_width = getattr(run, "takes_any_width", False)  # see `MemoryRead`
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
 
     @torch.inference_mode()

@@ -106,6 +106,7 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
 def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     """Track one object; with static shapes, as many objects as each batch size needs."""
     pipeline = Pipeline(model, settings, "warm-up")
+    pipeline.warm_up_reads()
     side = model.image_size
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
     pipeline.step(blank)

@@ -98,6 +98,10 @@ class Pipeline:
         """The objects, in the order in which they were added."""
         return list(self._objects)
 
+    def warm_up_reads(self) -> None:
+        """Run the read of the memory bank once in every shape that it will have, if shapes are static."""
+        self._tracker.warm_up_reads()
+
     @torch.inference_mode()
     def step(
         self, frame: Frame, received_ns: int = 0, skipped: int = 0, find_robot: FindRobot = lambda _: None

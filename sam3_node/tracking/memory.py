@@ -6,6 +6,7 @@ Slot tables on the host record which frame each slot holds, so reading the bank 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,16 @@ class Memories(NamedTuple):
     pointer_age: Tensor
     """float32 [N, P], in frames"""
     valid: Tensor | None
-    """bool [N, S + P]; None if all are valid"""
+    """bool [N, S + P]; [N, P] if all memories are valid; None if all are valid"""
+
+
+class ReadGroup(NamedTuple):
+    """Objects that are read together because they have equally many memories."""
+
+    positions: Ints
+    """int64 [n], places in the rows that were asked for"""
+    memories: Memories
+    """of the objects at `positions`, in this order; with static shapes, more rows follow to be ignored"""
 
 
 class _Slots(NamedTuple):
@@ -44,10 +54,13 @@ class _Slots(NamedTuple):
     time: Ints
     valid: Bools
 
-    def trimmed(self) -> _Slots:
-        """Drop the columns that no row uses. The valid columns of a row come first."""
-        width = max(1, int(self.valid.sum(axis=1).max()))
-        return _Slots(self.slot[:, :width], self.time[:, :width], self.valid[:, :width])
+    def take(self, rows: Ints, width: int | None = None) -> _Slots:
+        """Take some rows, and the first `width` columns. The default is those that any of the rows uses.
+
+        The valid columns of a row come first.
+        """
+        used = max(1, int(self.valid[rows].sum(axis=1).max())) if width is None else width
+        return _Slots(self.slot[rows, :used], self.time[rows, :used], self.valid[rows, :used])
 
 
 class MemoryBank:
@@ -172,9 +185,64 @@ class MemoryBank:
         """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
-        if not static:
-            memory, pointer = memory.trimmed(), pointer.trimmed()
-        valid = np.concatenate([memory.valid, pointer.valid], axis=1)
+        if static:
+            return self._gather(rows, memory, pointer, np.concatenate([memory.valid, pointer.valid], axis=1))
+        every = np.arange(len(rows))
+        memory, pointer = memory.take(every), pointer.take(every)
+        return self._gather(rows, memory, pointer, _join_masks(memory.valid, pointer.valid))
+
+    def read_groups(self, rows: Ints, frame: int, static: bool) -> list[ReadGroup]:
+        """Return what `read` does, in groups with equally many memories, so that no memory is masked.
+
+        With `static`, there are few different shapes: numbers of memories are those of `read_widths`, numbers of
+        objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
+        whole bank with a mask.
+        """
+        self._settle_scores()
+        memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
+        counts = memory.valid.sum(axis=1)
+        groups = []
+        keys = np.where(np.isin(counts, self.read_widths), counts, 0) if static else counts
+        for count in np.unique(keys).tolist():
+            positions = np.flatnonzero(keys == count)
+            if static:
+                chosen = pad_to_batch(positions)
+                held, seen = (
+                    memory.take(chosen, count or self.widths[0]),
+                    pointer.take(chosen, self.widths[1]),
+                )
+                mask: Bools | None = seen.valid if count else np.concatenate([held.valid, seen.valid], axis=1)
+            else:
+                chosen = positions
+                held, seen = memory.take(chosen), pointer.take(chosen)
+                mask = _join_masks(held.valid, seen.valid)
+            groups.append(ReadGroup(positions, self._gather(rows[chosen], held, seen, mask)))
+        return groups
+
+    @property
+    def read_widths(self) -> list[int]:
+        """The numbers of memories of one object that are read without a mask where shapes are static.
+
+        These are a full ring with one, with two and with all conditioning frames.
+        """
+        recent = min(self._window, self._num_maskmem - 1)
+        counts = {1, 2, self._conditioning}
+        return sorted(recent + count for count in counts if count <= self._conditioning)
+
+    def examples(self, objects: int) -> Iterator[Memories]:
+        """Return empty memories in every shape that `read_groups` has with static shapes for this number of objects."""
+        device, (slots, pointers) = self.features.device, self.widths
+        for width in [*self.read_widths, None]:
+            masked = pointers if width else slots + pointers
+            yield Memories(
+                self.features.new_zeros(objects, width or slots, *self.features.shape[2:]),
+                torch.zeros(objects, width or slots, dtype=torch.int64, device=device),
+                self.pointers.new_zeros(objects, pointers, self.pointers.shape[-1]),
+                torch.zeros(objects, pointers, device=device),
+                torch.ones(objects, masked, dtype=torch.bool, device=device),
+            )
+
+    def _gather(self, rows: Ints, memory: _Slots, pointer: _Slots, mask: Bools | None) -> Memories:
         device = self.features.device
         row, slots, offset, pointer_slots, age = (
             torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
@@ -186,8 +254,8 @@ class MemoryBank:
                 pointer.time.astype(np.float32),
             )
         )
-        keep = None if valid.all() and not static else torch.from_numpy(valid).to(device, non_blocking=True)
-        return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, keep)
+        valid = None if mask is None else torch.from_numpy(mask).to(device, non_blocking=True)
+        return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, valid)
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
@@ -269,6 +337,19 @@ class MemoryBank:
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:
     """Combine presence logit and predicted IoU into a confidence in 0..1 (SAM 3's `cal_mem_score`)."""
     return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
+
+
+def pad_to_batch(rows: Ints) -> Ints:
+    """Repeat the first row up to the next batch size: 1, 2, 4, 8, …"""
+    size = 1 << (len(rows) - 1).bit_length()
+    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
+
+
+def _join_masks(memory: Bools, pointer: Bools) -> Bools | None:
+    """Return the shortest `valid` of `Memories` that says the same as both masks."""
+    if not memory.all():
+        return np.concatenate([memory, pointer], axis=1)
+    return None if pointer.all() else pointer
 
 
 def _join(first: _Slots, second: _Slots) -> _Slots:

@@ -14,7 +14,7 @@ from ..errors import ModelError, RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
-from .memory import MemoryBank, confidence
+from .memory import MemoryBank, confidence, pad_to_batch
 from .selection import Ints, get_rule
 from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors
 
@@ -212,7 +212,7 @@ class Tracker:
         """Track one batch: read the bank, decode, write the bank."""
         model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
-        top = self._read(features, rows, frame)
+        top = self._read(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
@@ -220,15 +220,34 @@ class Tracker:
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
         return _results(decoded, count)
 
-    def _read(self, features: Features, rows: Ints, frame: int) -> Tensor:
+    def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
 
-        With static shapes, the objects are padded to the next bucket.
+        With static shapes, the objects are padded to the next batch size.
         """
-        static = self.model.static_shapes
-        memories = self.bank.read(_padded(rows) if static else rows, frame, static)
-        top: Tensor = self.model.stages.read(features.top, *memories)
-        return top
+        read, static = self.model.stages.read, self.model.static_shapes
+        if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
+            out: Tensor = read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+            return out
+        groups = self.bank.read_groups(rows, frame, static)
+        if len(groups) == 1:
+            out = read(top, *groups[0].memories)
+            return out
+        tops = torch.cat([read(top, *group.memories)[: len(group.positions)] for group in groups])
+        order = np.argsort(np.concatenate([group.positions for group in groups]))
+        return tops[torch.from_numpy(pad_to_batch(order) if static else order).to(tops.device)]
+
+    @torch.inference_mode()
+    def warm_up_reads(self) -> None:
+        """Run the read once in every shape that it has with static shapes, so that no frame waits for a compiler."""
+        model, read = self.model, self.model.stages.read
+        if not (model.static_shapes and getattr(read, "takes_any_width", False)):
+            return
+        top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
+        largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size))))
+        for power in range(largest.bit_length()):
+            for memories in self.bank.examples(1 << power):
+                read(top, *memories)
 
     def _has_tracked(self, object_id: int, frame: int) -> bool:
         return object_id in self._rows and self.bank.has_tracked(self._rows[object_id], frame)
@@ -239,7 +258,7 @@ class Tracker:
         if prompt.mask is not None:
             decoded, masks = self._decode_mask(features, prompt.mask)
         else:
-            top = self._read(features, np.array([row], dtype=np.int64), frame)
+            top = self._read(features.top, np.array([row], dtype=np.int64), frame)
             decoded = self._decode_prompt(features, prompt, top)
             masks = self.model.remember_stage.upsample(decoded.logits)
         memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
@@ -318,9 +337,3 @@ def _results(decoded: Decoded, count: int) -> list[Track]:
     scores, visible = _score(decoded.presence, decoded.iou), decoded.presence > 0
     columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
     return [Track(*(column[i] for column in columns)) for i in range(count)]
-
-
-def _padded(rows: Ints) -> Ints:
-    """Repeat rows up to the next bucket size: 1, 2, 4, 8, …"""
-    bucket = 1 << (len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.repeat(rows[:1], bucket - len(rows))])

@@ -203,3 +203,62 @@ def test_segment_leaves_no_trace(model: TrackerModel, clip: list) -> None:
         tracker.segment(features, B)
         found.append(tracker.step_features(features, [A] if frame == 0 else []).logits[0])
     assert largest_difference(found, run(Tracker(model), clip[:8], {0: [A]})) == 0
+
+
+def attended(model: TrackerModel, tracker: Tracker, clip: list, prompts: dict) -> list[tuple[int, int, int]]:
+    """Step through the clip; return objects, memories and masked columns of each call of the read."""
+    calls = []
+    inner = model.read_stage
+
+    def read(top: torch.Tensor, memory: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        valid = rest[-1]
+        calls.append((memory.shape[0], memory.shape[1], 0 if valid is None else valid.shape[1]))
+        return inner(top, memory, *rest)
+
+    read.takes_any_width = True  # type: ignore[attr-defined]
+    own = model.stages
+    model.stages = own._replace(read=read)
+    try:
+        for frame, pixels in enumerate(clip):
+            tracker.step(pixels, prompts.get(frame, []))
+    finally:
+        model.stages = own
+    return calls
+
+
+def test_a_static_read_takes_no_more_memories_than_a_dynamic_one() -> None:
+    model = tiny_model()
+    clip = noise_clip(model.image_size, 18)
+    prompts = {0: [A], 1: [B], 9: [ObjectPrompt(2, points=[[60.0, 60.0]])]}
+    dynamic = attended(model, Tracker(model, 2), clip, prompts)
+    model.static_shapes = True
+    static = attended(model, Tracker(model, 2), clip, prompts)
+    assert [call[:2] for call in static[-2:]] == [call[:2] for call in dynamic[-2:]] == [(1, 7), (1, 8)]
+    slots, pointers = Tracker(model, 2).bank.widths
+    assert {columns for _, memories, columns in static if memories < slots} == {pointers}, (
+        "memories are masked"
+    )
+    assert all(columns <= pointers for *_, columns in dynamic), "memories are masked"
+
+
+def test_static_reads_have_only_the_shapes_of_the_warm_up() -> None:
+    model = tiny_model()
+    model.static_shapes = True
+    clip = noise_clip(model.image_size, 16)
+    warm: list[tuple] = []
+    own = model.stages
+
+    def read(*inputs: torch.Tensor) -> torch.Tensor:
+        warm.append(tuple(tensor.shape for tensor in inputs))
+        return own.read(*inputs)
+
+    read.takes_any_width = True  # type: ignore[attr-defined]
+    model.stages = own._replace(read=read)
+    tracker = Tracker(model, 3)
+    tracker.warm_up_reads()
+    expected = set(warm)
+    assert len(expected) == len(warm) == 3 * 4
+    for frame, pixels in enumerate(clip):
+        again = [ObjectPrompt(2, points=[[60.0, 60.0]])] if frame in (3, 5, 7, 9, 11) else []
+        tracker.step(pixels, {0: [A, B], 2: [ObjectPrompt(3, points=[[9, 9]])]}.get(frame, again))
+    assert set(warm) == expected

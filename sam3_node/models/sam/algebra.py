@@ -6,7 +6,7 @@ time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Apply the rotary encoding `rotation`, float32 [hw, D / 2, (cos, sin)], to the channel pairs of x [..., hw, D].
 
-    It may work in place, so do not use `x` afterwards.
+    It may work in place and return `x` itself, so do not use `x` afterwards.
     """
     if x.dtype == torch.float32 and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
         torch.view_as_complex(torch.unflatten(x, -1, (-1, 2))).mul_(torch.view_as_complex(rotation))
@@ -26,9 +26,29 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
 
 
-def shares_memory(view: Tensor, base: Tensor) -> bool:
-    """Return True if `view` starts at the same address as `base`, which means that work on it was in place."""
-    return not torch.compiler.is_compiling() and view.data_ptr() == base.data_ptr()
+def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor:
+    """Apply a linear map, then an activation: "none", "relu" or "gelu".
+
+    On a CPU, bias and activation are applied while the product is in the cache.
+    """
+    if is_eager_on_cpu(x) and torch.backends.mkldnn.is_available():
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
+        return out
+    out = layer(x)
+    if activation == "none":
+        return out
+    return F.relu(out) if activation == "relu" else F.gelu(out)
+
+
+def is_eager_on_cpu(x: Tensor) -> bool:
+    """Return True for float32 on a CPU that is neither compiled, exported nor differentiated."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.onnx.is_in_onnx_export()
+    )
 
 
 @torch.no_grad()
@@ -114,15 +134,15 @@ def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
     return matrix[0, 0]
 
 
-MAX_SCORES = 1 << 24  # 64 MB: more would not fit into the cache
+MAX_SCORES = 1 << 24  # of one step of plain attention: 64 MB
 
 
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(D)) V with values narrower than keys.
 
-    On a CPU, small float32 inputs are computed in plain steps, with a reused buffer for the scores. For narrow values
-    this is faster than fused attention, which needs values as wide as keys. Otherwise, the values are padded for the
-    fused kernel.
+    On a CPU, float32 inputs are computed in plain steps, object by object, with a reused buffer for the scores. For
+    narrow values this is faster than fused attention, which needs values as wide as keys. Otherwise, the values are
+    padded for the fused kernel.
     """
 
     def __init__(self) -> None:
@@ -132,34 +152,77 @@ class Attention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attend with query [N, L, D] to key [N, T, D] and value [N, T, V <= D]; return [N, L, V].
 
-        mask: bool [N, 1, T], True for tokens to attend to; None for all.
+        mask: bool [N, 1, M <= T] for the last M keys, True for keys to attend to; None for all. Each object attends to
+        at least one.
         """
-        if self._is_plain_faster(query, key):
+        if is_eager_on_cpu(query):
             return self._attend_in_steps(query, key, value, mask)
         wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
-        attended = None if mask is None else mask[:, None]
-        out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None], attn_mask=attended)
-        return out[:, 0, :, : value.shape[-1]]
-
-    @staticmethod
-    def _is_plain_faster(query: Tensor, key: Tensor) -> bool:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
-            return False
-        scores = query.shape[0] * query.shape[1] * key.shape[1]
-        return query.device.type == "cpu" and query.dtype == torch.float32 and scores <= MAX_SCORES
+        free = key.shape[1] - (0 if mask is None else mask.shape[-1])
+        if mask is None or free == 0:
+            attended = None if mask is None else mask[:, None]
+            out = F.scaled_dot_product_attention(
+                query[:, None], key[:, None], wide[:, None], attn_mask=attended
+            )[:, 0]
+        else:
+            out = _merge_attention(
+                _attend_fused(query, key[:, :free], wide[:, :free]),
+                _attend_masked(query, key[:, free:], wide[:, free:], mask),
+            )
+        return out[..., : value.shape[-1]]
 
     def _attend_in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        scores = self._scores_buffer(query.shape[0], query.shape[1], key.shape[1])
-        torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2), out=scores)
-        if mask is not None:
-            scores.masked_fill_(~mask, float("-inf"))
-        torch.softmax(scores, dim=-1, out=scores)
-        return torch.bmm(scores, value)
+        count, length, keys = query.shape[0], query.shape[1], key.shape[1]
+        query = query * query.shape[-1] ** -0.5
+        rows = min(length, max(1, MAX_SCORES // keys))
+        buffer = self._scores_buffer(rows, keys)
+        out = query.new_empty(count, length, value.shape[-1])
+        for i in range(count):
+            for start in range(0, length, rows):
+                some = slice(start, start + rows)
+                part = query[i, some]
+                scores = torch.mm(part, key[i].T, out=buffer[: len(part)])
+                if mask is not None:
+                    scores[:, -mask.shape[-1] :].masked_fill_(~mask[i], float("-inf"))
+                torch.softmax(scores, dim=-1, out=scores)
+                torch.mm(scores, value[i], out=out[i, some])
+        return out
 
-    def _scores_buffer(self, *shape: int) -> Tensor:
+    def _scores_buffer(self, rows: int, keys: int) -> Tensor:
         """Return a buffer of this shape. It is reallocated only if it must grow."""
-        size = shape[0] * shape[1] * shape[2]
-        if self._buffer.numel() < size:
+        if self._buffer.numel() < rows * keys:
             with torch.inference_mode(False):
-                self._buffer = torch.empty(size)
-        return self._buffer[:size].view(shape)
+                self._buffer = torch.empty(rows * keys)
+        return self._buffer[: rows * keys].view(rows, keys)
+
+
+class _Attended(NamedTuple):
+    """Attention to some of the keys: out [N, L, V], and the log of the sum of exponentials, float32 [N, L, 1]."""
+
+    out: Tensor
+    log_sum: Tensor
+
+
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor) -> _Attended:
+    """Attend to all keys with the device's fused kernel; [N, L or T, D] each. A mask would rule out the fastest."""
+    heads = query[:, None], key[:, None], value[:, None]
+    if query.device.type == "cpu":
+        out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads)
+    elif query.dtype == torch.float32:
+        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True)
+    else:
+        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
+    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float())
+
+
+def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _Attended:
+    """Attend to a few keys with a mask, in plain steps."""
+    scores = (query @ key.transpose(1, 2)).float() * query.shape[-1] ** -0.5
+    scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
+    return _Attended(scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True))
+
+
+def _merge_attention(first: _Attended, second: _Attended) -> Tensor:
+    """Return the attention to the keys of both. This is exact: each part weighs as the sum of its exponentials."""
+    share = torch.sigmoid(second.log_sum - first.log_sum).to(first.out.dtype)
+    return torch.lerp(first.out, second.out, share)

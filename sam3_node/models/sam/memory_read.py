@@ -2,7 +2,8 @@
 
 The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
 
-- All objects are one batch; empty memory slots are masked.
+- All objects with equally many memories are one batch. Memories are not masked, except by engines of fixed shape;
+  pointers may be.
 - Value and output projections are applied after the attention, to its 64-channel result. This is exact because the
   softmax weights sum to one.
 - Work before the first memory attention is shared by all objects.
@@ -16,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .algebra import Attention, fold_linear, join_linear, rotate, shares_memory
+from .algebra import Attention, apply_linear, fold_linear, join_linear, rotate
 
 
 class MemoryRead(nn.Module):
     """The memory attention of a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
 
+    takes_any_width = True
+    """True because it takes any number of memories; an engine takes the whole bank, masked."""
     memory_position: Tensor
     image_position: Tensor
     rotation: Tensor
@@ -77,7 +80,8 @@ class MemoryRead(nn.Module):
         """Condition the top feature map on each object's memories.
 
         top: [1, C, h, w]. memory: [N, S, hw, 64], any float dtype. offset: int64 [N, S], rows of the temporal table.
-        pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool [N, S + P], None if all are valid.
+        pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool [N, S + P], or [N, P] if all memories
+        are valid, which is faster; None if all are valid.
         Return [N, C, h, w].
         """
         count, slots, area, channels = memory.shape
@@ -85,7 +89,7 @@ class MemoryRead(nn.Module):
         values = torch.cat([memory.flatten(1, 2), pointers.reshape(count, -1, channels)], dim=1).to(top.dtype)
         place = self.memory_position[offset].flatten(1, 2)
         keys = torch.cat([place, self._pointer_place(pointer_age)], dim=1).add_(values)
-        mask = self._mask(valid, slots, area)
+        mask = self._mask(valid, slots, pointers.shape[1], area)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
             x = layer(x, keys, values, mask, self.rotation, spatial)
@@ -102,12 +106,15 @@ class MemoryRead(nn.Module):
         out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
         return out
 
-    def _mask(self, valid: Tensor | None, slots: int, area: int) -> Tensor | None:
-        """Return the attention mask, bool [N, 1, tokens]: True for tokens to attend to."""
+    def _mask(self, valid: Tensor | None, slots: int, pointers: int, area: int) -> Tensor | None:
+        """Return the mask of the last tokens, bool [N, 1, all or those of pointers]: True for tokens to attend to."""
         if valid is None:
             return None
+        pointers_only = valid.shape[1] == pointers
+        pointer = (valid if pointers_only else valid[:, slots:]).repeat_interleave(self.pointer_tokens, dim=1)
+        if pointers_only:
+            return pointer[:, None]
         memory = valid[:, :slots].repeat_interleave(area, dim=1)
-        pointer = valid[:, slots:].repeat_interleave(self.pointer_tokens, dim=1)
         return torch.cat([memory, pointer], dim=1)[:, None]
 
 
@@ -127,28 +134,34 @@ class _ReadLayer(nn.Module):
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
-        x = x + self._attend_self(self.norm1(x), rotation)
-        query = rotate(self.query(self.norm2(x)), rotation)
-        x = x + self.value_out(self._attend_memory(query, keys, values, mask, rotation, spatial))
-        out: Tensor = x + self.linear2(self.activation(self.linear1(self.norm3(x))))
+        x = self._attend_self(self.norm1(x), rotation).add_(x)
+        query = rotate(apply_linear(self.query, self.norm2(x)), rotation)
+        attended = self._attend_memory(query, keys, values, mask, rotation, spatial)
+        x = apply_linear(self.value_out, attended).add_(x)
+        out = apply_linear(self.linear2, self._widen(self.norm3(x)))
+        return out.add_(x)
+
+    def _widen(self, x: Tensor) -> Tensor:
+        if isinstance(self.activation, nn.ReLU):
+            return apply_linear(self.linear1, x, "relu")
+        out: Tensor = self.activation(self.linear1(x))
         return out
 
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
-        query, key, value = self.own(x).unflatten(-1, (3, -1)).unbind(-2)
+        query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)
         query, key = rotate(query, rotation), rotate(key, rotation)
-        out: Tensor = self.own_out(
-            F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
-        )
-        return out
+        out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+        return apply_linear(self.own_out, out)
 
     def _attend_memory(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
     ) -> Tensor:
         count, area = keys.shape[0], rotation.shape[0]
-        key = self.key(keys)  # [N, tokens, D]; pointers come last and are not rotated
-        memory = rotate(key[:, :spatial].unflatten(1, (-1, area)), rotation).flatten(1, 2)
-        if not shares_memory(memory, key):
-            key = torch.cat([memory, key[:, spatial:]], dim=1)
+        key = apply_linear(self.key, keys)  # [N, tokens, D]; pointers come last and are not rotated
+        memory = key[:, :spatial].unflatten(1, (-1, area))
+        rotated = rotate(memory, rotation)
+        if rotated is not memory:  # otherwise it was done in place
+            key = torch.cat([rotated.flatten(1, 2), key[:, spatial:]], dim=1)
         out: Tensor = self.attend(query.expand(count, -1, -1), key, values, mask)
         return out
 

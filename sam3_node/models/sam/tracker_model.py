@@ -23,7 +23,9 @@ from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
-RECOMPILES = 64  # of one function; stages are compiled for each batch size
+MAX_SHAPES = (
+    64  # compiled variants of one stage: torch's own limit, 8, would silently run further ones uncompiled
+)
 
 
 class TrackerModel(nn.Module):
@@ -116,12 +118,11 @@ class TrackerModel(nn.Module):
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile every stage that tracks objects without prompts.
 
-        Shapes become static, so each batch size is compiled once. Prompts run eagerly: each number of points would be
-        compiled anew, while frames wait.
+        Shapes become static, so each batch size is compiled once, and the read for a few numbers of memories, too.
+        Prompts run eagerly: each number of points would be compiled anew, while frames wait.
         """
         self.static_shapes = True
-        # past the limit, torch silently runs a stage eagerly
-        torch._dynamo.config.recompile_limit = max(RECOMPILES, torch._dynamo.config.recompile_limit)
+        torch._dynamo.config.recompile_limit = max(MAX_SHAPES, torch._dynamo.config.recompile_limit)
         for stage in self.stages:
             assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"
             stage.compile(backend=backend, dynamic=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -193,6 +194,10 @@ def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, flo
     return found
 
 
+def _find(pose: FramePose, _: object) -> FramePose:
+    return pose
+
+
 def measure_kitchen(figures: Figures, folder: Path) -> None:
     """Track the mug over the moving frames, with its position in the world by the data's poses."""
     matrix = np.loadtxt(folder / "camera-intrinsics.txt")
@@ -201,7 +206,7 @@ def measure_kitchen(figures: Figures, folder: Path) -> None:
         "cx_px": matrix[0, 2], "cy_px": matrix[1, 2],
     }  # fmt: skip
     hand_eye = {"kind": "eye_in_hand", "translation_m": (0, 0, 0), "rotation_vector_rad": (0, 0, 0)}
-    calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)  # type: ignore[arg-type]
+    calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)
     pipeline = make_pipeline(calibration)
     positions, moved = [], []
     for seq, file in enumerate(sorted(folder.glob("*.color.jpg"))):
@@ -215,7 +220,7 @@ def measure_kitchen(figures: Figures, folder: Path) -> None:
         x, y, z, w = quaternion_from_rotation(pose[:3, :3]).tolist()
         gripper = FramePose("gripper", "base", seq, tuple(pose[:3, 3].tolist()), (x, y, z, w))
         frame = make_frame(image, depth, calibration.intrinsics_for(SIZE), seq, 30.0)
-        masks = pipeline.step(frame, find_robot=lambda _, found=gripper: found)
+        masks = pipeline.step(frame, find_robot=partial(_find, gripper))
         if seq == 0:
             pipeline.add(FramePrompt(box=list(MUG_BOX)), seq=0)
         moved.append(pose[:3, 3])

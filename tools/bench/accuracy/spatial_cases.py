@@ -75,7 +75,8 @@ def _trace(distance: Distance) -> Array:
 
 def _table(points: Array) -> Array:
     normal = np.array([0.0, -0.8, -0.6])
-    return points @ normal + 0.62
+    values: Array = points @ normal + 0.62
+    return values
 
 
 def _ball(centre: tuple[float, float, float], radius: float) -> Distance:
@@ -102,6 +103,7 @@ def _ring(centre: tuple[float, float, float], radius: float, thickness: float) -
         offset = points - centre
         height = offset @ axis
         flat = np.linalg.norm(offset - height[:, None] * axis, axis=1) - radius
-        return np.hypot(flat, height) - thickness
+        values: Array = np.hypot(flat, height) - thickness
+        return values
 
     return distance

@@ -8,7 +8,7 @@ Weights are random, and as large as those of a trained model: at transformers' i
 and any two implementations agree. Threads wait passively, as in the node. The steps of both
 implementations alternate, so that other load on the machine slows both. Each of --runs runs starts both afresh; the
 ratio of a run is that of its median times. The benchmark also checks parity: the largest difference of the logits of
-the first object, beside the largest logit on any frame.
+the first object, beside the largest logit on any frame. On a CPU it also prints the step's rate beside that of sgemm.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import CLASSES, NANO
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.bench.common import RUNS, Figures, make_parser, objects_text, spread_text
+from tools.bench.counting import count
 from tools.bench.tiny_weights import sam3_config
 
 PRESENCE_BIAS = 60.0  # without it random weights call objects absent
@@ -183,6 +184,25 @@ def row(objects: int, runs: list[Times]) -> str:
     return f"{objects:7d} {ours:9.1f} {theirs:17.1f} {ratio:>22s} {difference:25.1e}   {size}"
 
 
+def sgemm_rate(size: int = 2048, repeats: int = 5) -> float:
+    """Return the rate of float32 matrix products in GFLOP/s, the greatest of some."""
+    matrix = torch.randn(size, size)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.mm(matrix, matrix)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times) / 1e9
+
+
+def rate_of(model: TrackerModel, images: list[torch.Tensor], objects: int) -> tuple[float, float, float]:
+    """Return GFLOP of a step with a full bank, GFLOP/s of the fastest of the last five, and GFLOP/s of sgemm."""
+    ours = Ours(model, objects)
+    times = [timed(ours.step, pixels)[0] for pixels in images]
+    work = count(lambda: ours.step(images[0])).flops / 1e9
+    return work, work / min(times[-5:]) * 1e3, sgemm_rate()
+
+
 HEADS = (
     "objects   ours ms   transformers ms         times as fast   largest logit difference   of logits up to"
 )
@@ -248,6 +268,13 @@ def main() -> None:
         )
         figures.add(what, [run.ours_ms for run in times], "ms")
         figures.add(f"{what}, transformers", [run.theirs_ms for run in times], "ms")
+        if args.device == "cpu":
+            work, rate, sgemm = rate_of(model, clip(source, frames), objects)
+            print(
+                f"{'':8}{work:.2f} GFLOP a step at {rate:.0f} GFLOP/s, {rate / sgemm:.0%} of sgemm's {sgemm:.0f}"
+            )
+            figures.add(f"{what}, arithmetic", work, "GFLOP")
+            figures.add(f"{what}, rate as a part of that of sgemm", rate / sgemm, "x")
         largest = max(run.difference for run in times)
         figures.add(f"{what}, largest difference of the logits", largest, "logit", target="under 0.001")
         least = min(run.least_logit for run in times)

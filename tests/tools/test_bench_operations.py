@@ -1,0 +1,65 @@
+"""The count of a step's arithmetic: its size, and that static shapes read no more than dynamic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sam3_node.models import TrackerModel
+from tools.bench.counting import Counts, count
+from tools.bench.latency.operations import build, count_read, count_stages
+
+RING, POINTERS = 7, 16
+
+
+@pytest.fixture(scope="module")
+def model() -> TrackerModel:
+    return build("small", torch.float32)
+
+
+def exact(model: TrackerModel) -> float:
+    """The FLOPs of a read of 7 memories, from the sizes of its matrices; keys are projected at every read."""
+    hidden, area, narrow = model.hidden, model.grid[0] * model.grid[1], model.memory_channels
+    tokens = RING * area + POINTERS * (hidden // narrow)
+    layer = model.read_stage.layers[0]
+    projections = area * hidden * (3 * hidden + hidden + hidden) + area * narrow * hidden
+    own = 2 * area * area * hidden
+    memory = tokens * narrow * hidden + area * tokens * (hidden + narrow)
+    widening = 2 * area * hidden * layer.linear1.out_features
+    place = POINTERS * hidden * narrow  # the temporal encoding of pointers
+    return 2.0 * (len(model.read_stage.layers) * (projections + own + memory + widening) + place)
+
+
+def test_a_read_costs_what_its_matrices_cost(model: TrackerModel) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        counts = count_read(model, 1, RING, unmasked=True, masked_all=False)
+    assert counts.flops == pytest.approx(exact(model), rel=1e-3)
+
+
+def test_static_shapes_read_no_more_than_dynamic_ones() -> None:
+    half = build("small", torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = count_stages(half)
+    assert found["read, static"].flops == pytest.approx(found["read, dynamic"].flops, rel=0.01)
+    assert found["read, whole bank"].flops > 1.3 * found["read, static"].flops
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (lambda x: x.view(-1), Counts(0, 0, 0)),
+        (lambda x: x + 1, Counts(0, 2 * 16 * 16 * 4, 1)),
+        (lambda x: x @ x, Counts(2 * 16**3, 3 * 16 * 16 * 4, 1)),
+    ],
+)
+def test_operations_are_counted(run: Callable[[torch.Tensor], torch.Tensor], expected: Counts) -> None:
+    x = torch.zeros(16, 16)
+    assert count(lambda: run(x)) == expected
+
+
+def test_inference_mode_does_not_hide_operations() -> None:
+    layer, x = torch.nn.Linear(16, 16), torch.zeros(4, 16)
+    assert count(torch.inference_mode()(lambda: layer(x))).flops == 2 * 4 * 16 * 16

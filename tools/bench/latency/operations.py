@@ -1,0 +1,93 @@
+"""Count the arithmetic, the memory traffic and the kernels of one frame step of SAM 3 in full size, without running it.
+
+    python -m tools.bench.latency.operations                1008 pixels, one object, full memory bank
+    python -m tools.bench.latency.operations --model small  another model of tools.bench.latency.step
+
+Frames and memories are fake: they have shapes, but no values, so that neither time nor a GPU is needed. FLOPs are those
+of matrix products, convolutions and attention, two for each multiplication with addition. A kernel is an operation that
+is no view; its traffic is the size of its inputs and outputs. The path is that of bfloat16 outside of compilers: its
+fused attention takes values that are padded to the width of the keys. The read is also counted in float32, where plain
+attention on a CPU takes them as they are. "static" is the read with static shapes, "whole bank" that of an engine.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sam3_node.models import TrackerModel
+from sam3_node.models.checkpoints import CLASSES
+from tools.bench.common import Figures, make_parser
+from tools.bench.counting import Counts, count
+from tools.bench.latency.step import CONFIGS
+
+RING = 6
+READS = {"dynamic": (RING + 1, True), "static": (RING + 1, False), "whole bank": (RING + 4, False)}
+"""Memories that are read, and whether none is masked."""
+
+
+def build(name: str, dtype: torch.dtype) -> TrackerModel:
+    """Make a model with random weights."""
+    config = CONFIGS[name]()
+    source = CLASSES[config.model_type](config).eval().requires_grad_(False).to(dtype)
+    return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+
+
+def count_read(model: TrackerModel, objects: int, memories: int, unmasked: bool, masked_all: bool) -> Counts:
+    """Count the read of `memories` memories and 16 pointers an object."""
+    area, pointers = model.grid[0] * model.grid[1], model.max_pointers
+    columns = memories + pointers if masked_all else pointers
+    return count(
+        lambda: model.stages.read(
+            torch.empty(1, model.hidden, *model.grid, dtype=model.dtype),
+            torch.empty(objects, memories, area, model.memory_channels, dtype=torch.bfloat16),
+            torch.zeros(objects, memories, dtype=torch.int64),
+            torch.empty(objects, pointers, model.hidden, dtype=model.dtype),
+            torch.empty(objects, pointers),
+            None if unmasked else torch.ones(objects, columns, dtype=torch.bool),
+        )
+    )
+
+
+def count_stages(model: TrackerModel, objects: int = 1) -> dict[str, Counts]:
+    """Count all stages of a step with N objects."""
+    size, dtype, stages = model.image_size, model.dtype, model.stages
+    pixels = torch.empty(1, 3, size, size, dtype=dtype)
+    found = {"encode": count(lambda: stages.encode(pixels))}
+    for name, (memories, unmasked) in READS.items():
+        found[f"read, {name}"] = count_read(model, objects, memories, unmasked, name == "whole bank")
+    height, width, channels = *model.grid, model.hidden
+    top = torch.empty(objects, channels, height, width, dtype=dtype)
+    fine = torch.empty(1, channels // 8, 4 * height, 4 * width, dtype=dtype)
+    middle = torch.empty(1, channels // 4, 2 * height, 2 * width, dtype=dtype)
+    found["decode"] = count(lambda: stages.decode(top, fine, middle))
+    logits = torch.empty(objects, *model.mask_size, dtype=dtype)
+    presence = torch.empty(objects, dtype=dtype)
+    found["remember"] = count(lambda: stages.remember(top[:1], logits, presence))
+    return found
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", choices=list(CONFIGS), default="full")
+    parser.add_argument("--objects", type=int, default=1)
+    args, figures = parser.parse_args(), Figures("latency.operations")
+    model = build(args.model, torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = count_stages(model, args.objects)
+    model = build(args.model, torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found["read, float32 on a CPU"] = count_read(model, args.objects, RING + 1, True, False)
+    print(f"{args.model}, {args.objects} object(s)      TFLOP        GB   kernels")
+    for stage, counts in found.items():
+        tera, giga = counts.flops / 1e12, counts.traffic / 1e9
+        print(f"{stage:26s} {tera:9.4f} {giga:9.3f} {counts.kernels:9d}")
+        what = f"{args.model}, {args.objects} object(s), {stage}"
+        figures.add(f"arithmetic of {what}", tera, "TFLOP")
+        figures.add(f"memory traffic of {what}", giga, "GB")
+        figures.add(f"kernels of {what}", counts.kernels, "kernels")
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
