@@ -23,6 +23,8 @@ from sam3_node.wire import (
 from tests.support.hostility import MEGABYTE, limited_memory, refused
 from tests.support.wire_examples import EXAMPLES, golden
 
+UNPACKED = sorted(set(EXAMPLES) - {"beat"})  # receivers look at the topic of a beat alone
+
 
 def nested(depth):
     return b"\x91" * depth + b"\xc0"
@@ -101,7 +103,7 @@ def mutations(parts, count, seed):
         yield [bytes(part) for part in mutated]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", UNPACKED)
 def test_mutated_messages_unpack_or_are_refused(name):
     refusals = 0
     with limited_memory():
@@ -115,7 +117,7 @@ def test_mutated_messages_unpack_or_are_refused(name):
     assert refusals > 100
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", UNPACKED)
 def test_truncated_messages_are_refused(name):
     parts = golden(name)
     for index, part in enumerate(parts):
@@ -152,7 +154,7 @@ def paths(value, path=()):
         yield from paths(child, (*path, key))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", UNPACKED)
 def test_wrong_types_anywhere_are_refused_or_accepted(name):
     parts = golden(name)
     body = next(index for index, part in enumerate(parts) if part[0] >= 0x80)
