@@ -121,6 +121,36 @@ def test_status_tells_of_each_camera(client: PerceptionClient) -> None:
     assert (status["model"], status["device"]) == ("tiny", "cpu")
 
 
+def test_a_client_that_wants_sure_masks_gets_no_doubtful_ones(rig: Rig, client: PerceptionClient) -> None:
+    """Random weights lose the object at once, so its masks become doubtful."""
+    full = np.zeros((240, 320), dtype=np.bool_)
+    full[100:180, 200:280] = True
+    object_id = client.add_object(mask=full).id
+    doubtful = masks_where(
+        client, lambda masks: any(one.doubtful for one in masks.instances), "a doubtful mask"
+    )
+    (instance,) = doubtful.instances
+    assert instance.state == "tracked"
+    assert instance.confidence is not None
+    assert 0 <= instance.confidence < TrackerSettings().min_confidence
+    plain: dict[int, MaskFrame] = {}
+    with PerceptionClient(rig.masks, rig.control, sure_only=True) as sure_client:
+
+        def filtered() -> bool:
+            masks = client.latest(timeout_ms=200)
+            if masks is not None:
+                plain[masks.seq] = masks
+            masks = sure_client.latest(timeout_ms=200)
+            assert masks is None or not any(one.doubtful for one in masks.instances)
+            return (
+                masks is not None
+                and masks.seq in plain
+                and ids(plain[masks.seq]) == [object_id] != ids(masks)
+            )
+
+        until(filtered, "the same frame with and without its doubtful mask")
+
+
 def test_two_cameras_are_served_apart(rig: Rig, client: PerceptionClient) -> None:
     with FramePublisher(rig.frames[1]) as camera:
         seqs = iter(range(10**6))
@@ -241,33 +271,3 @@ def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
             last = unpack_masks(masks.recv_multipart()).seq
     stepped = re.findall(r"camera cam0: .*'last_seq': (\d+)", node.log.read_text())
     assert last == int(stepped[-1])
-
-
-def test_a_client_that_wants_sure_masks_gets_no_doubtful_ones(rig: Rig, client: PerceptionClient) -> None:
-    """Random weights lose the object at once, so its masks become doubtful."""
-    full = np.zeros((240, 320), dtype=np.bool_)
-    full[100:180, 200:280] = True
-    object_id = client.add_object(mask=full).id
-    doubtful = masks_where(
-        client, lambda masks: any(one.doubtful for one in masks.instances), "a doubtful mask"
-    )
-    (instance,) = doubtful.instances
-    assert instance.state == "tracked"
-    assert instance.confidence is not None
-    assert 0 <= instance.confidence < TrackerSettings().min_confidence
-    plain: dict[int, MaskFrame] = {}
-    with PerceptionClient(rig.masks, rig.control, sure_only=True) as sure_client:
-
-        def filtered() -> bool:
-            masks = client.latest(timeout_ms=200)
-            if masks is not None:
-                plain[masks.seq] = masks
-            masks = sure_client.latest(timeout_ms=200)
-            assert masks is None or not any(one.doubtful for one in masks.instances)
-            return (
-                masks is not None
-                and masks.seq in plain
-                and ids(plain[masks.seq]) == [object_id] != ids(masks)
-            )
-
-        until(filtered, "the same frame with and without its doubtful mask")

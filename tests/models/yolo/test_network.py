@@ -223,5 +223,5 @@ def test_a_configuration_survives_json() -> None:
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write weights"):
+    with pytest.raises(OutputError, match="cannot create the folder"):
         save_yolo_world(tiny_yolo(), tmp_path / "file")
