@@ -29,29 +29,28 @@ class Printed:
     """Everything that a test has printed so far."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
-        self._capture, self._out, self._err = capture, "", ""
+        self._capture = capture
 
     @property
     def out(self) -> str:
-        self._read()
-        return self._out
+        return self._peek("out")
 
     @property
     def err(self) -> str:
-        self._read()
-        return self._err
+        return self._peek("err")
 
     def wait_for(self, text: str) -> None:
         """Wait until a text is on stderr."""
-        until(lambda: text in self.err, f"{text!r}, found {self._err!r}", PATIENCE_S)
+        until(lambda: text in self.err, f"{text!r}", PATIENCE_S)
 
     def wait_for_endpoint(self) -> str:
         """Wait until a camera is ready. Return its endpoint."""
         return until(lambda: self.out, "the ready line", PATIENCE_S).split()[4]
 
-    def _read(self) -> None:
-        out, err = self._capture.readouterr()
-        self._out, self._err = self._out + out, self._err + err
+    def _peek(self, stream: str) -> str:
+        # readouterr() empties the capture, and would lose what another thread prints in that moment
+        text: str = getattr(self._capture._capture, stream).tmpfile.getvalue()
+        return text
 
 
 @pytest.fixture(autouse=True)

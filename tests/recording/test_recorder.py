@@ -49,7 +49,7 @@ def recording(settings: Settings, trigger: Trigger | None = None) -> Iterator[io
 
     def run() -> None:
         try:
-            run_record(settings, stop, out, trigger)
+            run_record(settings, stop, out, trigger=trigger)
         except Exception as error:
             failures.append(error)
 
