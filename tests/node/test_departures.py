@@ -140,7 +140,7 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
 @pytest.mark.parametrize("victim", VICTIMS[: repetitions(4, 6)])
 def test_nobody_ends_when_a_command_is_killed_or_hangs(robot: Robot, victim: str) -> None:
     process = robot.find(victim)
-    for _ in range(repetitions(1, 20)):
+    for _ in range(repetitions(1, 3)):
         process.kill()
         process.start()
         robot.check()

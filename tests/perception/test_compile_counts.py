@@ -50,7 +50,7 @@ def blank(seq: int) -> Frame:
 def test_neither_frames_nor_prompts_compile_after_the_warm_up(
     backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = repetitions(4, 64)
+    objects = repetitions(4, 16)
     monkeypatch.setattr(tracker_model, "CPU_BATCH", tracker_model.GPU_BATCH)
     settings = Settings(tracker=TrackerSettings(max_objects=objects))
     model = tiny_model(hidden=64, size=56)

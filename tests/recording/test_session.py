@@ -159,7 +159,8 @@ def test_the_node_and_the_counts_are_in_the_metadata(session: Session) -> None:
         }
     }
     assert (counts["events"], counts["events_lost"], counts["rejected"]) == (7, 0, 0)
-    assert session.output[-1].startswith(f"recorded {len(frames)} frames, {len(found)} masks, 7 events, ")
+    assert session.output[-2].startswith(f"recorded {len(frames)} frames, {len(found)} masks, 7 events, ")
+    assert session.output[-1].startswith("rate: ")
 
 
 def test_mcaps_own_reader_decodes_it_by_foxgloves_schemas(session: Session) -> None:
