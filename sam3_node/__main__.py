@@ -14,9 +14,10 @@ def main() -> int:
     """Run the command line and return its exit code."""
     from .cli.main import main as run_command
 
-    raise_on_interrupt()
     try:
+        raise_on_interrupt()
         code = run_command()
+        exit_on_interrupt()
     except KeyboardInterrupt:
         code = INTERRUPTED
     exit_on_interrupt()
