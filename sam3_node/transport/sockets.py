@@ -146,10 +146,17 @@ def receive_parts(socket: Socket) -> list[memoryview] | None:
 
 
 def describe_source(parts: Sequence[memoryview]) -> tuple[int, int]:
-    """Return the descriptor of the connection that a message to a ROUTER socket came over, and its bytes there."""
+    """Return the descriptor of the connection that a message to a ROUTER socket came over, and its bytes there.
+
+    The descriptor is -1 if libzmq does not know it: a peer of ZMTP 1 or 2 has no properties.
+    """
     part: Any = parts[-1].obj
     sizes = [part.nbytes for part in parts[1:]]  # the first is the name that the socket has given to the peer
-    return part.get(zmq.SRCFD), sum(size + (2 if size < 256 else 9) for size in sizes)
+    try:
+        descriptor = part.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        descriptor = -1
+    return descriptor, sum(size + (2 if size < 256 else 9) for size in sizes)
 
 
 def send_parts(socket: Socket, parts: Sequence[Buffer], max_bytes: int) -> bool:
