@@ -9,6 +9,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 LONGEST_FIRST = (
     "replay/cluster/test_scheduler.py",
+    "transport/test_departures.py",
     "replay/live/test_run.py",
     "replay/test_resume.py",
     "engines/test_inductor.py",
@@ -18,6 +19,7 @@ LONGEST_FIRST = (
     "replay/test_bidirectional.py",
     "recording/test_ends.py",
     "test_real_weights.py",
+    "node/test_departures.py",
     "node/test_node.py",
 )
 """Files that take longest: they begin first, so that no process waits for another one at the end."""
