@@ -112,6 +112,11 @@ def test_a_library_that_never_returns_is_left() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
+        state = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
+        until(
+            lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "S",
+            "the main thread to wait in the lock",
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE_S) == 130
 
