@@ -74,6 +74,15 @@ def has_changed_state(request: Request, reply: Reply) -> bool:
     return request.op in CHANGES and (reply.error is None or reply.error.code == INTERNAL_ERROR)
 
 
+def find_topic(request: Request) -> str | None:
+    """Return the text that a newer request has in common with an older one that it makes useless, or None.
+
+    A `segment` changes nothing, so only the newest one of a client for a camera matters.
+    """
+    camera = request.args.get("camera")
+    return f"segment {camera!r}" if request.op == "segment" and isinstance(camera, str | None) else None
+
+
 def describe_change(request: Request, reply: Reply) -> dict[str, Any]:
     """Return the arguments of a request for its event, so that it can be repeated in another session.
 

@@ -15,7 +15,7 @@ from sam3_node.errors import NodeRestarted, RequestError, UnknownFrameError, Unk
 from sam3_node.settings import TrackerSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import unpack_masks
+from sam3_node.wire import Request, pack_request, unpack_masks, unpack_reply
 from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
 
@@ -65,6 +65,26 @@ def test_segment_on_a_frame_just_seen(client: PerceptionClient) -> None:
     assert client.segment(points=[(160, 120)]).seq >= seen.seq
     with pytest.raises(UnknownFrameError, match="expected one of the cached seq"):
         client.segment(box=[20, 20, 120, 100], seq=seen.seq + 100_000)
+
+
+def test_a_mouse_that_moves_gets_the_newest_mask_and_an_answer_to_every_request(
+    rig: Rig, client: PerceptionClient
+) -> None:
+    args = {"points": [[160, 120]], "camera": "cam0"}
+    client.segment(**args)
+    codes = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as mouse:
+        mouse.linger = 0
+        mouse.connect(rig.control)
+        for number in range(1, 61):
+            mouse.send(pack_request(Request(number, "segment", args)))
+        while len(codes) < 60:
+            assert mouse.poll(10_000)
+            reply = unpack_reply(mouse.recv())
+            codes.append((reply.id, reply.error.code if reply.error else "ok"))
+    assert sorted(number for number, _ in codes) == list(range(1, 61))
+    assert codes[-1] == (60, "ok")
+    assert {code for _, code in codes} == {"ok", "superseded"}
 
 
 def test_pausing_stops_the_frames_and_nothing_else(client: PerceptionClient) -> None:

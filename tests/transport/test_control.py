@@ -18,6 +18,7 @@ from sam3_node.errors import (
     CapacityError,
     RequestError,
     Sam3NodeError,
+    SupersededError,
     TransportError,
     UnknownFrameError,
     UnknownObjectError,
@@ -82,7 +83,16 @@ def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error_class", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, BusyError, WireError]
+    "error_class",
+    [
+        RequestError,
+        UnknownObjectError,
+        UnknownFrameError,
+        CapacityError,
+        BusyError,
+        SupersededError,
+        WireError,
+    ],
 )
 def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[Sam3NodeError]) -> None:
     with serving() as server, ControlClient(server.endpoint) as client:
@@ -303,6 +313,35 @@ def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
             asker.join()
         assert ops.index("policy") <= 2
         assert server.rejected == 20
+
+
+def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> None:
+    with (
+        ControlServer(
+            TCP, find_topic=lambda request: request.op if request.op == "segment" else None
+        ) as server,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as mouse,
+        context.socket(zmq.DEALER) as other,
+    ):
+        for socket in (mouse, other):
+            socket.linger = 0
+            socket.connect(server.endpoint)
+        other.send(pack_request(Request(1, "segment")))
+        wait_until(lambda: b"segment" in waiting_bodies(server))
+        count = MAX_REQUESTS_PER_PEER + 20
+        for number in range(1, count + 1):
+            mouse.send(pack_request(Request(number, "segment", {"points": [[number, 0]]})))
+        for number in range(1, count):
+            assert mouse.poll(5000)
+            reply = unpack_reply(mouse.recv())
+            assert reply.id == number
+            assert reply.error is not None
+            assert reply.error.code == "superseded"
+        taken = [server.receive(5000) for _ in range(2)]
+        assert [found and found[1].id for found in taken] == [1, count]
+        assert server.receive(0) is None
+        assert server.rejected == 0
 
 
 def waiting_bodies(server: ControlServer) -> bytes:
