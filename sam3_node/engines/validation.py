@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import EngineError
+from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from ..tracking import ObjectPrompt, Tracker
@@ -56,8 +56,12 @@ def compare_stages(
     frames: a clip, BGR uint8 [h, w, 3] each. dtype: that of the inputs and outputs of `stages`. prompts: of the first
     frame; by default, the objects that the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. Raises EngineError where there is
-    nothing to compare, ModelError for weights that cannot track.
+    nothing to compare, ModelError for weights without memory modules.
     """
+    if not reference.has_memory:
+        raise ModelError(
+            f"{reference.name} has no memory modules: expected weights that have them for engines"
+        )
     clip = [reference.preprocess(frame) for frame in frames]
     if len(clip) < 2:
         raise EngineError(f"expected a clip of 2 frames or more to compare engines on, found {len(clip)}")

@@ -13,11 +13,13 @@ from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline, PromptResult
 from ..perception.prompts import FramePrompt
+from ..tracking.everything import EverythingOptions
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
 
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
+EVERYTHING_SHARES = ("min_iou", "min_stability", "max_overlap")
 PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
 
@@ -77,10 +79,11 @@ def has_changed_state(request: Request, reply: Reply) -> bool:
 def find_topic(request: Request) -> str | None:
     """Return the text that a newer request has in common with an older one that it makes useless, or None.
 
-    A `segment` changes nothing, so only the newest one of a client for a camera matters.
+    To segment changes nothing, so only the newest request of a client for a camera matters.
     """
     camera = request.args.get("camera")
-    return f"segment {camera!r}" if request.op == "segment" and isinstance(camera, str | None) else None
+    segments = request.op in ("segment", "segment_everything") and isinstance(camera, str | None)
+    return f"{request.op} {camera!r}" if segments else None
 
 
 def describe_change(request: Request, reply: Reply) -> dict[str, Any]:
@@ -142,6 +145,20 @@ def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
+def _segment_everything(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    age = _check_age(perception, pipeline, args)
+    numbers = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
+    shares = {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
+    seq = pipeline.latest_seq if (seq := _seq(args)) is None else seq
+    found = pipeline.segment_everything(EverythingOptions(**numbers, **shares), seq)
+    masks = [
+        {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
+        for result in found
+    ]
+    return {**_origin(pipeline), **age, "seq": seq, "masks": masks}
+
+
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
     scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
@@ -184,6 +201,7 @@ CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
 QUERIES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "list_objects": (_list_objects, ("camera",)),
     "segment": (_segment, PROMPT_ARGUMENTS),
+    "segment_everything": (_segment_everything, ("camera", "seq", "grid", *EVERYTHING_SHARES, "most")),
 }
 NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),

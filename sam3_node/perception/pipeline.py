@@ -21,6 +21,7 @@ from ..models import TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
+from ..tracking.everything import EverythingOptions, segment_everything
 from ..types import Frame, FramePose, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .frame_cache import CachedFrame, FrameCache
@@ -158,13 +159,17 @@ class Pipeline:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
         return self._frame_cache.get(seq).scaling.frame_size
 
+    @property
+    def latest_seq(self) -> int:
+        """`seq` of the latest cached frame; UnknownFrameError if there is none."""
+        return self._frame_cache.get(None).seq
+
     def add(self, prompt: FramePrompt, label: str = "object", seq: int | None = None) -> AddedObject:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
         Raises RequestError for a bad prompt, CapacityError if all slots are taken, and UnknownFrameError if the frame
         is not cached.
         """
-        require_tracking(self._model)
         object_id = self._objects.reserve()
         cached = self._frame_cache.get(seq)
         checked = prompt.to_model(object_id, cached.scaling)
@@ -202,11 +207,10 @@ class Pipeline:
         """Detect these prompts, starting with the next frame; None stops detection.
 
         Detected objects whose label is no longer among the prompts are removed. Other objects do not change. Raises
-        RequestError if there is no detector, and for weights that cannot track.
+        RequestError if there is no detector.
         """
         if self._track_manager is None:
             raise RequestError("no detector: expected one to find objects by name (detector.kind)")
-        require_tracking(self._model)
         self._track_manager.set_prompts(prompts)
 
     def remove(self, object_id: int) -> None:
@@ -240,6 +244,20 @@ class Pipeline:
         return _to_prompt_result(
             cached, *self._tracker.segment(cached.features, prompt.to_model(0, cached.scaling))
         )
+
+    def segment_everything(
+        self, options: EverythingOptions | None = None, seq: int | None = None
+    ) -> list[PromptResult]:
+        """Segment everything on the cached frame `seq`, or the latest for None, without prompts and tracking.
+
+        Return the masks, the surest first. Masks may overlap: parts and wholes are both found.
+        """
+        cached = self._frame_cache.get(seq)
+        found = segment_everything(self._model, cached.features, options or EverythingOptions())
+        logits, scores = columns_to_host([found.logits, found.iou])
+        masks = (rasterize(low, cached.scaling.frame_size) for low in logits)
+        pairs = zip(masks, clamp_scores(scores), strict=True)
+        return [PromptResult(cached.seq, mask, score) for mask, score in pairs if mask.area]
 
     def state(self) -> State:
         """Return the state that `restore` takes. It holds everything except model, detector and settings."""
@@ -351,15 +369,6 @@ class Pipeline:
         if not in_view:
             return instance
         return replace(instance, confidence=confidence, doubtful=confidence < self._min_confidence)
-
-
-def require_tracking(model: TrackerModel) -> None:
-    """Raise RequestError for weights that cannot track objects."""
-    if not model.can_track:
-        raise RequestError(
-            f"{model.name} has no memory modules: expected weights that can track, such as nano or "
-            "facebook/sam3 (--model.name); segment works with these"
-        )
 
 
 def _to_prompt_result(cached: CachedFrame, logits: Tensor, score: Tensor) -> PromptResult:

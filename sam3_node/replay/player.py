@@ -13,9 +13,10 @@ from ..errors import ReplayError, Sam3NodeError
 from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
+from ..tracking.everything import MAX_MASKS, EverythingOptions
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import DEPTH_FIELDS, DROPPED, SERVED, decode_mask
-from .actions import REMOVED, RESTARTED, Action, Edit, Step
+from ..wire import DEPTH_FIELDS, DROPPED, SERVED, decode_mask, encode_mask
+from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Player:
         masks = self._step(action)
         for edit in action.edits:
             reply = self._edit(edit)
-            masks = masks and update_masks(masks, edit, reply)
+            for one in reply if isinstance(reply, list) else [reply]:
+                masks = masks and update_masks(masks, edit, one)
         return masks
 
     def checkpoint(self) -> bytes:
@@ -118,12 +120,24 @@ class Player:
             return perception.drop(edit.args["camera"])
         if edit.op == REMOVED:
             return self._remove(**edit.args)
+        if edit.op == ADD_EVERYTHING:
+            return self._add_everything(**edit.args)
         if edit.op not in CHANGES:
             raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
         reply = carry_out(perception, edit.op, edit.args)
         if edit.op == "set_prompts":
             self._last_prompts = dict(edit.args)
         return reply
+
+    def _add_everything(self, camera: str, seq: int) -> list[dict[str, Any]]:
+        """Add an object for each mask that `segment_everything` finds on a frame; return the replies."""
+        perception = self._perception
+        pipeline = perception.serve(camera)
+        free = perception.settings.tracker.max_objects - len(pipeline.objects)
+        found = pipeline.segment_everything(EverythingOptions(most=max(1, min(free, MAX_MASKS))), seq)
+        masks = (encode_mask(result.mask, perception.mask_encoding) for result in found[: max(free, 0)])
+        place = {"camera": camera, "seq": seq, "label": "object"}
+        return [carry_out(perception, "add_object", {**place, "mask": mask}) for mask in masks]
 
     def _remove(self, camera: str, label: str) -> None:
         pipeline = self._perception.serve(camera)

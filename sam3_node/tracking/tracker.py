@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, RequestError, SettingsError
+from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
+from .last_masks import PRESENT_LOGIT, LastMasks
 from .memory import MemoryBank, confidence, pad_to_batch
 from .selection import Ints, get_rule
 from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors
-
-PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +54,9 @@ class Tracker:
     frame on which the object was tracked already does not: it is decoded with the memory before that frame, and
     replaces what was tracked there. The constructor allocates memory for `max_objects` objects with `bank_size` frames
     each, and for the `history` newest frames that can be corrected in this way. Nothing grows afterwards.
+
+    Weights without memory modules follow the last masks (`LastMasks`); there, a prompt on a past frame replaces the
+    last mask.
     """
 
     def __init__(
@@ -72,7 +74,12 @@ class Tracker:
             )
         self.model = model
         self.frame_number = 0
-        self.bank = MemoryBank(model, max_objects, bank_size, get_rule(selection), history)
+        rule = get_rule(selection)
+        self.bank: MemoryBank | LastMasks = (
+            MemoryBank(model, max_objects, bank_size, rule, history)
+            if model.has_memory
+            else LastMasks(model, max_objects)
+        )
         self._rows = ObjectRows(max_objects)
 
     @property
@@ -158,8 +165,7 @@ class Tracker:
         """
         self._rows.check_capacity(object_id not in self._rows)
         decoded = Decoded(*(values[index : index + 1] for values in proposals))
-        masks = self.model.remember_stage.upsample(decoded.logits)
-        return self._remember(features, frame_number, object_id, decoded, masks)
+        return self._remember(features, frame_number, object_id, decoded)
 
     def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
@@ -191,10 +197,6 @@ class Tracker:
 
     def _check(self, prompts: Sequence[ObjectPrompt]) -> dict[int, PromptTensors]:
         """Check all prompts before anything changes; return them as tensors, by object id."""
-        if prompts and not self.model.can_track:
-            raise ModelError(
-                f"{self.model.name} has no memory modules: it can segment a frame, but not track objects"
-            )
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
@@ -212,6 +214,8 @@ class Tracker:
         """Track one batch: read the bank, decode, write the bank."""
         model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
+        if isinstance(self.bank, LastMasks):
+            return _results(self.bank.follow(features, rows), len(ids))
         top = self._read(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
@@ -227,9 +231,9 @@ class Tracker:
         """
         read, static = self.model.stages.read, self.model.static_shapes
         if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
-            out: Tensor = read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+            out: Tensor = read(top, *self._memory.read(pad_to_batch(rows) if static else rows, frame, static))
             return out
-        groups = self.bank.read_groups(rows, frame, static)
+        groups = self._memory.read_groups(rows, frame, static)
         if len(groups) == 1:
             out = read(top, *groups[0].memories)
             return out
@@ -246,11 +250,17 @@ class Tracker:
         top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
         largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size))))
         for power in range(largest.bit_length()):
-            for memories in self.bank.examples(1 << power):
+            for memories in self._memory.examples(1 << power):
                 read(top, *memories)
 
+    @property
+    def _memory(self) -> MemoryBank:
+        assert isinstance(self.bank, MemoryBank), "last masks are followed without reading a bank"
+        return self.bank
+
     def _has_tracked(self, object_id: int, frame: int) -> bool:
-        return object_id in self._rows and self.bank.has_tracked(self._rows[object_id], frame)
+        known = isinstance(self.bank, MemoryBank) and object_id in self._rows
+        return known and self._memory.has_tracked(self._rows[object_id], frame)
 
     def _correct(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompt on a tracked frame with the memories before it, and replace what was tracked there."""
@@ -262,24 +272,28 @@ class Tracker:
             decoded = self._decode_prompt(features, prompt, top)
             masks = self.model.remember_stage.upsample(decoded.logits)
         memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
-        self.bank.correct(row, frame, self.frame_number, memory, decoded.pointer)
+        self._memory.correct(row, frame, self.frame_number, memory, decoded.pointer)
         return _results(decoded, 1)[0]
 
     def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompted object without memory, then store the frame as a conditioning frame."""
-        model = self.model
-        if prompt.mask is not None:
-            decoded, masks = self._decode_mask(features, prompt.mask)
-        else:
-            decoded = self._decode_prompt(features, prompt)
-            masks = model.remember_stage.upsample(decoded.logits)
-        return self._remember(features, frame, object_id, decoded, masks)
+        if prompt.mask is None:
+            return self._remember(features, frame, object_id, self._decode_prompt(features, prompt))
+        if isinstance(self.bank, LastMasks):
+            return self._remember(features, frame, object_id, self.bank.decode_mask(features, prompt.mask))
+        return self._remember(features, frame, object_id, *self._decode_mask(features, prompt.mask))
 
     def _remember(
-        self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor
+        self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor | None = None
     ) -> Track:
-        memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
+        """Store a prompted frame. `masks` are the memory encoder's input; by default, the upsampled logits."""
         row = self._row(object_id)
+        if isinstance(self.bank, LastMasks):
+            self.bank.start(row, decoded)
+            return _results(decoded, 1)[0]
+        write = self.model.remember_stage
+        masks = write.upsample(decoded.logits) if masks is None else masks
+        memory = write(features.top, masks, True, decoded.presence)
         self.bank.write_conditioning(row, frame, self.frame_number, memory, decoded.pointer)
         return _results(decoded, 1)[0]
 

@@ -1,6 +1,7 @@
 """SAM's mask decoder (arXiv 2304.02643, 2408.00714), arranged for many objects on one image.
 
-It equals transformers' decoder on the same weights. All projections of the image tokens in a layer are one matrix
+It equals transformers' decoder on the same weights. SAM 1's has no opinion whether the object is in view, so it always
+says that it is. All projections of the image tokens in a layer are one matrix
 product. The contribution of the fixed position encoding to them is computed once, at load time. The four mask heads are
 computed together.
 """
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from .algebra import join_linear
 
+IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
+
 
 class MaskDecoder(nn.Module):
     """The mask decoder of a transformers tracker, for image tokens with the position encoding [1, C, h, w]."""
@@ -24,17 +27,19 @@ class MaskDecoder(nn.Module):
     def __init__(self, source: Any, position: Tensor) -> None:
         super().__init__()
         self.masks = source.num_mask_tokens
-        self.stable_mask = (
-            source._dynamic_multimask_via_stability if source.dynamic_multimask_via_stability else None
-        )
+        stable = getattr(source, "dynamic_multimask_via_stability", False)
+        self.stable_mask = source._dynamic_multimask_via_stability if stable else None
         self.up1, self.up2, self.up_norm = (
             source.upscale_conv1,
             source.upscale_conv2,
             source.upscale_layer_norm,
         )
         self.activation = source.activation
-        self.iou_head, self.presence_head = source.iou_prediction_head, source.pred_obj_score_head
-        tokens = [source.obj_score_token.weight, source.iou_token.weight, source.mask_tokens.weight]
+        self.iou_head = source.iou_prediction_head
+        self.presence_head: nn.Module | None = getattr(source, "pred_obj_score_head", None)
+        tokens = [source.iou_token.weight, source.mask_tokens.weight]
+        if self.presence_head is not None:
+            tokens.insert(0, source.obj_score_token.weight)
         self.register_buffer("output_tokens", torch.cat(tokens).detach()[None].clone(), persistent=False)
         place = position.flatten(2).transpose(1, 2)  # [1, hw, C]
         transformer = source.transformer
@@ -56,15 +61,23 @@ class MaskDecoder(nn.Module):
         for layer in self.layers:
             queries, pixels = layer(queries, pixels, tokens)
         queries = self.final_norm(queries + self.final(queries + tokens, pixels))
-        mask_tokens = queries[:, 2 : 2 + self.masks]
+        presence = self._presence(queries[:, 0])
+        queries = queries if self.presence_head is None else queries[:, 1:]
+        mask_tokens = queries[:, 1 : 1 + self.masks]
         up = self._upscale(torch.unflatten(pixels.transpose(1, 2), 2, image.shape[-2:]), fine, middle)
         logits = (self.heads(mask_tokens) @ up.flatten(2)).unflatten(2, up.shape[-2:])
-        iou, presence = self.iou_head(queries[:, 1]), self.presence_head(queries[:, 0])[:, 0]
+        iou = self.iou_head(queries[:, 0])
         if multimask:
             return logits[:, 1:], iou[:, 1:], mask_tokens[:, 1:], presence
         if self.stable_mask is not None:
             logits, iou = (x[:, 0] for x in self.stable_mask(logits[:, None], iou[:, None]))
         return logits[:, :1], iou[:, :1], mask_tokens[:, :1], presence
+
+    def _presence(self, token: Tensor) -> Tensor:
+        if self.presence_head is None:
+            return token.new_full((len(token),), IN_VIEW_LOGIT)
+        presence: Tensor = self.presence_head(token)[:, 0]
+        return presence
 
     def _upscale(self, image: Tensor, fine: Tensor, middle: Tensor) -> Tensor:
         """Upscale image tokens [N, C, h, w] four times with the finer features, to [N, C/8, 4h, 4w]."""
@@ -86,11 +99,11 @@ class _TwoWayLayer(nn.Module):
         self.own_query_key, self.own_value, self.own_out = (
             join_linear(own.q_proj, own.k_proj),
             own.v_proj,
-            own.o_proj,
+            _output_projection(own),
         )
         self.own_heads = own.num_attention_heads
         self.to_image = _TokenToImage(source.cross_attn_token_to_image, place, back.q_proj)
-        self.back_key, self.back_value, self.back_out = back.k_proj, back.v_proj, back.o_proj
+        self.back_key, self.back_value, self.back_out = back.k_proj, back.v_proj, _output_projection(back)
 
     def forward(self, queries: Tensor, pixels: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         placed = queries if self.first else queries + tokens
@@ -112,7 +125,8 @@ class _TokenToImage(nn.Module):
 
     def __init__(self, source: Any, place: Tensor, back: Any = None) -> None:
         super().__init__()
-        self.heads, self.query, self.out = source.num_attention_heads, source.q_proj, source.o_proj
+        self.heads, self.query = source.num_attention_heads, source.q_proj
+        self.out = _output_projection(source)
         joined = join_linear(source.k_proj, source.v_proj, *([back] if back is not None else []))
         self.weight = nn.Parameter(joined.weight.detach(), requires_grad=False)
         self.parts = 2 if back is None else 3
@@ -153,6 +167,12 @@ class _StackedHeads(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x if i == 0 else x.relu(), weight)
         return x.transpose(0, 1)
+
+
+def _output_projection(attention: Any) -> nn.Module:
+    """Return the output projection of an attention layer, which SAM 1 and SAM 2 name differently."""
+    projection: nn.Module = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
+    return projection
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:

@@ -230,7 +230,7 @@ def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = Fal
     copy = type(source)(source.config).eval()
     copy.load_state_dict(source.state_dict())
     model = TrackerModel(
-        copy.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True
+        copy.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True
     )
     if compiled:
         model.compile()
