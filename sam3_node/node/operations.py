@@ -148,10 +148,10 @@ def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
 def _segment_everything(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     age = _check_age(perception, pipeline, args)
-    numbers = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
-    shares = {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
+    chosen: dict[str, Any] = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
+    chosen |= {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
     seq = pipeline.latest_seq if (seq := _seq(args)) is None else seq
-    found = pipeline.segment_everything(EverythingOptions(**numbers, **shares), seq)
+    found = pipeline.segment_everything(EverythingOptions(**chosen), seq)
     masks = [
         {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
         for result in found

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..engines.oom import find_device_error
-from ..errors import ReplayError, Sam3NodeError
+from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
-from ..tracking.everything import MAX_MASKS, EverythingOptions
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import DEPTH_FIELDS, DROPPED, SERVED, decode_mask, encode_mask
+from ..wire import DEPTH_FIELDS, DROPPED, SERVED, decode_mask
 from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
@@ -48,8 +47,7 @@ class Player:
         masks = self._step(action)
         for edit in action.edits:
             reply = self._edit(edit)
-            for one in reply if isinstance(reply, list) else [reply]:
-                masks = masks and update_masks(masks, edit, one)
+            masks = masks and update_masks(masks, edit, reply)
         return masks
 
     def checkpoint(self) -> bytes:
@@ -121,23 +119,13 @@ class Player:
         if edit.op == REMOVED:
             return self._remove(**edit.args)
         if edit.op == ADD_EVERYTHING:
-            return self._add_everything(**edit.args)
+            return add_everything(edit, lambda op, **args: carry_out(perception, op, args))
         if edit.op not in CHANGES:
             raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
         reply = carry_out(perception, edit.op, edit.args)
         if edit.op == "set_prompts":
             self._last_prompts = dict(edit.args)
         return reply
-
-    def _add_everything(self, camera: str, seq: int) -> list[dict[str, Any]]:
-        """Add an object for each mask that `segment_everything` finds on a frame; return the replies."""
-        perception = self._perception
-        pipeline = perception.serve(camera)
-        free = perception.settings.tracker.max_objects - len(pipeline.objects)
-        found = pipeline.segment_everything(EverythingOptions(most=max(1, min(free, MAX_MASKS))), seq)
-        masks = (encode_mask(result.mask, perception.mask_encoding) for result in found[: max(free, 0)])
-        place = {"camera": camera, "seq": seq, "label": "object"}
-        return [carry_out(perception, "add_object", {**place, "mask": mask}) for mask in masks]
 
     def _remove(self, camera: str, label: str) -> None:
         pipeline = self._perception.serve(camera)
@@ -163,8 +151,23 @@ def play_forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]
         yield Outcome(action, player.play(action))
 
 
+def add_everything(edit: Edit, request: Callable[..., Any]) -> list[Any]:
+    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies."""
+    replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
+    for found in request("segment_everything", **edit.args)["masks"]:
+        try:
+            replies.append(request("add_object", **place, mask=found["mask"]))
+        except CapacityError:
+            break
+    return replies
+
+
 def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
-    """Return a frame's masks with the mask in the reply to an edit, if the edit added or corrected an object on it."""
+    """Return a frame's masks with those in the reply to an edit, if the edit added or corrected objects on it."""
+    if isinstance(reply, list):
+        for one in reply:
+            masks = update_masks(masks, edit, one)
+        return masks
     if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
         return masks
     mask, score = decode_mask(reply["mask"]), reply["score"]

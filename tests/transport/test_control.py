@@ -29,7 +29,7 @@ from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.transport.control import LARGE_BYTES
 from sam3_node.transport.request_queue import MAX_REQUESTS_PER_PEER
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
-from tests.support.transport_peer import next_line, peer, wait_until
+from tests.support.transport_peer import next_line, peer, wait_until, waiting_bodies
 
 TCP = "tcp://127.0.0.1:*"
 
@@ -313,43 +313,6 @@ def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
             asker.join()
         assert ops.index("policy") <= 2
         assert server.rejected == 20
-
-
-def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> None:
-    with (
-        ControlServer(
-            TCP, find_topic=lambda request: request.op if request.op == "segment" else None
-        ) as server,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as mouse,
-        context.socket(zmq.DEALER) as other,
-    ):
-        for socket in (mouse, other):
-            socket.linger = 0
-            socket.connect(server.endpoint)
-        other.send(pack_request(Request(1, "segment")))
-        wait_until(lambda: b"segment" in waiting_bodies(server))
-        count = MAX_REQUESTS_PER_PEER + 20
-        for number in range(1, count + 1):
-            mouse.send(pack_request(Request(number, "segment", {"points": [[number, 0]]})))
-        for number in range(1, count):
-            assert mouse.poll(5000)
-            reply = unpack_reply(mouse.recv())
-            assert reply.id == number
-            assert reply.error is not None
-            assert reply.error.code == "superseded"
-        taken = [server.receive(5000) for _ in range(2)]
-        assert [found and found[1].id for found in taken] == [1, count]
-        assert server.receive(0) is None
-        assert server.rejected == 0
-
-
-def waiting_bodies(server: ControlServer) -> bytes:
-    """Return the packed requests that wait."""
-    with server._requests._changed:
-        return b"".join(
-            bytes(waiting.body) for queue in server._requests._peers.values() for waiting in queue.requests
-        )
 
 
 def test_a_request_that_waited_too_long_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
