@@ -25,6 +25,7 @@ from ..types import Frame, FramePose, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .frame_cache import CachedFrame, FrameCache
 from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
+from .prepared_frame import PreparedFrame
 from .prompts import FramePrompt
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
@@ -104,19 +105,25 @@ class Pipeline:
 
     @torch.inference_mode()
     def step(
-        self, frame: Frame, received_ns: int = 0, skipped: int = 0, find_robot: FindRobot = lambda _: None
+        self,
+        frame: Frame,
+        received_ns: int = 0,
+        skipped: int = 0,
+        find_robot: FindRobot = lambda _: None,
+        prepared: PreparedFrame | None = None,
     ) -> MaskFrame:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
+        `prepared` holds this frame if a thread has decoded it already; the result is the same.
         The result's `stages_us` holds the stages that ran. Packing the result is not among them. Raises WireError if
         the image cannot be decoded; nothing is changed then.
         """
         timer, model = self._timer, self._model
         timer.start()
         with timer.host("decode"):
-            image = decode_image(frame, self._max_frame_pixels)
+            image = prepared.image if prepared else decode_image(frame, self._max_frame_pixels)
         with timer.device("preprocess"):
-            pixels = model.preprocess(image)
+            pixels = prepared.take_pixels() if prepared else model.preprocess(image)
         with timer.device("encode"):
             features = model.encode(pixels)
         if self._track_manager is not None:
