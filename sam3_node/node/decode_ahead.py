@@ -6,19 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import torch
-
 from ..perception.prepared_frame import PreparedFrame
 from ..types import Closeable, Frame
 
 POLL_MS = 20
+
 Peek = Callable[[Frame | None, int], Frame | None]
 Prepare = Callable[[Frame], PreparedFrame]
-
-
-def suits(device: torch.device) -> bool:
-    """Return True where decoding beside a step costs it nothing. On a CPU, it would take cores from the model."""
-    return device.type != "cpu"
 
 
 class DecodeAhead(Closeable):

@@ -15,7 +15,7 @@ from typing import Any, Self
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
-from ..perception.prepared_frame import FramePreparer
+from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
@@ -23,8 +23,8 @@ from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
-from . import decode_ahead
 from .ages import AgeLimits
+from .decode_ahead import DecodeAhead
 from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
@@ -60,7 +60,7 @@ class Node:
         self._publishing = threading.Lock()
         """Held from publishing masks or an event until the snapshot contains their effect."""
         self._watchdog = Watchdog()
-        self._ahead: decode_ahead.DecodeAhead | None = None
+        self._ahead: DecodeAhead | None = None
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
         self._depth_warnings: set[tuple[str, str]] = set()
@@ -98,11 +98,9 @@ class Node:
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
         self._poses = RobotPoses(self._settings.spatial, self._open_sockets)
-        if decode_ahead.suits(self.perception.model.device):
+        if prepares_ahead(self.perception.model):
             prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
-            self._ahead = self._open_sockets.enter_context(
-                decode_ahead.DecodeAhead(self._frames.peek, prepare)
-            )
+            self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit

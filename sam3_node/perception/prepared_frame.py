@@ -36,6 +36,11 @@ class PreparedFrame(NamedTuple):
         return self.pixels
 
 
+def prepares_ahead(model: TrackerModel) -> bool:
+    """Return True where preparing a frame beside a step costs it nothing. On a CPU it takes cores from the model."""
+    return model.device.type != "cpu"
+
+
 class FramePreparer:
     """Decodes and preprocesses frames in any one thread, on a GPU in a stream of its own."""
 

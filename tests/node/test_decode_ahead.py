@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from sam3_node.errors import WireError
-from sam3_node.node import decode_ahead
-from sam3_node.node.decode_ahead import DecodeAhead, suits
+from sam3_node.models import load_tracker
+from sam3_node.node import node as node_module
+from sam3_node.node.decode_ahead import DecodeAhead
 from sam3_node.node.node import Node
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.prepared_frame import PreparedFrame
+from sam3_node.perception.prepared_frame import PreparedFrame, prepares_ahead
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
@@ -105,9 +106,8 @@ def test_nothing_is_decoded_ahead_without_a_step(camera: Camera, ahead: DecodeAh
         camera.begun.get(timeout=0.2)
 
 
-def test_a_cpu_keeps_its_cores_for_the_model() -> None:
-    assert not suits(torch.device("cpu"))
-    assert suits(torch.device("cuda"))
+def test_a_cpu_keeps_its_cores_for_the_model(rig: Rig) -> None:
+    assert not prepares_ahead(load_tracker(rig.folder / "tiny"))
 
 
 def jpeg(seq: int) -> Frame:
@@ -118,7 +118,7 @@ def jpeg(seq: int) -> Frame:
 def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_ahead, "suits", lambda device: True)
+    monkeypatch.setattr(node_module, "prepares_ahead", lambda model: True)
     used: list[bool] = []
     take = DecodeAhead.take
 
