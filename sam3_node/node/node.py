@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any, Self
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
@@ -23,6 +24,7 @@ from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedF
 from ..types import MaskFrame
 from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
+from .decode_ahead import DecodeAhead
 from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
@@ -58,6 +60,7 @@ class Node:
         self._publishing = threading.Lock()
         """Held from publishing masks or an event until the snapshot contains their effect."""
         self._watchdog = Watchdog()
+        self._ahead: DecodeAhead | None = None
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
         self._depth_warnings: set[tuple[str, str]] = set()
@@ -95,6 +98,9 @@ class Node:
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
         self._poses = RobotPoses(self._settings.spatial, self._open_sockets)
+        if prepares_ahead(self.perception.model):
+            prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
+            self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
@@ -248,9 +254,11 @@ class Node:
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
         frame = received.frame
-        masks = self.perception.link(
-            pipeline.step(frame, received.received_ns, received.skipped, self._poses.find)
-        )
+        prepared = self._ahead.take(frame) if self._ahead else None
+        with self._ahead.during_step() if self._ahead else nullcontext():
+            masks = self.perception.link(
+                pipeline.step(frame, received.received_ns, received.skipped, self._poses.find, prepared)
+            )
         self._warn_about_depth(frame.camera, self._poses.problem or pipeline.spatial.problem)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}

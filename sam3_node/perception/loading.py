@@ -6,6 +6,7 @@ import torch
 
 from ..detection.base import Detector
 from ..detection.load import load_detector
+from ..engines.auto_dtype import has_open_dtype, load_by_gate
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
@@ -57,14 +58,18 @@ def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
     model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
-    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
-        model = load_tracker(
+
+    def load(dtype: str | torch.dtype) -> TrackerModel:
+        return load_tracker(
             model_settings.name,
             device=model_settings.device,
-            dtype=model_settings.dtype,
+            dtype=dtype,
             compile=model_settings.compile,
             image_size=model_settings.image_size,
         )
+
+    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
+        model = load_by_gate(load, settings) if has_open_dtype(settings) else load(model_settings.dtype)
         torch_stages = model.stages
         serve_tracker(model, settings)
         if model_settings.compile:

@@ -17,14 +17,15 @@ from torch import Tensor
 from ..detection.base import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
-from ..models import TrackerModel
+from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
-from ..types import Frame, FramePose, Instance, Mask, MaskFrame, State
+from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .frame_cache import CachedFrame, FrameCache
 from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
+from .prepared_frame import PreparedFrame
 from .prompts import FramePrompt
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
@@ -104,23 +105,22 @@ class Pipeline:
 
     @torch.inference_mode()
     def step(
-        self, frame: Frame, received_ns: int = 0, skipped: int = 0, find_robot: FindRobot = lambda _: None
+        self,
+        frame: Frame,
+        received_ns: int = 0,
+        skipped: int = 0,
+        find_robot: FindRobot = lambda _: None,
+        prepared: PreparedFrame | None = None,
     ) -> MaskFrame:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
+        `prepared` holds this frame if a thread has decoded it already; the result is the same.
         The result's `stages_us` holds the stages that ran. Packing the result is not among them. Raises WireError if
         the image cannot be decoded; nothing is changed then.
         """
-        timer, model = self._timer, self._model
+        timer = self._timer
         timer.start()
-        with timer.host("decode"):
-            image = decode_image(frame, self._max_frame_pixels)
-        with timer.device("preprocess"):
-            pixels = model.preprocess(image)
-        with timer.device("encode"):
-            features = model.encode(pixels)
-        if self._track_manager is not None:
-            self._track_manager.mark_encoded()
+        image, features = self._encode(frame, prepared)
         with timer.device("track"), self._pending_prompts() as prompts:
             number = self._tracker.frame_number
             tracks = self._tracker.step_features(features, prompts)
@@ -146,13 +146,26 @@ class Pipeline:
             height=frame.height,
             received_ns=received_ns,
             skipped=skipped,
-            model=model.name,
+            model=self._model.name,
             prompts=self.prompts,
             stages_us=timer.read(),
             instances=instances,
             camera_pose=place.camera_pose,
             robot_pose=place.robot_pose,
         )
+
+    def _encode(self, frame: Frame, prepared: PreparedFrame | None) -> tuple[Image, Features]:
+        """Return the image of a frame, and its features."""
+        timer, model = self._timer, self._model
+        with timer.host("decode"):
+            image = prepared.image if prepared else decode_image(frame, self._max_frame_pixels)
+        with timer.device("preprocess"):
+            pixels = prepared.take_pixels() if prepared else model.preprocess(image)
+        with timer.device("encode"):
+            features = model.encode(pixels)
+        if self._track_manager is not None:
+            self._track_manager.mark_encoded()
+        return image, features
 
     def frame_size(self, seq: int | None = None) -> tuple[int, int]:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""

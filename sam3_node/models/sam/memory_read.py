@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .algebra import Attention, apply_linear, fold_linear, join_linear, rotate
+from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
 
 
 class MemoryRead(nn.Module):
@@ -138,14 +138,7 @@ class _ReadLayer(nn.Module):
         query = rotate(apply_linear(self.query, self.norm2(x)), rotation)
         attended = self._attend_memory(query, keys, values, mask, rotation, spatial)
         x = apply_linear(self.value_out, attended).add_(x)
-        out = apply_linear(self.linear2, self._widen(self.norm3(x)))
-        return out.add_(x)
-
-    def _widen(self, x: Tensor) -> Tensor:
-        if isinstance(self.activation, nn.ReLU):
-            return apply_linear(self.linear1, x, "relu")
-        out: Tensor = self.activation(self.linear1(x))
-        return out
+        return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
 
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
         query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)
