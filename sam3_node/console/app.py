@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ..errors import NoAnswerError, Sam3NodeError, WireError
+from ..errors import NoAnswerError, RequestError, Sam3NodeError, WireError
 from .access import AccessControl, Binding
 from .controls import Controls
 from .live import LiveSource
@@ -90,7 +90,10 @@ class Console:
         return FileResponse(STATIC / "index.html")
 
     async def _log_in(self, request: Request) -> Response:
-        body = await _read_json(request)
+        try:
+            body = await _read_json(request)
+        except RequestError as error:
+            return _fail(400, error.code, str(error))
         cookie = self.access.log_in(body.get("token"))
         if cookie is None:
             return _fail(401, "token", "this token is not the one that `sam3-node console` has printed")
@@ -104,8 +107,8 @@ class Console:
     async def _call(self, request: Request) -> Response:
         if self._controls is None:
             return _fail(403, "read_only", "this console shows and changes nothing: console.read_only is set")
-        args = await _read_json(request)
         try:
+            args = await _read_json(request)
             result = await run_in_threadpool(self._controls.call, request.path_params["op"], args)
         except Sam3NodeError as error:
             return _fail(504 if isinstance(error, NoAnswerError) else 400, error.code, str(error))
@@ -221,16 +224,19 @@ def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _read_json(request: Request) -> dict[str, Any]:
-    """Return the body's map; an empty one for anything else, and for more than MAX_BODY_BYTES."""
+    """Return the body's map. Raises RequestError for anything else, and for more than MAX_BODY_BYTES."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            return {}
-    with contextlib.suppress(ValueError, RecursionError):
+            raise RequestError(f"expected a request of at most {MAX_BODY_BYTES} bytes, found more")
+    try:
         found = json.loads(body)
-        return found if isinstance(found, dict) else {}
-    return {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError("expected a map in JSON, found something else")
+    return found
 
 
 def _fail(status: int, code: str, message: str) -> Response:

@@ -32,6 +32,8 @@ OPERATIONS = (
 PREVIEW = "segment"
 MAX_WORDS = 8
 STOP_S = 10.0
+RESULT = "recorded "
+"""Beginning of the recorder's line about a finished file."""
 
 
 class Controls(Closeable):
@@ -167,11 +169,12 @@ class RecordingThread:
 
 
 class _LastLine(io.StringIO):
-    """An output that keeps the last line."""
+    """An output that keeps the last line, and finally the one that says what was recorded."""
 
     line = ""
 
     def write(self, text: str) -> int:
-        """Keep the text unless it is blank."""
-        self.line = text.strip() or self.line
+        """Keep the text unless it is blank, or follows the result."""
+        if text.strip() and not self.line.startswith(RESULT):
+            self.line = text.strip()
         return len(text)

@@ -100,6 +100,7 @@ def _bind(binding: Binding) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((binding.host, binding.port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise TransportError(

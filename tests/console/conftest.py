@@ -29,18 +29,26 @@ def rig(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cons
         found.close()
 
 
+@pytest.fixture(scope="module")
+def opened(browser: Any, rig: ConsoleRig) -> Iterator[Page]:
+    """A page that is connected to the node."""
+    page = Page(browser, rig.url)
+    page.wait('body[data-connected="yes"]')
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def page(browser: Any, rig: ConsoleRig) -> Iterator[Page]:
-    """A fresh page that shows masks of a node without objects and names."""
+def page(rig: ConsoleRig, opened: Page) -> Iterator[Page]:
+    """The page while it shows masks of a node without objects and names, live."""
     with rig.client() as client:
         client.wait_for_camera()
         client.set_prompts([])
         client.reset()
-    opened = Page(browser, rig.url)
-    try:
-        opened.wait('body[data-connected="yes"]')
-        opened.wait('.tile[data-masks="0"]')
-        yield opened
-        assert not opened.complaints
-    finally:
-        opened.close()
+    opened.read("() => document.activeElement.blur()")
+    opened.press("l")
+    opened.wait('.tile[data-masks="0"]')
+    yield opened
+    complaints = [*opened.complaints]
+    opened.complaints.clear()
+    assert not complaints

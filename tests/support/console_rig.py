@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sam3_node.types import Mask, MaskFrame
-from tests.support.node_rig import Process, Rig, until
+from sam3_node.types import Mask
+from tests.support.node_rig import Process, Rig, ids, masks_where
 from tests.support.tabletop import truth
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -90,9 +90,13 @@ class Page:
         self.page.wait_for_selector(selector, **options)
         return self.page.locator(selector)
 
-    def wait_until(self, script: str, argument: Any = None) -> None:
-        """Wait until an expression of JavaScript is true."""
-        self.page.wait_for_function(script, arg=argument)
+    def wait_gone(self, selector: str) -> None:
+        """Wait until no such element exists."""
+        self.page.wait_for_selector(selector, state="detached")
+
+    def read(self, script: str, argument: Any = None) -> Any:
+        """Return the value of a function of JavaScript."""
+        return self.page.evaluate(script, argument)
 
     def data(self, name: str) -> str:
         """Return a data attribute of the large picture's tile."""
@@ -163,13 +167,8 @@ def best_iou(rig: ConsoleRig, object_id: int, label: str, messages: int = 3) -> 
     """Return the best IoU with the truth that an object's mask has in the next messages."""
     found: list[float] = []
     with rig.client() as client:
-
-        def look() -> bool:
-            masks: MaskFrame | None = client.latest(timeout_ms=500)
-            for instance in masks.instances if masks is not None else ():
-                if masks is not None and instance.id == object_id:
-                    found.append(iou(instance.mask.full(), true_mask(masks.seq, label).full()))
-            return len(found) >= messages
-
-        until(look, f"masks of object {object_id}")
+        while len(found) < messages:
+            masks = masks_where(client, lambda masks: object_id in ids(masks), f"object {object_id}")
+            mask = next(instance.mask for instance in masks.instances if instance.id == object_id)
+            found.append(iou(mask.full(), true_mask(masks.seq, label).full()))
     return max(found)

@@ -395,6 +395,7 @@ const handlers = {
     tile.show(view, isFrozen);
     if (tile === cameras.main) place = at;
     if (tile === cameras.main && !isFrozen) stages.add(view.masks);
+    if (isFrozen || !isLive()) showView(); // live, the panels are refreshed less often than the picture
   },
   place: ({ camera, ...at }) => {
     if (camera === cameras.main?.camera) place = at;
