@@ -234,8 +234,24 @@ class RecordSettings(Section):
     """Seconds after a trigger that are written with the ring."""
 
 
+class ConsoleSettings(Section):
+    bind: str = "127.0.0.1:8460"
+    """Address and port of the console's page. Another address than loopback needs certificate and key, and then the
+    page needs the token that the console prints."""
+    certificate: Path | None = None
+    """TLS certificate, a PEM file with its chain."""
+    key: Path | None = None
+    """Private key of the certificate, a PEM file."""
+    token: bool = False
+    """Ask for the token on loopback, too, where other users of this machine could open the page."""
+    read_only: bool = False
+    """Show pictures and masks, and refuse everything that would change the node."""
+
+
 class GroupSettings(Section):
-    processes: Annotated[tuple[Literal["camera", "node", "watch", "record"], ...], *CommaSeparated] = (
+    processes: Annotated[
+        tuple[Literal["camera", "node", "watch", "record", "console"], ...], *CommaSeparated
+    ] = (
         "camera",
         "node",
         "watch",
@@ -273,6 +289,7 @@ class Settings(BaseSettings):
     detector: DetectorSettings = DetectorSettings()
     spatial: SpatialSettings = SpatialSettings()
     record: RecordSettings = RecordSettings()
+    console: ConsoleSettings = ConsoleSettings()
     group: GroupSettings = GroupSettings()
 
     @classmethod
