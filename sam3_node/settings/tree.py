@@ -131,6 +131,13 @@ class EngineSettings(Section):
     """Data type of the engines. fp8 applies to the encoder only; the other stages then use float16."""
     folder: Path = Path("~/.cache/sam3_node/engines")
     """Folder of the engines and of the gate's report on each."""
+    scales: Path | None = None
+    """For kind torch and precision fp8: scales of the encoder, made by `sam3-node calibrate fp8`."""
+    recipe: Path | None = None
+    """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
+    read_kernel: Literal["torch", "triton"] = "torch"
+    """For kind torch on a GPU: kernels of the memory read. triton: our own, once the gate has compared them with
+    torch."""
     graphs: bool = False
     """On a GPU, capture the work of each frame in CUDA graphs."""
     fallback: bool = True
@@ -149,6 +156,9 @@ class TrackerSettings(Section):
     change nothing."""
     selection: Literal["recent", "confident"] = "recent"
     """Remembered frames to attend to: recent (the newest, as the model), or confident (newest with confident masks)."""
+    read: Literal["exact", "pooled", "sparse"] = "exact"
+    """Attention to memories, with engine.kind torch: exact (as the model), or approximations with less than half of the
+    arithmetic: pooled (older frames at half their resolution), sparse (a quarter of the positions of older frames)."""
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)

@@ -27,7 +27,7 @@ class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
     memory: Tensor
-    """[N, S, hw, 64]"""
+    """[N, S, hw, 64]; the first is that of the newest conditioning frame"""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -61,6 +61,11 @@ class _Slots(NamedTuple):
         """
         used = max(1, int(self.valid[rows].sum(axis=1).max())) if width is None else width
         return _Slots(self.slot[rows, :used], self.time[rows, :used], self.valid[rows, :used])
+
+    def reorder(self, order: Ints) -> _Slots:
+        """Return the slots of each row in another order: int64 [N, K]."""
+        reordered: Iterator[Any] = (np.take_along_axis(array, order, axis=1) for array in self)
+        return _Slots(*reordered)
 
 
 class MemoryBank:
@@ -302,11 +307,13 @@ class MemoryBank:
         held = (frames != NO_FRAME) & (ages > 0) & (ages <= self._window) & ~attended
         chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
         index = np.take_along_axis(frames, chosen, axis=1) % self._ring
+        prompted = self._conditioning_slots(
+            conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
+        )
+        newest_first = np.argsort(-conditioning, axis=1, kind="stable")
         return _join(
+            prompted.reorder(newest_first),
             _Slots(np.where(valid, index, 0), np.where(valid, offset - 1, 0), valid),
-            self._conditioning_slots(
-                conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
-            ),
         )
 
     def _pointer_slots(self, rows: Ints, frame: int) -> _Slots:
@@ -354,6 +361,5 @@ def _join_masks(memory: Bools, pointer: Bools) -> Bools | None:
 
 def _join(first: _Slots, second: _Slots) -> _Slots:
     """Concatenate both along axis 1 and move the valid slots of each row to the front."""
-    index, time, valid = (np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-    order = np.argsort(~valid, axis=1, kind="stable")
-    return _Slots(*(np.take_along_axis(array, order, axis=1) for array in (index, time, valid)))
+    joined = _Slots(*(np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
+    return joined.reorder(np.argsort(~joined.valid, axis=1, kind="stable"))
