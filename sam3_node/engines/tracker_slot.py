@@ -104,6 +104,7 @@ class TrackerSlot(EngineSlot):
             engine.min_iou,
             dtype=resolve_dtype(engine.precision),
             find_module=partial(self._load_module, engines),
+            served=self.model,
         )
 
     def install(self, engines: LoadedEngines) -> None:

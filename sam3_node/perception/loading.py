@@ -9,6 +9,7 @@ from ..detection.load import load_detector
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
+from ..engines.key import choose_model_dtype
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.tracker_slot import serve_tracker, use_torch
 from ..errors import ModelError
@@ -61,7 +62,7 @@ def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
         model = load_tracker(
             model_settings.name,
             device=model_settings.device,
-            dtype=model_settings.dtype,
+            dtype=choose_model_dtype(settings),
             compile=model_settings.compile,
             image_size=model_settings.image_size,
         )

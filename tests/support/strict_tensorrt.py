@@ -1,7 +1,7 @@
 """TensorRT's runtime interface on a CPU: it runs torch modules on addresses.
 
-It refuses what TensorRT leaves undefined: the default stream, tensors and memory that are not aligned, inputs without shapes, too little memory,
-memory that another work may still use, and changes of a context that a CUDA graph holds.
+It refuses what TensorRT leaves undefined: the default stream, tensors and memory that are not aligned, inputs without
+shapes, too little memory, memory that another work may still use, and changes of a context that a CUDA graph holds.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Run = Callable[..., Any]
 class Stages(NamedTuple):
     """The stages that track N objects without prompts. `h`, `w` is the token grid.
 
-    A read with an attribute `max_objects` that is not None takes at most so many objects in a call.
+    A read with an attribute `max_objects` that is not None takes that many objects in a call, and no more.
     """
 
     encode: Run
