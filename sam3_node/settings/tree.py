@@ -111,9 +111,9 @@ class ModelSettings(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of the arithmetic. auto is bfloat16 on CUDA, and on a CPU with bfloat16 arithmetic once its masks have
-    agreed with those of float32 (mean IoU 0.99) on the bundled recording, which is tried at the first start; else
-    float32."""
+    """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own where engine.kind names some. On a CPU
+    it is bfloat16 where the CPU has its arithmetic and the masks have agreed with those of float32 (mean IoU 0.99) on
+    the bundled recording, which is tried at the first start; else float32."""
     compile: bool = False
     """Compile the stages with torch.compile. The first minute is slower, later frames are faster."""
     threads: int = Field(0, ge=0, le=1024)
@@ -127,8 +127,8 @@ class EngineSettings(Section):
 
     kind: Literal["torch", "tensorrt", "inductor"] = "torch"
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
-    precision: Literal["float32", "float16", "bfloat16", "fp8"] = "float16"
-    """Data type of the engines. fp8 applies to the encoder only; the other stages then use float16."""
+    precision: Literal["float32", "float16", "bfloat16", "fp8"] = "bfloat16"
+    """Data type of the engines. fp8 applies to the linear layers of the encoder only; all else then uses bfloat16."""
     folder: Path = Path("~/.cache/sam3_node/engines")
     """Folder of the engines and of the gate's report on each."""
     scales: Path | None = None

@@ -227,7 +227,11 @@ class Tracker:
         """
         read, static = self.model.stages.read, self.model.static_shapes
         if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
-            out: Tensor = read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+            padded = pad_to_batch(rows) if static else rows
+            size = getattr(read, "max_objects", None) or len(padded)
+            parts = (padded[start : start + size] for start in range(0, len(padded), size))
+            outputs = [read(top, *self.bank.read(part, frame, static)) for part in parts]
+            out: Tensor = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             return out
         groups = self.bank.read_groups(rows, frame, static)
         if len(groups) == 1:
