@@ -71,7 +71,9 @@ def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
         )
 
     with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
-        model = load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
+        model = (
+            load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
+        )
         _use_read(model, settings)
         torch_stages = model.stages
         serve_tracker(model, settings)
