@@ -174,10 +174,13 @@ class CameraSnapshot:
     stats: CameraStats
     objects: int
     turned_away: int
+    cache: Mapping[str, int]
+    """`Pipeline.cache_usage`"""
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
-        """Return the counts, and the number of objects and of detections that found no free slot."""
-        return {**self.stats.describe(offset_ns), "objects": self.objects, "turned_away": self.turned_away}
+        """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
+        own = {"objects": self.objects, "turned_away": self.turned_away}
+        return {**self.stats.describe(offset_ns), **own, **self.cache}
 
 
 @dataclass(frozen=True, slots=True)
