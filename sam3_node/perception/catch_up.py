@@ -41,7 +41,7 @@ class CaughtUp(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """How far an object has come."""
+    """The place of an object on its way to the newest frame."""
 
     frame_number: int
     """the step that it was tracked or prompted on last"""
@@ -75,7 +75,7 @@ class CatchUps:
 
     @property
     def behind(self) -> int:
-        """Number of frames that are left for all objects together, and of failures that are to be told."""
+        """Number of frames that are left for all objects together, and of failures that `advance` has not returned."""
         waiting = sum(self._frames.count_after(place.frame_number) for place in self._places.values())
         return waiting + len(self._failed)
 
