@@ -72,7 +72,7 @@ def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_frames_that_are_kept_for_prompts_take_the_memory_of_their_limit() -> None:
     """Prompts on the oldest of them are made all the time, and catch up beside the steps."""
-    limit_mb = 1.0
+    limit_mb = 0.4
     settings = TrackerSettings(max_objects=3, feature_cache_s=60, feature_cache_mb=limit_mb)
     pipeline = Pipeline(tiny_model(presence=60.0, hidden=64, size=56), settings, "cam0")
     colour = torch.randint(0, 255, (48, 64, 3), dtype=torch.uint8).numpy().tobytes()
@@ -97,5 +97,5 @@ def test_frames_that_are_kept_for_prompts_take_the_memory_of_their_limit() -> No
     tensors, resident = tensor_bytes(), rss_bytes()
     run(60, 160)
     assert caught_up > 20
-    assert abs(tensor_bytes() - tensors) < one_frame
+    assert abs(tensor_bytes() - tensors) < 2 * one_frame
     assert rss_bytes() - resident < MAX_RSS_GROWTH
