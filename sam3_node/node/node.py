@@ -62,6 +62,7 @@ class Node:
         self._watchdog = Watchdog()
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
+        self._catch_up_turns = 0
         self._depth_warnings: set[tuple[str, str]] = set()
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
@@ -202,20 +203,21 @@ class Node:
     def _catch_up(self) -> None:
         """Track objects that were prompted on a past frame on the frames after it, while the budget lasts.
 
-        This comes right after a step, when the time until the next frame is longest.
+        This comes right after a step, when the time until the next frame is longest. Cameras take turns.
         """
         end_s = time.monotonic() + self._request_budget_s
         frames, took_s = 0, 0.0
-        for pipeline in self.perception.pipelines.values():
-            while pipeline.catch_ups.behind:
-                begin_s = time.monotonic()
-                if frames >= MIN_CATCH_UP_FRAMES and begin_s + took_s > end_s:
-                    return
-                done = pipeline.catch_ups.advance()
-                if done is not None:
-                    error = {"error": done.error} if done.error else {}
-                    self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
-                frames, took_s = frames + 1, time.monotonic() - begin_s
+        while waiting := [found for found in self.perception.pipelines.values() if found.catch_ups.behind]:
+            begin_s = time.monotonic()
+            if frames >= MIN_CATCH_UP_FRAMES and begin_s + took_s > end_s:
+                return
+            self._catch_up_turns += 1
+            pipeline = waiting[self._catch_up_turns % len(waiting)]
+            done = pipeline.catch_ups.advance()
+            if done is not None:
+                error = {"error": describe_error(done.error)} if done.error else {}
+                self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
+            frames, took_s = frames + 1, time.monotonic() - begin_s
 
     def _answer(self, request: Request) -> Reply:
         """Carry out a request. If it has changed the state, publish it as an event for recorders."""

@@ -162,7 +162,7 @@ def _to_ms(duration_ns: int) -> float:
     return round(duration_ns / 1e6, 3)
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: Exception | str) -> str:
     """Return the text of an error as a message can carry it: short, and without lone surrogates."""
     return str(error)[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 

@@ -155,8 +155,8 @@ class CatchUps:
             if track is not None:
                 self._observe(object_id, track)
         except Exception as error:  # one object that fails must not stop the others
-            if find_device_error(error):
-                raise
+            if lost := find_device_error(error):
+                raise lost from error
             log.exception("object %d cannot catch up from its prompt", object_id)
             self._give_up(object_id)
             self._failed.append(CaughtUp(object_id, f"{type(error).__name__}: {error}"))

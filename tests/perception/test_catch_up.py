@@ -85,6 +85,22 @@ def test_memory_of_cached_frames_includes_masks_of_objects_and_prompts(make: Cal
     assert pipeline.cache_usage["cached_bytes"] == 2 * prompted - empty
 
 
+def test_old_frames_may_be_kept_on_the_host(make: Callable[..., Pipeline]) -> None:
+    """Copies of their features give the same prompts."""
+    expected, pipeline = make(), make()
+    for each in (expected, pipeline):
+        step(each, 0)
+    pipeline._frame_cache._limits = replace(pipeline._frame_cache._limits, on_host=True)
+    before = pipeline._frame_cache.get(0).features
+    for each in (expected, pipeline):
+        step(each, *range(1, 6))
+        each.add(CENTRE, seq=0)
+        each.catch_ups.end_all()
+    assert pipeline._frame_cache.get(0).features.top is not before.top
+    assert pipeline._frame_cache.get(0).features.top.equal(before.top)
+    assert results(pipeline, [6, 7]) == results(expected, [6, 7])
+
+
 @pytest.mark.parametrize("slices", [0, 1, 2, 3, 100])
 def test_the_division_of_the_work_does_not_matter(make: Callable[..., Pipeline], slices: int) -> None:
     """However it is sliced, and even if frames leave the cache meanwhile, the object is the one of a live prompt."""
