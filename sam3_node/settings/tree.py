@@ -162,7 +162,13 @@ class TrackerSettings(Section):
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)
-    """Number of recent frames whose features are kept, so that prompts can name one of them."""
+    """Minimum number of recent frames whose features are kept, whatever their age and size."""
+    feature_cache_s: float = Field(2.0, ge=0.0, le=3600.0)
+    """Seconds of recent frames of each camera whose features are kept, so that prompts can name one of them and catch
+    up from there."""
+    feature_cache_mb: float = Field(1024.0, ge=0.0, le=1e6)
+    """Maximum memory in MB of the kept features of one camera. With a GPU of less than 16 times this memory, the host
+    keeps them."""
     min_confidence: float = Field(0.79, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
     link_distance_m: float = Field(0.0, ge=0.0, le=10.0)
