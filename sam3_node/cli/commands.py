@@ -95,6 +95,24 @@ def record(args: Namespace, settings: Settings) -> None:
         run_record(settings, stop, trigger=trigger, watchdog=watchdog)
 
 
+def console(args: Namespace, settings: Settings) -> None:
+    """Serve the console's page until a signal."""
+    for module in ("starlette", "uvicorn", "websockets"):
+        require(module, "console")
+    from ..console.serve import run_console
+
+    raise_descriptor_limit()
+    with _watch(settings) as watchdog:
+        run_console(
+            settings,
+            stop_on_signals(),
+            args.recording,
+            args.against,
+            announce=lambda url: print(f"console at {url}", flush=True),
+            watchdog=watchdog,
+        )
+
+
 def demo(args: Namespace, settings: Settings) -> None:
     """Run the demonstration."""
     from .demo import run_demo
@@ -176,6 +194,12 @@ def object_remove(args: Namespace, settings: Settings) -> None:
         client.remove_object(args.id, camera=args.camera)
 
 
+def object_rename(args: Namespace, settings: Settings) -> None:
+    """Change the label of an object."""
+    with _connect(args, settings) as client:
+        client.rename_object(args.id, args.label, camera=args.camera)
+
+
 def object_list(args: Namespace, settings: Settings) -> None:
     """Print one line for each object."""
     with _connect(args, settings) as client:
@@ -208,7 +232,7 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
     for number, segmentation in enumerate(found, start=1):
         print(f"{number:>3}  {_describe(segmentation)}")
     if not found:
-        print("nothing: no mask is sure enough; a larger --grid may find smaller things")
+        print("nothing is sure enough; a larger --grid may find smaller things")
     elif args.out is not None:
         _write_image(args.out, _label_image([segmentation.mask for segmentation in found]))
 
@@ -370,8 +394,7 @@ def _label_image(masks: Sequence[Mask]) -> Any:
 def _write_image(path: Path, image: Any) -> None:
     import cv2
 
-    done, encoded = cv2.imencode(".png", image)
     try:
-        path.write_bytes(encoded.tobytes() if done else b"")
+        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error

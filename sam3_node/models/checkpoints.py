@@ -65,7 +65,7 @@ def load_tracker(
     source, has_memory = _load_source(files, name, image_size)
     family = CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
     normalisation = read_normalisation(files, family)
-    source = _cast(source, target, chosen_dtype)
+    source = cast_source(source, target, chosen_dtype)
     model = TrackerModel(
         adapt_sam1(source) if isinstance(source, SamModel) else source,
         name=Path(name).name if os.path.isdir(name) else name,
@@ -91,7 +91,7 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
     return source, not missing and not isinstance(source, SamModel)
 
 
-def _cast(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move the model to device and dtype. Rotary frequencies stay float32, as in the reference."""
     exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith("inv_freq")}
     model: nn.Module = source.to(device=device, dtype=dtype)

@@ -11,8 +11,8 @@ from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline, PromptResult
-from ..perception.prompts import FramePrompt
+from ..perception.pipeline import Pipeline
+from ..perception.prompts import FramePrompt, PromptResult
 from ..tracking.everything import EverythingOptions
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
@@ -129,6 +129,13 @@ def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
     return {"id": args.integer("id"), **_origin(pipeline)}
 
 
+def _rename_object(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    label = clean_label(args.text("label"))
+    pipeline.rename(args.integer("id"), label)
+    return {"id": args.integer("id"), "label": label, **_origin(pipeline)}
+
+
 def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
     objects = [
         {**_origin(pipeline), **_silence(perception, pipeline), **asdict(status)}
@@ -150,8 +157,7 @@ def _segment_everything(perception: Perception, args: Fields) -> dict[str, Any]:
     age = _check_age(perception, pipeline, args)
     chosen: dict[str, Any] = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
     chosen |= {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
-    seq = pipeline.latest_seq if (seq := _seq(args)) is None else seq
-    found = pipeline.segment_everything(EverythingOptions(**chosen), seq)
+    seq, found = pipeline.find_everything(EverythingOptions(**chosen), _seq(args))
     masks = [
         {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
         for result in found
@@ -193,6 +199,7 @@ CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "epoch")),
     "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "epoch")),
     "remove_object": (_remove_object, ("id", "camera", "epoch")),
+    "rename_object": (_rename_object, ("id", "label", "camera", "epoch")),
     "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),

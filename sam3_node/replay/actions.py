@@ -21,7 +21,7 @@ MAX_NOTES = 20
 
 
 class Edit(NamedTuple):
-    """A change between steps: a control operation, SERVED or DROPPED from the node's events, or one of those above."""
+    """A change between steps: a control operation, another event of the node but FAILED, or one of those above."""
 
     op: str
     args: Mapping[str, Any] = {}

@@ -16,18 +16,17 @@ from torch import Tensor
 from ..models import Features, TrackerModel
 from ..models.boxes import mask_boxes
 from ..models.sam.algebra import resize_matrix
-from ..models.sam.stages import MASK_BIAS, MASK_SCALE, Decoded
+from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from ..models.sam.stages import Decoded
 from ..types import State
-from .selection import Bools, Ints
+from .memory import NO_FRAME
+from .selection import Ints
 from .slots import BOX_LABELS
 
-BOX_MARGIN = (
-    0.3  # of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away
-)
+# share of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away
+BOX_MARGIN = 0.2
 PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
-MAX_LOGIT = (
-    32.0  # larger ones, also those of an object out of view, are beyond what the prompt encoder has learnt
-)
+MAX_LOGIT = 32.0  # larger ones are beyond what the prompt encoder has learnt
 
 
 class LastMasks:
@@ -42,7 +41,7 @@ class LastMasks:
         self._pointers = torch.zeros((max_objects, model.hidden), device=model.device, dtype=model.dtype)
         self._labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device)
         self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
-        self._held: Bools = np.zeros(max_objects, dtype=np.bool_)
+        self._prompted: Ints = np.full(max_objects, NO_FRAME, dtype=np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -57,15 +56,25 @@ class LastMasks:
     @torch.inference_mode()
     def clear(self, row: int) -> None:
         """Erase the object in `row`."""
-        self._held[row] = False
+        self._prompted[row] = NO_FRAME
         self._logits[row] = 0
         self._pointers[row] = 0
 
-    def start(self, row: int, decoded: Decoded) -> None:
+    def start(self, row: int, frame: int, decoded: Decoded) -> None:
         """Store the mask of a prompt or a detection on one row; its pointer stands for the object's appearance."""
-        self._held[row] = True
+        self._prompted[row] = frame
         self._logits[row] = decoded.logits[0].float()
         self._pointers[row] = decoded.pointer[0]
+
+    def is_conditioning(self, row: int, frame: int) -> bool:
+        """Return True if the last prompt of the object in `row` was on this frame."""
+        return bool(self._prompted[row] == frame)
+
+    def forget_recent(self, row: int) -> None:
+        """Do nothing: a prompt has replaced the last mask already."""
+
+    def copy_conditioning(self, row: int, target: int) -> None:
+        """Do nothing: only the newest prompt counts."""
 
     def follow(self, features: Features, rows: Ints) -> Decoded:
         """Decode the objects of N rows on the next frame, and keep the masks of those in view."""
@@ -103,15 +112,18 @@ class LastMasks:
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompts, [N, 1, C], and bool [N, 1]: True if valid."""
         index = torch.from_numpy(rows).to(self._pointers.device)
-        return self._pointers[index, None], torch.from_numpy(self._held[rows, None]).to(index.device)
+        return self._pointers[index, None], torch.from_numpy(self._prompted[rows, None] != NO_FRAME).to(
+            index.device
+        )
 
     @torch.inference_mode()
     def state(self) -> State:
         """Return the state that `restore` takes: the rows in use."""
-        rows = np.flatnonzero(self._held)
+        rows = np.flatnonzero(self._prompted != NO_FRAME)
         index = torch.from_numpy(rows).to(self._logits.device)
         return {
             "used": rows.tolist(),
+            "prompted": self._prompted[rows].tolist(),
             "logits": self._logits[index].cpu(),
             "pointers": self._pointers[index].cpu(),
         }
@@ -119,8 +131,8 @@ class LastMasks:
     @torch.inference_mode()
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned, with the same `layout`."""
-        self._held[:] = False
-        self._held[state["used"]] = True
+        self._prompted[:] = NO_FRAME
+        self._prompted[state["used"]] = state["prompted"]
         index = torch.tensor(state["used"], dtype=torch.int64, device=self._logits.device)
         self._logits[index] = state["logits"].to(self._logits.device)
         self._pointers[index] = state["pointers"].to(self._pointers.device)

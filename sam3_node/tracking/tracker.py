@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,34 +15,8 @@ from ..types import State
 from .last_masks import PRESENT_LOGIT, LastMasks
 from .memory import MemoryBank, confidence, pad_to_batch
 from .selection import Ints, get_rule
-from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tracks:
-    """All N objects on one frame, in the order in which they were added. Tensors are on the model's device."""
-
-    ids: list[int]
-    logits: Tensor
-    """[N, h, w] at low resolution, 4 times the feature grid; the object is where logits > 0"""
-    scores: Tensor
-    """[N] in 0..1: presence probability times predicted IoU"""
-    visible: Tensor
-    """bool [N]"""
-    presence: Tensor
-    """[N], the logit that the object is in view"""
-    pointers: Tensor
-    """[N, C], the object pointers: the decoder's description of each object's appearance"""
-
-
-class Track(NamedTuple):
-    """One object on one frame: logits [h, w], score [], visible [], presence [] and pointer [C]."""
-
-    logits: Tensor
-    score: Tensor
-    visible: Tensor
-    presence: Tensor
-    pointer: Tensor
+from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors, catching_key
+from .tracks import Track, Tracks, combine_scores, split_tracks
 
 
 class Tracker:
@@ -52,8 +24,10 @@ class Tracker:
 
     A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
     frame on which the object was tracked already does not: it is decoded with the memory before that frame, and
-    replaces what was tracked there. The constructor allocates memory for `max_objects` objects with `bank_size` frames
-    each, and for the `history` newest frames that can be corrected in this way. Nothing grows afterwards.
+    replaces what was tracked there. Instead, a prompt on an earlier frame can begin to catch up (`begin_catch_up`). The
+    constructor allocates memory for `max_objects` objects with `bank_size` frames each, for the `history` newest frames
+    that can be corrected at once, and for `corrections` tracked objects that catch up at the same time. Nothing grows
+    afterwards.
 
     Weights without memory modules follow the last masks (`LastMasks`); there, a prompt on a past frame replaces the
     last mask.
@@ -66,26 +40,27 @@ class Tracker:
         bank_size: int = 7,
         selection: str = "recent",
         history: int = 4,
+        corrections: int = 0,
     ) -> None:
-        if max_objects < 1 or bank_size < 2 or history < 0:
+        if max_objects < 1 or bank_size < 2 or min(history, corrections) < 0:
             raise SettingsError(
-                "expected max_objects >= 1, bank_size >= 2 and history >= 0, "
-                f"found {max_objects}, {bank_size} and {history}"
+                "expected max_objects >= 1, bank_size >= 2, history >= 0 and corrections >= 0, "
+                f"found {max_objects}, {bank_size}, {history} and {corrections}"
             )
         self.model = model
         self.frame_number = 0
         rule = get_rule(selection)
         self.bank: MemoryBank | LastMasks = (
-            MemoryBank(model, max_objects, bank_size, rule, history)
+            MemoryBank(model, max_objects + corrections, bank_size, rule, history)
             if model.has_memory
-            else LastMasks(model, max_objects)
+            else LastMasks(model, max_objects + corrections)
         )
-        self._rows = ObjectRows(max_objects)
+        self._rows = ObjectRows(max_objects, corrections)
 
     @property
     def ids(self) -> list[int]:
-        """Tracked object ids, in the order in which they were added."""
-        return list(self._rows)
+        """Ids of the objects that each step tracks, in the order in which they were added or joined."""
+        return [key for key in self._rows if key >= 0]
 
     @property
     def capacity(self) -> int:
@@ -106,7 +81,7 @@ class Tracker:
         """Do the same as `step`, from features = model.encode(pixels)."""
         checked = self._check(prompts)
         frame = self.frame_number
-        following = [object_id for object_id in self._rows if object_id not in checked]
+        following = [object_id for object_id in self.ids if object_id not in checked]
         results = dict(zip(following, self._follow(features, following, frame), strict=True))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
@@ -121,8 +96,7 @@ class Tracker:
         frame was stepped. The next step starts to track a new object. The correction of a frame that was tracked
         uses the memory before that frame, which is complete for the `history` newest frames.
         """
-        if not 0 <= frame_number < self.frame_number:
-            raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
+        self._check_past(frame_number)
         checked = self._check([prompt])[prompt.object_id]
         if self._has_tracked(prompt.object_id, frame_number):
             result = self._correct(features, frame_number, prompt.object_id, checked)
@@ -131,13 +105,54 @@ class Tracker:
         return result.logits, result.score
 
     @torch.inference_mode()
+    def begin_catch_up(
+        self, features: Features, frame_number: int, prompt: ObjectPrompt
+    ) -> tuple[Tensor, Tensor]:
+        """Add or correct an object on an earlier frame, from which it catches up; return logits [h, w] and score [].
+
+        Arguments are those of `prompt_at`. The frame becomes a conditioning frame. Until `join`, steps do not track a
+        new object, and track a corrected one as before. Pass the frames after this one to `catch_up`. A second prompt
+        begins again on its own frame, and keeps the first as a conditioning frame. Raises the errors of `prompt_at`,
+        and CapacityError if too many corrections catch up.
+        """
+        self._check_past(frame_number)
+        checked = self._check([prompt])[prompt.object_id]
+        key = catching_key(prompt.object_id)
+        if prompt.object_id in self._rows:
+            self._rows.check_spare(key)
+        result = self._condition(features, frame_number, key, checked)
+        self.bank.forget_recent(self._rows[key])
+        return result.logits, result.score
+
+    @torch.inference_mode()
+    def catch_up(self, object_id: int, features: Features, frame_number: int) -> Track | None:
+        """Track an object that catches up on the next frame on its way; None for a conditioning frame.
+
+        The result depends on the object's prompts and on these frames alone, not on the steps in between.
+        """
+        key = catching_key(object_id)
+        if self.bank.is_conditioning(self._rows[key], frame_number):
+            return None
+        return self._follow_batch(features, [key], frame_number)[0]
+
+    def join(self, object_id: int) -> None:
+        """Let steps track an object that has caught up, with the memory of its way."""
+        freed = self._rows.rename(catching_key(object_id), object_id)
+        if freed is not None:
+            self.bank.clear(freed)
+
+    def give_up(self, object_id: int) -> None:
+        """Let an object no longer catch up. A new one is unknown then, a corrected one is tracked as before."""
+        self.bank.clear(self._rows.remove(catching_key(object_id)))
+
+    @torch.inference_mode()
     def segment(self, features: Features, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
         """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
         if prompt.mask is not None:
             raise RequestError("segment: expected points or a box, found a mask")
         tensors = prompt.to_tensors(self.model.image_size, self.model.device)
         decoded = self._decode_prompt(features, tensors)
-        return decoded.logits[0], _score(decoded.presence, decoded.iou)[0]
+        return decoded.logits[0], combine_scores(decoded.presence, decoded.iou)[0]
 
     @torch.inference_mode()
     def propose(self, features: Features, boxes: Tensor) -> Decoded:
@@ -172,13 +187,17 @@ class Tracker:
         return self.bank.conditioning_pointers(np.array([self._rows[i] for i in ids], dtype=np.int64))
 
     def remove(self, object_id: int) -> None:
-        """Remove an object; UnknownObjectError if the id is not tracked. Other objects are not affected."""
-        self.bank.clear(self._rows.remove(object_id))
+        """Remove an object; UnknownObjectError if the id is not known. Other objects are not affected."""
+        catches_up = catching_key(object_id) in self._rows
+        if catches_up:
+            self.give_up(object_id)
+        if object_id in self._rows or not catches_up:
+            self.bank.clear(self._rows.remove(object_id))
 
     def reset(self) -> None:
         """Remove all objects and restart the frame count."""
-        for object_id in self.ids:
-            self.remove(object_id)
+        for key in list(self._rows):
+            self.bank.clear(self._rows.remove(key))
         self.frame_number = 0
 
     def state(self) -> State:
@@ -195,12 +214,18 @@ class Tracker:
         self._rows.restore(state["rows"])
         self.bank.restore(state["bank"])
 
+    def _check_past(self, frame_number: int) -> None:
+        if not 0 <= frame_number < self.frame_number:
+            raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
+
     def _check(self, prompts: Sequence[ObjectPrompt]) -> dict[int, PromptTensors]:
         """Check all prompts before anything changes; return them as tensors, by object id."""
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
-        self._rows.check_capacity(len(ids - set(self._rows)))
+        if ids and min(ids) < 0:
+            raise RequestError(f"object_id: expected 0 or greater, found {min(ids)}")
+        self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
 
@@ -215,14 +240,14 @@ class Tracker:
         model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
         if isinstance(self.bank, LastMasks):
-            return _results(self.bank.follow(features, rows), len(ids))
+            return split_tracks(self.bank.follow(features, rows), len(ids))
         top = self._read(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
         scores = confidence(decoded.presence, decoded.iou)
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
-        return _results(decoded, count)
+        return split_tracks(decoded, count)
 
     def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
@@ -231,7 +256,11 @@ class Tracker:
         """
         read, static = self.model.stages.read, self.model.static_shapes
         if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
-            out: Tensor = read(top, *self._memory.read(pad_to_batch(rows) if static else rows, frame, static))
+            padded = pad_to_batch(rows) if static else rows
+            size = getattr(read, "max_objects", None) or len(padded)
+            parts = (padded[start : start + size] for start in range(0, len(padded), size))
+            outputs = [read(top, *self._memory.read(part, frame, static)) for part in parts]
+            out: Tensor = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             return out
         groups = self._memory.read_groups(rows, frame, static)
         if len(groups) == 1:
@@ -273,7 +302,7 @@ class Tracker:
             masks = self.model.remember_stage.upsample(decoded.logits)
         memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
         self._memory.correct(row, frame, self.frame_number, memory, decoded.pointer)
-        return _results(decoded, 1)[0]
+        return split_tracks(decoded, 1)[0]
 
     def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompted object without memory, then store the frame as a conditioning frame."""
@@ -289,19 +318,22 @@ class Tracker:
         """Store a prompted frame. `masks` are the memory encoder's input; by default, the upsampled logits."""
         row = self._row(object_id)
         if isinstance(self.bank, LastMasks):
-            self.bank.start(row, decoded)
-            return _results(decoded, 1)[0]
+            self.bank.start(row, frame, decoded)
+            return split_tracks(decoded, 1)[0]
         write = self.model.remember_stage
         masks = write.upsample(decoded.logits) if masks is None else masks
         memory = write(features.top, masks, True, decoded.presence)
         self.bank.write_conditioning(row, frame, self.frame_number, memory, decoded.pointer)
-        return _results(decoded, 1)[0]
+        return split_tracks(decoded, 1)[0]
 
-    def _row(self, object_id: int) -> int:
-        if object_id in self._rows:
-            return self._rows[object_id]
-        row = self._rows.add(object_id)
+    def _row(self, key: int) -> int:
+        """Return the row of an object's id, or of its key while it catches up; make one if there is none."""
+        if key in self._rows:
+            return self._rows[key]
+        row = self._rows.add(key)
         self.bank.clear(row)
+        if catching_key(key) in self._rows:
+            self.bank.copy_conditioning(self._rows[catching_key(key)], row)
         return row
 
     def _decode_prompt(
@@ -341,13 +373,3 @@ class Tracker:
             return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
         columns = zip(*(results[object_id] for object_id in ids), strict=True)
         return Tracks(ids, *(torch.stack(column) for column in columns))
-
-
-def _score(presence: Tensor, iou: Tensor) -> Tensor:
-    return presence.float().sigmoid() * iou.float()
-
-
-def _results(decoded: Decoded, count: int) -> list[Track]:
-    scores, visible = _score(decoded.presence, decoded.iou), decoded.presence > 0
-    columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
-    return [Track(*(column[i] for column in columns)) for i in range(count)]

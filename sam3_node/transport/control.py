@@ -221,8 +221,8 @@ class ControlServer(Closeable):
         waiting = WaitingRequest(peer, request.id, parts[-1], time.monotonic(), self._find_topic(request))
         for refused in self._requests.put(waiting):
             if waiting.supersedes(refused):
-                error = SupersededError(f"not carried out: request {waiting.id} of this client is newer")
-                self._send(refused.peer, self._pack(Reply.failed(refused.id, error)))
+                reason = SupersededError(f"not carried out: request {waiting.id} of this client is newer")
+                self._send(refused.peer, self._pack(Reply.failed(refused.id, reason)))
             else:
                 self._refuse(
                     refused, "too many requests wait for the node; wait for replies before sending more"

@@ -68,7 +68,7 @@ class Sam1PromptEncoder(nn.Module):
 
 
 class Sam1Encoder(nn.Module):
-    """SAM's ViT with its neck. SAM has no finer feature maps, so those two are zeros of one pixel."""
+    """SAM's ViT with its neck. SAM has no finer feature maps: those two are zeros, which take no memory."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -97,12 +97,16 @@ class Sam1Encoder(nn.Module):
     middle: Tensor
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode pixels [1, 3, S, S] into fine [1, C/8, 1, 1], middle [1, C/4, 1, 1] and top [1, C, h, w]."""
+        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
         x = self.patch(pixels).flatten(2).transpose(1, 2)[:, self.order] + self.position
         for layer in self.layers:
             x = layer(x)
         top = self.neck(x[:, self.inverse].unflatten(1, (self.grid, self.grid)))
-        return self.fine, self.middle, top
+        fine, middle = (
+            zero.expand(-1, -1, scale * self.grid, scale * self.grid)
+            for zero, scale in ((self.fine, 4), (self.middle, 2))
+        )
+        return fine, middle, top
 
 
 class _Layer(nn.Module):
