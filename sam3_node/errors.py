@@ -147,6 +147,12 @@ class BusyError(RequestError):
     code = "busy"
 
 
+class SupersededError(RequestError):
+    """Raised when a request was not carried out because a newer one of the same client made it useless."""
+
+    code = "superseded"
+
+
 class MissingExtraError(Sam3NodeError):
     """Raised when an optional dependency is missing; the message names the extra that installs it."""
 

@@ -46,7 +46,7 @@ def one_thread():
 @pytest.mark.parametrize("selection", ["recent", "confident"])
 def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
     source = random_source("sam3", presence=60.0, hidden=64, size=56)
-    model = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    model = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
     tracker = Tracker(model, max_objects=OBJECTS, bank_size=15, selection=selection)
     size = model.image_size
     clip = torch.randn(8, 1, 3, size, size, generator=torch.Generator().manual_seed(0))

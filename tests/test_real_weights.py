@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sam3_node.client import PerceptionClient, Segmentation
-from sam3_node.errors import RequestError
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Mask
 from tests.support.node_rig import Rig
@@ -57,8 +56,8 @@ def show(publisher: FramePublisher, client: PerceptionClient, seq: int, name: st
     assert (masks.seq, masks.instances) == (seq, ())
 
 
-def read_truth(name: str) -> np.ndarray:
-    return cv2.imread(str(DAVIS / "Annotations" / name / "00000.png"), cv2.IMREAD_GRAYSCALE) > 127
+def read_truth(name: str, number: int = 0) -> np.ndarray:
+    return cv2.imread(str(DAVIS / "Annotations" / name / f"{number:05}.png"), cv2.IMREAD_GRAYSCALE) > 127
 
 
 def iou(a: np.ndarray, b: np.ndarray) -> float:
@@ -90,9 +89,14 @@ def test_a_point_gives_what_is_there(client: PerceptionClient, found: dict[str, 
     assert (answer.mask.full() & ~read_truth("dog")).sum() < 0.2 * read_truth("dog").sum()
 
 
-def test_weights_without_memory_say_that_they_cannot_track(
-    client: PerceptionClient, found: dict[str, Segmentation]
+def test_weights_without_memory_track(
+    publisher: FramePublisher, client: PerceptionClient, found: dict[str, Segmentation]
 ) -> None:
-    with pytest.raises(RequestError, match="no memory modules"):
-        client.add_object(box=found["dog"].mask.box)
-    assert client.status()["can_track"] is False
+    dog = client.add_object(box=found["dog"].mask.box, seq=found["dog"].seq).id
+    jpeg = (DAVIS / "JPEGImages/dog/00001.jpg").read_bytes()
+    height, width = read_truth("dog").shape
+    publisher.send(Frame("davis", 100, time.time_ns(), width, height, "jpeg", jpeg))
+    masks = client.latest(ANSWER_MS)
+    assert masks is not None
+    assert [instance.id for instance in masks.instances] == [dog]
+    assert iou(masks.instances[0].mask.full(), read_truth("dog", 1)) >= MIN_IOU

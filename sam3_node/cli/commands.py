@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -220,7 +220,21 @@ def segment(args: Namespace, settings: Settings) -> None:
         segmentation = client.segment(**_make_prompt(args))
     print(_describe(segmentation))
     if args.out is not None:
-        _write_mask(args.out, segmentation.mask)
+        _write_image(args.out, segmentation.mask.full().astype("uint8") * 255)
+
+
+def segment_everything(args: Namespace, settings: Settings) -> None:
+    """Segment everything on a recent frame once, print a line about each mask, and write them if --out is given."""
+    if args.out is not None:
+        prepare_output(args.out)
+    with _connect(args, settings) as client:
+        found = client.segment_everything(grid=args.grid, most=args.most, seq=args.seq, camera=args.camera)
+    for number, segmentation in enumerate(found, start=1):
+        print(f"{number:>3}  {_describe(segmentation)}")
+    if not found:
+        print("nothing is sure enough; a larger --grid may find smaller things")
+    elif args.out is not None:
+        _write_image(args.out, _label_image([segmentation.mask for segmentation in found]))
 
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
@@ -367,11 +381,20 @@ def _read_mask(path: Path | None) -> Mask | None:
     return Mask.from_full(image > 0)
 
 
-def _write_mask(path: Path, mask: Mask) -> None:
+def _label_image(masks: Sequence[Mask]) -> Any:
+    """Return uint16 [h, w] with the number of the smallest mask around each pixel, counted from 1; 0 outside."""
+    import numpy as np
+
+    labels = np.zeros(masks[0].size, np.uint16)
+    for number in sorted(range(len(masks)), key=lambda number: -masks[number].area):
+        labels[masks[number].full()] = number + 1
+    return labels
+
+
+def _write_image(path: Path, image: Any) -> None:
     import cv2
 
-    done, encoded = cv2.imencode(".png", mask.full().astype("uint8") * 255)
     try:
-        path.write_bytes(encoded.tobytes() if done else b"")
+        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error

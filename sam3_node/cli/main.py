@@ -187,6 +187,25 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
         "--out", type=Path, metavar="MASK.png", help="image file for the mask, with 255 inside"
     )
     _add_timeout(segment)
+    everything = add(
+        parsers,
+        "segment-everything",
+        commands.segment_everything,
+        "segment everything on a recent frame once, without prompts and tracking",
+    )
+    everything.add_argument("--grid", type=int, metavar="N", help="points along each side, 1 to 32 [16]")
+    everything.add_argument("--most", type=int, metavar="N", help="largest number of masks, 1 to 256 [100]")
+    everything.add_argument(
+        "--seq", type=int, metavar="N", help="seq of the frame; default: the latest frame"
+    )
+    everything.add_argument(
+        "--out",
+        type=Path,
+        metavar="LABELS.png",
+        help="16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
+    )
+    _add_camera_option(everything)
+    _add_timeout(everything)
     prompt = add(parsers, "prompt", commands.set_prompts, "set the names of objects to look for")
     prompt.add_argument(
         "names", nargs="*", metavar="NAME", help='name such as "red mug"; without names the search stops'

@@ -135,6 +135,11 @@ def _add_prompts(parser: ArgumentParser) -> None:
         metavar="X0,Y0,X1,Y1",
         help="the box around an object on the first frame, in pixels; may be repeated",
     )
+    parser.add_argument(
+        "--everything",
+        action="store_true",
+        help="segment everything on the first frame of each camera, and track it (up to tracker.max_objects)",
+    )
 
 
 def _add_calibration(parser: ArgumentParser) -> None:
@@ -258,6 +263,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         stop=args.frames,
         begin_ns=args.from_ns,
         end_ns=args.to_ns,
+        everything=args.everything,
         calibrations=tuple(load_calibration(path).model_dump_json() for path in files),
     )
 

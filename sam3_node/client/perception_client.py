@@ -31,6 +31,7 @@ from .values import (
     read_epoch,
     read_object,
     read_segmentation,
+    read_segmentations,
 )
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
@@ -236,6 +237,35 @@ class PerceptionClient(Closeable):
         check_begins(points, labels, box)
         args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
         return read_segmentation(self._call("segment", args))
+
+    def segment_everything(
+        self,
+        *,
+        grid: int | None = None,
+        min_iou: float | None = None,
+        min_stability: float | None = None,
+        max_overlap: float | None = None,
+        most: int | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> list[Segmentation]:
+        """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
+
+        A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
+        Masks are kept whose predicted IoU exceeds `min_iou` (0.88) and whose stability exceeds `min_stability` (0.95).
+        Of masks whose boxes have an IoU above `max_overlap` (0.7), the best is kept; at most `most` (100) in all. A
+        mask may lie within another. The node publishes no masks meanwhile, so set `timeout_ms` for large grids.
+        """
+        args = drop_none(
+            grid=grid,
+            min_iou=min_iou,
+            min_stability=min_stability,
+            max_overlap=max_overlap,
+            most=most,
+            seq=seq,
+            camera=camera,
+        )
+        return read_segmentations(self._call("segment_everything", args))
 
     def set_prompts(
         self,

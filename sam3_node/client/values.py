@@ -141,6 +141,18 @@ def read_segmentation(fields: Fields) -> Segmentation:
     return Segmentation(fields.integer("seq"), fields.number("score"), mask, age_ms)
 
 
+def read_segmentations(fields: Fields) -> list[Segmentation]:
+    """Read the masks in a reply."""
+    age_ms = fields.number("age_ms") if fields.has("age_ms") else None
+    found = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
+    return [
+        Segmentation(
+            fields.integer("seq"), item.number("score"), decode_mask(item.any("mask"), item.what), age_ms
+        )
+        for item in found
+    ]
+
+
 def read_epoch(fields: Fields) -> int | None:
     """Read the epoch of ids in a reply; None if it has none."""
     return fields.integer("epoch") if fields.has("epoch") else None

@@ -68,7 +68,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     if report is not None:
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
-    if not reference.can_track or _count_parameters(reference) > MAX_PARAMETERS:
+    if not reference.has_memory or _count_parameters(reference) > MAX_PARAMETERS:
         return reference
     candidate = load(torch.bfloat16)
     try:

@@ -101,8 +101,8 @@ def _load_model(settings: Settings) -> TrackerModel:
     """Load the model in the dtype of its engines."""
     source, dtype = settings.model, resolve_dtype(settings.engine.precision)
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
-    if not model.can_track:
-        raise EngineError(f"{model.name} has no memory modules: expected weights that can track for engines")
+    if not model.has_memory:
+        raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
     return model
 
 

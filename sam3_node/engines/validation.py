@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import EngineError
+from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from ..tracking import ObjectPrompt, Tracker
@@ -59,8 +59,12 @@ def compare_stages(
     frame; by default, the objects that the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
     `stages` will run, in its own dtype and with its own modules still there; by default, the reference. Raises
-    EngineError where there is nothing to compare, ModelError for weights that cannot track.
+    EngineError where there is nothing to compare, ModelError for weights without memory modules.
     """
+    if not reference.has_memory:
+        raise ModelError(
+            f"{reference.name} has no memory modules: expected weights that have them for engines"
+        )
     clip = [reference.preprocess(frame) for frame in frames]
     if len(clip) < 2:
         raise EngineError(f"expected a clip of 2 frames or more to compare engines on, found {len(clip)}")

@@ -41,6 +41,12 @@ def select(
     return Selection(boxes[index], best[index], classes[index])
 
 
+def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
+    """Return the indices of boxes [n, 4] that no better box overlaps by more than `iou`, the best first."""
+    order = scores.argsort(descending=True, stable=True)
+    return order[_survivors(boxes[order], torch.zeros_like(order), iou)]
+
+
 def _survivors(boxes: Tensor, classes: Tensor, iou: float) -> Tensor:
     """Return bool [n]: True for boxes, the best first, that greedy suppression keeps (arXiv 2005.03572).
 
@@ -64,6 +70,17 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
     common = (high - low).clamp(min=0).prod(dim=2)
     union = _area(first)[:, None] + _area(second) - common
     return common / union.clamp(min=torch.finfo(union.dtype).tiny)
+
+
+def mask_boxes(masks: Tensor) -> Tensor:
+    """Return the boxes, float32 [N, 4], around masks bool [N, h, w], in their cells; of an empty mask, all of it."""
+    edges = []
+    for line in (masks.any(dim=1), masks.any(dim=2)):  # columns, then rows
+        line = line | ~line.any(dim=1, keepdim=True)
+        marks = line.to(torch.uint8)
+        edges.append((marks.argmax(dim=1), line.shape[1] - marks.flip(1).argmax(dim=1)))
+    (x0, x1), (y0, y1) = edges
+    return torch.stack([x0, y0, x1, y1], dim=1).float()
 
 
 def _area(boxes: Tensor) -> Tensor:

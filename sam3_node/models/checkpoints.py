@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Sam2VideoModel, Sam3TrackerVideoModel
+from transformers import Sam2VideoModel, Sam3TrackerVideoModel, SamModel
 
 from ..errors import ModelError
 from .pretrained import CENTRED, IMAGENET, load_pretrained, read_normalisation
 from .sam.image_size import set_image_size
+from .sam.sam1 import adapt_sam1
 from .sam.tracker_model import TrackerModel
 from .weight_loading import check_digest, pick_device, pick_dtype
 
@@ -21,9 +22,10 @@ CLASSES: dict[str, Any] = {
     "sam3_tracker_video": Sam3TrackerVideoModel,
     "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; only the tracker is used
     "sam2_video": Sam2VideoModel,
-    "sam2": Sam2VideoModel,  # for single images: it can segment, but not track
+    "sam2": Sam2VideoModel,  # for single images: without memory modules
+    "sam": SamModel,  # SAM 1, for single images
 }
-# without these, a model can segment but not track
+# without these, objects are followed by their last masks
 MEMORY_MODULES = (
     "memory_attention.",
     "memory_encoder.",
@@ -50,7 +52,7 @@ def load_tracker(
     `device` may be "auto": CUDA if available, else CPU. `dtype` None or "auto" is bfloat16 on CUDA, else float32.
     A CUDA device becomes the current one of this thread, so that streams, events and graphs are made on it.
     `image_size` is in pixels; 0 selects the weights' own size. Raises ModelError if the weights are missing, damaged,
-    or not those of a SAM 2 or SAM 3 tracker, and for an image size that their encoder does not support.
+    or not those of a SAM model, and for an image size that their encoder does not support.
     """
     target = pick_device(device)
     chosen_dtype = pick_dtype(dtype, target)
@@ -60,15 +62,16 @@ def load_tracker(
     if name == "nano":
         check_digest(NANO / "model.safetensors")
     files = str(NANO) if name == "nano" else name
-    source, can_track = _load_source(files, name, image_size)
+    source, has_memory = _load_source(files, name, image_size)
     family = CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
     normalisation = read_normalisation(files, family)
+    source = cast_source(source, target, chosen_dtype)
     model = TrackerModel(
-        cast_source(source, target, chosen_dtype),
+        adapt_sam1(source) if isinstance(source, SamModel) else source,
         name=Path(name).name if os.path.isdir(name) else name,
         mean=normalisation.mean,
         std=normalisation.std,
-        can_track=can_track,
+        has_memory=has_memory,
     ).to(target)
     if compile:
         model.compile()
@@ -85,7 +88,7 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
         raise ModelError(
             f"{name} lacks {len(essential)} tensors that a tracker needs, for example {', '.join(essential[:3])}"
         )
-    return source, not missing
+    return source, not missing and not isinstance(source, SamModel)
 
 
 def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:

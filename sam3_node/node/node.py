@@ -25,7 +25,7 @@ from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .decode_ahead import DecodeAhead
-from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
+from .operations import NODE_QUERIES, describe_change, find_topic, handle_request, has_changed_state
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
 
@@ -92,7 +92,7 @@ class Node:
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(
-            ControlServer(transport.control, self._answer_now, self._session.node)
+            ControlServer(transport.control, self._answer_now, self._session.node, find_topic)
         )
         self.perception = Perception.load(self._settings)
         self.perception.session = self._session

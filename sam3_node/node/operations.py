@@ -13,11 +13,13 @@ from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import FramePrompt, PromptResult
+from ..tracking.everything import EverythingOptions
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
 
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
+EVERYTHING_SHARES = ("min_iou", "min_stability", "max_overlap")
 PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
 
@@ -72,6 +74,16 @@ def carry_out(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
 def has_changed_state(request: Request, reply: Reply) -> bool:
     """Return True if a request has changed, or may have changed, what the node does afterwards."""
     return request.op in CHANGES and (reply.error is None or reply.error.code == INTERNAL_ERROR)
+
+
+def find_topic(request: Request) -> str | None:
+    """Return the text that a newer request has in common with an older one that it makes useless, or None.
+
+    To segment changes nothing, so only the newest request of a client for a camera matters.
+    """
+    camera = request.args.get("camera")
+    segments = request.op in ("segment", "segment_everything") and isinstance(camera, str | None)
+    return f"{request.op} {camera!r}" if segments else None
 
 
 def describe_change(request: Request, reply: Reply) -> dict[str, Any]:
@@ -140,6 +152,19 @@ def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
+def _segment_everything(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    age = _check_age(perception, pipeline, args)
+    chosen: dict[str, Any] = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
+    chosen |= {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
+    seq, found = pipeline.find_everything(EverythingOptions(**chosen), _seq(args))
+    masks = [
+        {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
+        for result in found
+    ]
+    return {**_origin(pipeline), **age, "seq": seq, "masks": masks}
+
+
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
     scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
@@ -183,6 +208,7 @@ CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
 QUERIES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "list_objects": (_list_objects, ("camera",)),
     "segment": (_segment, PROMPT_ARGUMENTS),
+    "segment_everything": (_segment_everything, ("camera", "seq", "grid", *EVERYTHING_SHARES, "most")),
 }
 NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),

@@ -1,4 +1,4 @@
-"""Copies of tracks on the host, in one transfer."""
+"""Copies of tracks and of masks of prompts on the host, in one transfer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..geometry import Scaling
 from ..tracking import Tracks
+from .prompts import PromptResult
+from .rasterize import rasterize
 
 
 class HostTracks(NamedTuple):
@@ -35,6 +38,13 @@ def copy_to_host(tracks: Tracks) -> HostTracks:
         [tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers]
     )
     return HostTracks(tracks.ids, logits, clamp_scores(scores), (visible > 0).tolist(), presence, pointers)
+
+
+def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor) -> list[PromptResult]:
+    """Make K masks of frame `seq`, at the frame's size, from logits [K, h, w] and scores [K], or [] for one."""
+    low, values = columns_to_host([logits, scores.reshape(len(logits))])
+    masks = (rasterize(one, scaling.frame_size) for one in low)
+    return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
 
 
 def columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:

@@ -98,7 +98,7 @@ def _use_read(model: TrackerModel, settings: Settings) -> None:
 
 def _warm_up_if_slow(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:
     """Warm up where the first frames would be slow: with compiled stages, and on a GPU."""
-    if model.can_track and (settings.model.compile or model.device.type == "cuda"):
+    if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
         with reraise_out_of_memory(ModelError, f"while {settings.model.name} was loaded", MEMORY_HINT):
             warm_up(model, settings, torch_stages)
 

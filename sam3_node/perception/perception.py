@@ -24,7 +24,7 @@ from ..tracking.confidence import CALIBRATION
 from ..types import MaskEncoding, MaskFrame
 from .linking import LinkRules, WorldLinker
 from .loading import load_models
-from .pipeline import Pipeline, require_tracking
+from .pipeline import Pipeline
 from .session import Session
 from .spatial import SpatialStage
 
@@ -124,7 +124,6 @@ class Perception:
                 "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
                 "or add objects by points, box or mask with add_object"
             )
-        require_tracking(self.model)
         cleaned = clean_prompts(phrases)
         score = self.settings.detector.score
         self._prompt_set = (
@@ -141,6 +140,7 @@ class Perception:
             "paused": self.paused,
             "model": self.model.name,
             "can_track": self.model.can_track,
+            "has_memory": self.model.has_memory,
             "detector": self.detector.name if self.detector else None,
             "prompts": list(self.prompts),
             "device": str(self.model.device),

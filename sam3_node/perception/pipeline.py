@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from ..detection.base import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
@@ -20,11 +19,12 @@ from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
+from ..tracking.everything import EverythingOptions, segment_everything
 from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
 from .frame_cache import CachedFrame, CacheLimits, FrameCache
-from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
+from .host_tracks import HostTracks, copy_to_host, to_prompt_results
 from .prepared_frame import PreparedFrame
 from .prompts import AddedObject, FramePrompt, PromptResult
 from .rasterize import rasterize
@@ -186,7 +186,6 @@ class Pipeline:
         Raises RequestError for a bad prompt, CapacityError if all slots are taken, and UnknownFrameError if the frame
         is not cached.
         """
-        require_tracking(self._model)
         object_id = self._objects.reserve()
         cached = self._frame_cache.get(seq)
         checked = prompt.to_model(object_id, cached.scaling)
@@ -224,11 +223,10 @@ class Pipeline:
         """Detect these prompts, starting with the next frame; None stops detection.
 
         Detected objects whose label is no longer among the prompts are removed. Other objects do not change. Raises
-        RequestError if there is no detector, and for weights that cannot track.
+        RequestError if there is no detector.
         """
         if self._track_manager is None:
             raise RequestError("no detector: expected one to find objects by name (detector.kind)")
-        require_tracking(self._model)
         self._track_manager.set_prompts(prompts)
 
     def remove(self, object_id: int) -> None:
@@ -270,12 +268,16 @@ class Pipeline:
     def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
         """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
         cached = self._frame_cache.get(seq)
-        return _to_prompt_result(
-            cached,
-            *self._tracker.segment(
-                cached.features_on(self._model.device), prompt.to_model(0, cached.scaling)
-            ),
-        )
+        features = cached.features_on(self._model.device)
+        logits, score = self._tracker.segment(features, prompt.to_model(0, cached.scaling))
+        return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
+
+    def find_everything(self, options: EverythingOptions, seq: int | None) -> tuple[int, list[PromptResult]]:
+        """Segment everything on the cached frame `seq`, or the latest for None; return its seq and the masks."""
+        cached = self._frame_cache.get(seq)
+        found = segment_everything(self._model, cached.features_on(self._model.device), options)
+        results = to_prompt_results(cached.seq, cached.scaling, found.logits, found.iou)
+        return cached.seq, [result for result in results if result.mask.area]
 
     def state(self) -> State:
         """Return the state that `restore` takes. It holds everything except model, detector and settings."""
@@ -339,7 +341,7 @@ class Pipeline:
         else:
             logits, score = self.catch_ups.begin(cached, prompt)
         cached.set_logits(prompt.object_id, logits)
-        return _to_prompt_result(cached, logits, score)
+        return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     @contextmanager
     def _pending_prompts(self) -> Iterator[Sequence[ObjectPrompt]]:
@@ -395,17 +397,3 @@ class Pipeline:
         if not in_view:
             return instance
         return replace(instance, confidence=confidence, doubtful=confidence < self._min_confidence)
-
-
-def require_tracking(model: TrackerModel) -> None:
-    """Raise RequestError for weights that cannot track objects."""
-    if not model.can_track:
-        raise RequestError(
-            f"{model.name} has no memory modules: expected weights that can track, such as nano or "
-            "facebook/sam3 (--model.name); segment works with these"
-        )
-
-
-def _to_prompt_result(cached: CachedFrame, logits: Tensor, score: Tensor) -> PromptResult:
-    low, scores = columns_to_host([logits[None], score.reshape(1)])
-    return PromptResult(cached.seq, rasterize(low[0], cached.scaling.frame_size), clamp_scores(scores)[0])

@@ -15,11 +15,13 @@ RESTARTED = "restarted"
 """Edit: the node started again, and with it all state."""
 REMOVED = "removed"
 """Edit: remove the objects of a camera that have this label."""
+ADD_EVERYTHING = "add_everything"
+"""Edit: segment everything on a frame, and add an object for each mask while slots are free."""
 MAX_NOTES = 20
 
 
 class Edit(NamedTuple):
-    """A change between steps: a control operation, another event of the node but FAILED, RESTARTED or REMOVED."""
+    """A change between steps: a control operation, another event of the node but FAILED, or one of those above."""
 
     op: str
     args: Mapping[str, Any] = {}

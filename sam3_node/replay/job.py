@@ -90,6 +90,8 @@ class Job:
     begin_ns: int | None = None
     end_ns: int | None = None
     calibrations: tuple[str, ...] = ()
+    everything: bool = False
+    """Segment everything on the first frame of each camera, and track it."""
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
@@ -106,7 +108,7 @@ class Job:
             )
         if self.begin_ns is not None and self.end_ns is not None and self.begin_ns >= self.end_ns:
             raise ReplayError("a part of the recording: expected an end after the beginning, found none")
-        if self.mode == "as-recorded" and (self.names or self.objects):
+        if self.mode == "as-recorded" and (self.names or self.objects or self.everything):
             raise ReplayError(
                 "as-recorded repeats the requests that the recorded node got: expected no names or objects beside it; "
                 "use every with them"
@@ -234,7 +236,7 @@ def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:
         name: value for name, value in sections["model"].items() if name in ("name", "image_size")
     }
     del sections["engine"]
-    if job.names or job.objects:
+    if job.names or job.objects or job.everything:
         sections["detector"].pop("prompts", None)
     return sections
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..engines.oom import find_device_error
-from ..errors import ReplayError, Sam3NodeError
+from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
-from .actions import REMOVED, RESTARTED, Action, Edit, Step
+from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,8 @@ class Player:
             return perception.drop(edit.args["camera"])
         if edit.op == REMOVED:
             return self._remove(**edit.args)
+        if edit.op == ADD_EVERYTHING:
+            return add_everything(edit, lambda op, **args: carry_out(perception, op, args))
         if edit.op == CAUGHT_UP:
             catch_ups = perception.serve(edit.args["camera"]).catch_ups
             return catch_ups.end(edit.args["id"], failed="error" in edit.args)
@@ -158,8 +160,23 @@ def play_forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]
         yield Outcome(action, player.play(action))
 
 
+def add_everything(edit: Edit, request: Callable[..., Any]) -> list[Any]:
+    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies."""
+    replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
+    for found in request("segment_everything", **edit.args)["masks"]:
+        try:
+            replies.append(request("add_object", **place, mask=found["mask"]))
+        except CapacityError:
+            break
+    return replies
+
+
 def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
-    """Return a frame's masks with the mask in the reply to an edit, if the edit added or corrected an object on it."""
+    """Return a frame's masks with those in the reply to an edit, if the edit added or corrected objects on it."""
+    if isinstance(reply, list):
+        for one in reply:
+            masks = update_masks(masks, edit, one)
+        return masks
     if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
         return masks
     mask, score = decode_mask(reply["mask"]), reply["score"]

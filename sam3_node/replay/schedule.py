@@ -24,7 +24,7 @@ from ..node.robot_poses import pose_at
 from ..perception.spatial import GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import CAUGHT_UP, Event, encode_mask
-from .actions import Action, Edit, Notes, Step
+from .actions import ADD_EVERYTHING, Action, Edit, Notes, Step
 from .davis_png import read_mask
 from .event_log import LogEntry, LoggedStep, match_frames, read_event_log
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
@@ -35,7 +35,7 @@ FramePlace = tuple[str, int]
 
 NOTHING_ASKED = (
     "no object will be followed, because none was asked for: name what to detect with --prompt NAME, mark objects with "
-    "--box or --objects FILE, or repeat a recorded node with --as-recorded"
+    "--box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
 )
 
 
@@ -84,7 +84,7 @@ class Schedule(Closeable):
             return
         if self.job.names:
             yield Edit("set_prompts", {"prompts": list(self.job.names)})
-        has_prompts = bool(self.job.names or self.job.objects)
+        has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
         use_recorded = self._recorded if not has_prompts else None
         edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
@@ -94,7 +94,8 @@ class Schedule(Closeable):
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
         steps = step_all_frames(frames, edits, find_robot)
-        yield from add_objects(steps, self.job.objects, self.notes)
+        actions = add_objects(steps, self.job.objects, self.notes)
+        yield from add_everything(actions) if self.job.everything else actions
 
     def _make_robot_finder(self) -> Callable[[Frame], FramePose | None]:
         """Return a function that gives the gripper's pose at a frame, from the poses in the recorded masks."""
@@ -260,6 +261,17 @@ def add_objects(
         notes.add(
             f"object {item.label}: expected {place} of {item.camera or 'a camera'}, found no such frame"
         )
+
+
+def add_everything(actions: Iterable[Action]) -> Iterator[Action]:
+    """Yield the actions, with all that can be segmented on the first frame of each camera added on it."""
+    begun: set[str] = set()
+    for action in actions:
+        if isinstance(action, Step) and action.frame.camera not in begun:
+            begun.add(action.frame.camera)
+            edit = Edit(ADD_EVERYTHING, {"camera": action.frame.camera, "seq": action.frame.seq})
+            action = action._replace(edits=(*action.edits, edit))
+        yield action
 
 
 def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, RequestError, SettingsError
+from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
+from .last_masks import PRESENT_LOGIT, LastMasks
 from .memory import MemoryBank, confidence, pad_to_batch
 from .selection import Ints, get_rule
 from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors, catching_key
-
-PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tracks:
-    """All N objects on one frame, in the order in which they were added. Tensors are on the model's device."""
-
-    ids: list[int]
-    logits: Tensor
-    """[N, h, w] at low resolution, 4 times the feature grid; the object is where logits > 0"""
-    scores: Tensor
-    """[N] in 0..1: presence probability times predicted IoU"""
-    visible: Tensor
-    """bool [N]"""
-    presence: Tensor
-    """[N], the logit that the object is in view"""
-    pointers: Tensor
-    """[N, C], the object pointers: the decoder's description of each object's appearance"""
-
-
-class Track(NamedTuple):
-    """One object on one frame: logits [h, w], score [], visible [], presence [] and pointer [C]."""
-
-    logits: Tensor
-    score: Tensor
-    visible: Tensor
-    presence: Tensor
-    pointer: Tensor
+from .tracks import Track, Tracks, combine_scores, split_tracks
 
 
 class Tracker:
@@ -57,6 +28,9 @@ class Tracker:
     constructor allocates memory for `max_objects` objects with `bank_size` frames each, for the `history` newest frames
     that can be corrected at once, and for `corrections` tracked objects that catch up at the same time. Nothing grows
     afterwards.
+
+    Weights without memory modules follow the last masks (`LastMasks`); there, a prompt on a past frame replaces the
+    last mask.
     """
 
     def __init__(
@@ -75,7 +49,12 @@ class Tracker:
             )
         self.model = model
         self.frame_number = 0
-        self.bank = MemoryBank(model, max_objects + corrections, bank_size, get_rule(selection), history)
+        rule = get_rule(selection)
+        self.bank: MemoryBank | LastMasks = (
+            MemoryBank(model, max_objects + corrections, bank_size, rule, history)
+            if model.has_memory
+            else LastMasks(model, max_objects + corrections)
+        )
         self._rows = ObjectRows(max_objects, corrections)
 
     @property
@@ -173,7 +152,7 @@ class Tracker:
             raise RequestError("segment: expected points or a box, found a mask")
         tensors = prompt.to_tensors(self.model.image_size, self.model.device)
         decoded = self._decode_prompt(features, tensors)
-        return decoded.logits[0], _score(decoded.presence, decoded.iou)[0]
+        return decoded.logits[0], combine_scores(decoded.presence, decoded.iou)[0]
 
     @torch.inference_mode()
     def propose(self, features: Features, boxes: Tensor) -> Decoded:
@@ -201,8 +180,7 @@ class Tracker:
         """
         self._rows.check_capacity(object_id not in self._rows)
         decoded = Decoded(*(values[index : index + 1] for values in proposals))
-        masks = self.model.remember_stage.upsample(decoded.logits)
-        return self._remember(features, frame_number, object_id, decoded, masks)
+        return self._remember(features, frame_number, object_id, decoded)
 
     def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
@@ -242,10 +220,6 @@ class Tracker:
 
     def _check(self, prompts: Sequence[ObjectPrompt]) -> dict[int, PromptTensors]:
         """Check all prompts before anything changes; return them as tensors, by object id."""
-        if prompts and not self.model.can_track:
-            raise ModelError(
-                f"{self.model.name} has no memory modules: it can segment a frame, but not track objects"
-            )
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
@@ -265,13 +239,15 @@ class Tracker:
         """Track one batch: read the bank, decode, write the bank."""
         model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
+        if isinstance(self.bank, LastMasks):
+            return split_tracks(self.bank.follow(features, rows), len(ids))
         top = self._read(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
         scores = confidence(decoded.presence, decoded.iou)
         self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
-        return _results(decoded, count)
+        return split_tracks(decoded, count)
 
     def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
@@ -283,10 +259,10 @@ class Tracker:
             padded = pad_to_batch(rows) if static else rows
             size = getattr(read, "max_objects", None) or len(padded)
             parts = (padded[start : start + size] for start in range(0, len(padded), size))
-            outputs = [read(top, *self.bank.read(part, frame, static)) for part in parts]
+            outputs = [read(top, *self._memory.read(part, frame, static)) for part in parts]
             out: Tensor = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             return out
-        groups = self.bank.read_groups(rows, frame, static)
+        groups = self._memory.read_groups(rows, frame, static)
         if len(groups) == 1:
             out = read(top, *groups[0].memories)
             return out
@@ -303,11 +279,17 @@ class Tracker:
         top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
         largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size))))
         for power in range(largest.bit_length()):
-            for memories in self.bank.examples(1 << power):
+            for memories in self._memory.examples(1 << power):
                 read(top, *memories)
 
+    @property
+    def _memory(self) -> MemoryBank:
+        assert isinstance(self.bank, MemoryBank), "last masks are followed without reading a bank"
+        return self.bank
+
     def _has_tracked(self, object_id: int, frame: int) -> bool:
-        return object_id in self._rows and self.bank.has_tracked(self._rows[object_id], frame)
+        known = isinstance(self.bank, MemoryBank) and object_id in self._rows
+        return known and self._memory.has_tracked(self._rows[object_id], frame)
 
     def _correct(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompt on a tracked frame with the memories before it, and replace what was tracked there."""
@@ -319,26 +301,30 @@ class Tracker:
             decoded = self._decode_prompt(features, prompt, top)
             masks = self.model.remember_stage.upsample(decoded.logits)
         memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
-        self.bank.correct(row, frame, self.frame_number, memory, decoded.pointer)
-        return _results(decoded, 1)[0]
+        self._memory.correct(row, frame, self.frame_number, memory, decoded.pointer)
+        return split_tracks(decoded, 1)[0]
 
     def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompted object without memory, then store the frame as a conditioning frame."""
-        model = self.model
-        if prompt.mask is not None:
-            decoded, masks = self._decode_mask(features, prompt.mask)
-        else:
-            decoded = self._decode_prompt(features, prompt)
-            masks = model.remember_stage.upsample(decoded.logits)
-        return self._remember(features, frame, object_id, decoded, masks)
+        if prompt.mask is None:
+            return self._remember(features, frame, object_id, self._decode_prompt(features, prompt))
+        if isinstance(self.bank, LastMasks):
+            return self._remember(features, frame, object_id, self.bank.decode_mask(features, prompt.mask))
+        return self._remember(features, frame, object_id, *self._decode_mask(features, prompt.mask))
 
     def _remember(
-        self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor
+        self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor | None = None
     ) -> Track:
-        memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
+        """Store a prompted frame. `masks` are the memory encoder's input; by default, the upsampled logits."""
         row = self._row(object_id)
+        if isinstance(self.bank, LastMasks):
+            self.bank.start(row, frame, decoded)
+            return split_tracks(decoded, 1)[0]
+        write = self.model.remember_stage
+        masks = write.upsample(decoded.logits) if masks is None else masks
+        memory = write(features.top, masks, True, decoded.presence)
         self.bank.write_conditioning(row, frame, self.frame_number, memory, decoded.pointer)
-        return _results(decoded, 1)[0]
+        return split_tracks(decoded, 1)[0]
 
     def _row(self, key: int) -> int:
         """Return the row of an object's id, or of its key while it catches up; make one if there is none."""
@@ -387,13 +373,3 @@ class Tracker:
             return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
         columns = zip(*(results[object_id] for object_id in ids), strict=True)
         return Tracks(ids, *(torch.stack(column) for column in columns))
-
-
-def _score(presence: Tensor, iou: Tensor) -> Tensor:
-    return presence.float().sigmoid() * iou.float()
-
-
-def _results(decoded: Decoded, count: int) -> list[Track]:
-    scores, visible = _score(decoded.presence, decoded.iou), decoded.presence > 0
-    columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
-    return [Track(*(column[i] for column in columns)) for i in range(count)]

@@ -21,6 +21,7 @@ from ..errors import (
     NoAnswerError,
     RequestError,
     Sam3NodeError,
+    SupersededError,
     TransportError,
     WireError,
 )
@@ -65,6 +66,7 @@ MAX_BYTES_PER_S = 250e6
 """The thread also rests after large requests: libzmq takes processor time for each byte that it reads ahead."""
 
 AnswerNow = Callable[[Request], Reply | None]
+FindTopic = Callable[[Request], str | None]
 
 
 class ControlServer(Closeable):
@@ -72,18 +74,24 @@ class ControlServer(Closeable):
 
     A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
     in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A peer with
-    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. `node` is the `node` of replies without one.
+    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. A waiting request for which `find_topic`
+    returns a text is answered `superseded` when a newer one of the same connection has the same text; requests of more
+    than LARGE_BYTES are exempt. `node` is the `node` of replies without one.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
 
     def __init__(
-        self, endpoint: str, answer_now: AnswerNow = lambda request: None, node: str | None = None
+        self,
+        endpoint: str,
+        answer_now: AnswerNow = lambda request: None,
+        node: str | None = None,
+        find_topic: FindTopic = lambda request: None,
     ) -> None:
         self.rejected = 0
         """Number of requests that were malformed, found no place, or waited too long."""
         self.last_error: str | None = None
-        self._answer_now, self._node = answer_now, node
+        self._answer_now, self._node, self._find_topic = answer_now, node, find_topic
         self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
@@ -210,8 +218,15 @@ class ControlServer(Closeable):
         if reply is not None:
             self._send(peer, self._pack(reply))
             return
-        for refused in self._requests.put(WaitingRequest(peer, request.id, parts[-1], time.monotonic())):
-            self._refuse(refused, "too many requests wait for the node; wait for replies before sending more")
+        waiting = WaitingRequest(peer, request.id, parts[-1], time.monotonic(), self._find_topic(request))
+        for refused in self._requests.put(waiting):
+            if waiting.supersedes(refused):
+                reason = SupersededError(f"not carried out: request {waiting.id} of this client is newer")
+                self._send(refused.peer, self._pack(Reply.failed(refused.id, reason)))
+            else:
+                self._refuse(
+                    refused, "too many requests wait for the node; wait for replies before sending more"
+                )
 
     def _pack(self, reply: Reply) -> bytes:
         return _pack_any_reply(reply if reply.node else replace(reply, node=self._node))

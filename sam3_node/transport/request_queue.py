@@ -26,11 +26,18 @@ class WaitingRequest(NamedTuple):
     body: Buffer
     arrived_s: float
     """of the monotonic clock"""
+    topic: str | None = None
+    """A newer request of the same connection with the same topic supersedes this one. None: nothing does."""
 
     @property
     def cost(self) -> int:
         """Approximate memory in bytes."""
         return memoryview(self.body).nbytes + OVERHEAD_BYTES
+
+    def supersedes(self, older: WaitingRequest) -> bool:
+        """Return True if this request makes an older one useless."""
+        same = self.topic is not None and self.topic == older.topic
+        return same and self.peer[0] == older.peer[0] and self is not older
 
 
 class _PeerQueue:
@@ -40,12 +47,17 @@ class _PeerQueue:
         self.requests: deque[WaitingRequest] = deque()
         self.cost = 0
 
+    def find_superseded(self, newer: WaitingRequest) -> WaitingRequest | None:
+        """Return the waiting request that `newer` supersedes. There is one at most."""
+        return next((request for request in self.requests if newer.supersedes(request)), None)
+
 
 class RequestQueue:
     """A queue of requests with one line for each peer; the peers take turns, whatever the length of their lines.
 
     When MAX_WAITING_BYTES wait, a request displaces the newest requests of the peer whose requests take most, unless
-    that is its own peer. The request that was taken last counts until the next is taken: it is carried out.
+    that is its own peer. A superseded request leaves the line and the newer one goes to its end; the peer keeps its
+    turn. The request that was taken last counts until the next is taken: it is carried out.
     A file descriptor is readable exactly while a request waits. All methods may be called from any thread.
     """
 
@@ -56,13 +68,15 @@ class RequestQueue:
         self._reader, self._writer = os.pipe()
 
     def put(self, request: WaitingRequest) -> list[WaitingRequest]:
-        """Add a request. Return the requests that found no place: this one, or others that it displaced."""
+        """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""
         with self._changed:
             own = self._peers.get(request.peer[0])
-            if own is not None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
+            superseded = own.find_superseded(request) if own is not None else None
+            if own is not None and superseded is None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
                 return [request]
             displaced: list[WaitingRequest] = []
-            while self._cost + self._taken_cost + request.cost > MAX_WAITING_BYTES:
+            freed = superseded.cost if superseded is not None else 0
+            while self._cost + self._taken_cost + request.cost - freed > MAX_WAITING_BYTES:
                 if not self._peers:
                     return [request]
                 name, largest = max(self._peers.items(), key=lambda item: item[1].cost)
@@ -70,6 +84,11 @@ class RequestQueue:
                     return [*displaced, request]
                 displaced.append(self._remove(name, largest, newest=True))
             self._add(request)
+            if own is not None and superseded is not None:
+                own.requests.remove(superseded)
+                own.cost -= freed
+                self._cost -= freed
+                displaced.append(superseded)
             return displaced
 
     def take(self, timeout_ms: int) -> WaitingRequest | None:

@@ -189,7 +189,7 @@ def test_a_clip_without_frames_or_objects_is_an_error() -> None:
     with pytest.raises(EngineError, match="segments nothing"):
         compare_stages(blind, blind.stages, CLIP, 0.99, 0.95)
     still = tiny_model(presence=ALWAYS)
-    still.can_track = False
+    still.has_memory = False
     with pytest.raises(ModelError, match="no memory modules"):
         compare_stages(still, still.stages, CLIP, 0.99, 0.95)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.models.boxes import box_iou, select
+from sam3_node.models.boxes import box_iou, mask_boxes, select, suppress
 from sam3_node.models.pixels import GREY, letterbox
 
 
@@ -124,3 +124,16 @@ def test_a_letterbox_is_grey_around_and_keeps_colours() -> None:
 def test_boxes_are_clipped_to_the_frame() -> None:
     _, way = letterbox(np.zeros((32, 64, 3), dtype=np.uint8), 128)
     assert way.to_frame(torch.tensor([[-50.0, -50, 500, 500]])).tolist() == [[0, 0, 64, 32]]
+
+
+def test_boxes_of_masks_are_those_of_their_cells() -> None:
+    masks = torch.zeros(3, 6, 8, dtype=torch.bool)
+    masks[0, 2:4, 1:7] = True
+    masks[1, 5, 7] = True
+    assert mask_boxes(masks).tolist() == [[1, 2, 7, 4], [7, 5, 8, 6], [0, 0, 8, 6]]
+
+
+def test_boxes_that_a_better_one_overlaps_are_suppressed() -> None:
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30], [0, 0, 10, 4]])
+    assert suppress(boxes, torch.tensor([0.5, 0.9, 0.6, 0.1]), 0.7).tolist() == [1, 2, 3]
+    assert suppress(boxes[:0], torch.zeros(0), 0.7).tolist() == []

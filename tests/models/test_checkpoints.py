@@ -68,13 +68,16 @@ def test_the_tracker_of_a_composite_checkpoint_loads(tmp_path: Path) -> None:
         assert (mine.flatten(2).permute(2, 0, 1) - theirs).abs().max() < 1e-5
 
 
-def test_weights_without_memory_modules_segment_only(tmp_path: Path) -> None:
+def test_weights_without_memory_modules_load(tmp_path: Path) -> None:
     source = random_source("sam2")
     state = {
         k: v for k, v in source.state_dict().items() if not k.startswith(("memory_", "object_pointer_proj"))
     }
     source.save_pretrained(tmp_path, state_dict=state)
-    assert not load_tracker(tmp_path).can_track
+    model = load_tracker(tmp_path)
+    assert model.can_track
+    assert not model.has_memory
+    assert torch.equal(logits(model), logits(load_tracker(tmp_path)))
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:

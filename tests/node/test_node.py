@@ -15,7 +15,7 @@ from sam3_node.errors import NodeRestarted, RequestError, UnknownFrameError, Unk
 from sam3_node.settings import TrackerSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import unpack_masks
+from sam3_node.wire import Request, pack_request, unpack_masks, unpack_reply
 from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
 
@@ -63,8 +63,41 @@ def test_segment_on_a_frame_just_seen(client: PerceptionClient) -> None:
     assert found.seq == seen.seq
     assert found.mask.size == (240, 320)
     assert client.segment(points=[(160, 120)]).seq >= seen.seq
-    with pytest.raises(UnknownFrameError, match="expected one of the cached seq"):
+    with pytest.raises(UnknownFrameError, match="cached seq from"):
         client.segment(box=[20, 20, 120, 100], seq=seen.seq + 100_000)
+
+
+def test_a_mouse_that_moves_gets_the_newest_mask_and_an_answer_to_every_request(
+    rig: Rig, client: PerceptionClient
+) -> None:
+    args = {"points": [[160, 120]], "camera": "cam0"}
+    client.segment(**args)
+    codes = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as mouse:
+        mouse.linger = 0
+        mouse.connect(rig.control)
+        for number in range(1, 61):
+            mouse.send(pack_request(Request(number, "segment", args)))
+        while len(codes) < 60:
+            assert mouse.poll(10_000)
+            reply = unpack_reply(mouse.recv())
+            codes.append((reply.id, reply.error.code if reply.error else "ok"))
+    assert sorted(number for number, _ in codes) == list(range(1, 61))
+    assert codes[-1] == (60, "ok")
+    assert {code for _, code in codes} == {"ok", "superseded"}
+
+
+def test_everything_on_a_frame_just_seen(client: PerceptionClient) -> None:
+    seen = masks_where(client, bool, "masks")
+    found = client.segment_everything(grid=3, min_iou=0, min_stability=0, max_overlap=1, most=5, seq=seen.seq)
+    assert 1 <= len(found) <= 5
+    assert all(item.seq == seen.seq and item.mask.size == (240, 320) and item.mask.area for item in found)
+    assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
+    assert client.segment_everything(grid=1, min_iou=1) == []
+    followed = client.add_object(mask=found[0].mask, seq=seen.seq).id
+    masks_where(client, lambda masks: ids(masks) == [followed], "the mask that was found")
+    with pytest.raises(RequestError, match="grid: expected 1 to 32, found 99"):
+        client.segment_everything(grid=99)
 
 
 def test_pausing_stops_the_frames_and_nothing_else(client: PerceptionClient) -> None:

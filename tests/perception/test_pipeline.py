@@ -38,7 +38,7 @@ BOX = FramePrompt(box=[20, 20, 120, 100])
 def model() -> TrackerModel:
     """A tiny random tracker that always finds its objects in view."""
     source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
 
 def test_an_object_out_of_view_is_occluded_and_counts() -> None:
     source = random_source("sam3", presence=-60.0)
-    unseen = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    unseen = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
     pipeline = Pipeline(unseen, TrackerSettings(), "cam0")
     pipeline.step(frame(0))
     pipeline.add(CENTRE)
@@ -349,15 +349,27 @@ def test_the_smallest_mask_is_not_lost(model: TrackerModel) -> None:
     assert np.asarray(prompt.mask).sum() == 1
 
 
-def test_weights_without_memory_segment_but_do_not_track() -> None:
-    source = random_source("sam3", presence=60.0)
-    stills = TrackerModel(source, name="stills", mean=[0.5] * 3, std=[0.5] * 3, can_track=False)
+def test_weights_without_memory_segment_and_track() -> None:
+    source = random_source("sam2", presence=60.0)
+    stills = TrackerModel(source, name="stills", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
     pipeline = Pipeline(stills, TrackerSettings(), "cam0")
     pipeline.step(frame(0))
-    with pytest.raises(RequestError, match="stills has no memory modules"):
-        pipeline.add(BOX)
     assert pipeline.segment(BOX).mask.size == (HEIGHT, WIDTH)
-    assert pipeline.step(frame(1)).instances == ()
+    added = pipeline.add(BOX, seq=0)
+    pipeline.add(CENTRE)
+    masks = pipeline.step(frame(1))
+    assert ids(masks) == [1, 2]
+    assert all(instance.confidence is not None for instance in masks.instances if instance.area)
+    state = pipeline.state()
+    expected = pipeline.step(frame(2))
+    again = Pipeline(stills, TrackerSettings(), "cam0")
+    again.restore(state)
+    for ours, theirs in zip(again.step(frame(2)).instances, expected.instances, strict=True):
+        assert (ours.confidence, ours.score) == (theirs.confidence, theirs.score)
+        assert np.array_equal(ours.mask.full(), theirs.mask.full())
+    pipeline.refine(added.id, CENTRE)
+    pipeline.remove(added.id)
+    assert ids(pipeline.step(frame(3))) == [2]
 
 
 def test_a_model_that_cannot_be_loaded() -> None:
@@ -369,10 +381,10 @@ def test_a_model_that_cannot_be_loaded() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_stages_are_timed_and_the_masks_agree() -> None:
     source = random_source("sam3", presence=60.0)
-    here = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    here = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
     lines = [Pipeline(here, TrackerSettings(), "cam0")]
     expected = [step_with_box(lines[0], seq) for seq in range(4)]
-    there = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True).to("cuda")
+    there = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True).to("cuda")
     gpu = Pipeline(there, TrackerSettings(), "cam0")
     found = [step_with_box(gpu, seq) for seq in range(4)]
     assert all(spent >= 0 for masks in found for spent in masks.stages_us.values())

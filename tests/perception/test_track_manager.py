@@ -260,11 +260,12 @@ def test_the_same_frames_give_the_same_masks(model: TrackerModel) -> None:
     assert play() == play()
 
 
-def test_weights_that_cannot_track_are_refused() -> None:
-    source = random_source("sam3")
-    still = TrackerModel(source, name="still", mean=[0.5] * 3, std=[0.5] * 3, can_track=False)
-    with pytest.raises(RequestError, match="no memory modules"):
-        World(still).ask("red")
+def test_objects_are_found_by_name_with_weights_without_memory() -> None:
+    source = random_source("sam2", presence=60.0)
+    still = TrackerModel(source, name="still", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
+    world = World(still, association=False)
+    world.ask("red")
+    assert [instance.label for instance in world.steps(EVERY + 2, {A: "red"}).instances] == ["red"]
 
 
 def test_without_a_detector_names_are_refused(model: TrackerModel) -> None:

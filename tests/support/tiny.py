@@ -143,7 +143,7 @@ def find_largest_logit(tracks: Tracks) -> float:
 
 
 def stages_of(source: nn.Module) -> TrackerModel:
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
 
 
 def tiny_model(family: str = "sam3", **options: int) -> TrackerModel:

@@ -42,6 +42,14 @@ def make_masks(seq: int, camera: str = "cam0") -> MaskFrame:
     return MaskFrame(camera, seq, time.time_ns(), 40, 30, instances=(instance,))
 
 
+def waiting_bodies(server: ControlServer) -> bytes:
+    """Return the packed requests that wait."""
+    with server._requests._changed:
+        return b"".join(
+            bytes(waiting.body) for queue in server._requests._peers.values() for waiting in queue.requests
+        )
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Wait until a condition is true. Fail after the timeout."""
     deadline = time.monotonic() + timeout_s

@@ -57,7 +57,7 @@ def clip() -> Tensor:
 
 def packaged(source: Any) -> TrackerModel:
     return TrackerModel(
-        copy.deepcopy(source), name="nano", can_track=True, mean=IMAGENET.mean, std=IMAGENET.std
+        copy.deepcopy(source), name="nano", has_memory=True, mean=IMAGENET.mean, std=IMAGENET.std
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sam3_node.errors import CapacityError, ModelError, RequestError, SettingsError, UnknownObjectError
+from sam3_node.errors import CapacityError, RequestError, SettingsError, UnknownObjectError
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
@@ -182,17 +182,6 @@ def test_unknown_objects_and_frames(model: TrackerModel, clip: list) -> None:
         tracker.prompt_at(model.encode(clip[0]), 1, B)
     with pytest.raises(SettingsError):
         Tracker(model, max_objects=0)
-
-
-def test_weights_without_memory_segment_but_do_not_track(clip: list) -> None:
-    image_only = stages_of(random_source("sam3"))
-    image_only.can_track = False
-    tracker = Tracker(image_only)
-    with pytest.raises(ModelError, match="no memory modules"):
-        tracker.step(clip[0], [A])
-    logits, score = tracker.segment(image_only.encode(clip[0]), A)
-    assert logits.shape == image_only.mask_size
-    assert 0 <= float(score) <= 1
 
 
 def test_segment_leaves_no_trace(model: TrackerModel, clip: list) -> None:

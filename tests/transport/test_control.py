@@ -18,6 +18,7 @@ from sam3_node.errors import (
     CapacityError,
     RequestError,
     Sam3NodeError,
+    SupersededError,
     TransportError,
     UnknownFrameError,
     UnknownObjectError,
@@ -28,7 +29,7 @@ from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.transport.control import LARGE_BYTES
 from sam3_node.transport.request_queue import MAX_REQUESTS_PER_PEER
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
-from tests.support.transport_peer import next_line, peer, wait_until
+from tests.support.transport_peer import next_line, peer, wait_until, waiting_bodies
 
 TCP = "tcp://127.0.0.1:*"
 
@@ -82,7 +83,16 @@ def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error_class", [RequestError, UnknownObjectError, UnknownFrameError, CapacityError, BusyError, WireError]
+    "error_class",
+    [
+        RequestError,
+        UnknownObjectError,
+        UnknownFrameError,
+        CapacityError,
+        BusyError,
+        SupersededError,
+        WireError,
+    ],
 )
 def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[Sam3NodeError]) -> None:
     with serving() as server, ControlClient(server.endpoint) as client:
@@ -303,14 +313,6 @@ def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
             asker.join()
         assert ops.index("policy") <= 2
         assert server.rejected == 20
-
-
-def waiting_bodies(server: ControlServer) -> bytes:
-    """Return the packed requests that wait."""
-    with server._requests._changed:
-        return b"".join(
-            bytes(waiting.body) for queue in server._requests._peers.values() for waiting in queue.requests
-        )
 
 
 def test_a_request_that_waited_too_long_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:

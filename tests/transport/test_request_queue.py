@@ -75,3 +75,50 @@ def test_a_large_request_counts_while_it_is_carried_out() -> None:
     assert queue.take(0) == request("policy", 10, 0)
     assert not queue.put(large._replace(body=large.body[1024:]))  # type: ignore[index]
     queue.close()
+
+
+def pointer(peer: str, number: int, size: int = 10, topic: str = "cam0") -> WaitingRequest:
+    return request(peer, number, size)._replace(topic=topic)
+
+
+def test_a_newer_request_supersedes_the_older_one_of_its_peer_and_topic() -> None:
+    queue = RequestQueue()
+    for first in (
+        pointer("mouse", 0),
+        request("mouse", 1),
+        pointer("mouse", 2, topic="cam1"),
+        pointer("other", 10),
+    ):
+        assert not queue.put(first)
+    assert queue.put(pointer("mouse", 3)) == [pointer("mouse", 0)]
+    assert queue.put(pointer("mouse", 4)) == [pointer("mouse", 3)]
+    assert numbers(queue) == [1, 10, 2, 4]
+    assert not queue.put(pointer("mouse", 5))  # the older ones have begun
+    assert is_readable(queue)
+    queue.close()
+
+
+def test_a_peer_that_supersedes_its_requests_keeps_its_turn_and_its_place() -> None:
+    queue = RequestQueue()
+    assert not queue.put(pointer("mouse", 0))
+    for number in range(1, 40):
+        assert len(queue.put(pointer("mouse", number))) == 1
+        queue.put(request("other", 100 + number))
+    assert numbers(queue)[:2] == [39, 101]
+    for number in range(MAX_REQUESTS_PER_PEER - 1):
+        assert not queue.put(request("mouse", number))
+    assert not queue.put(pointer("mouse", 50))
+    assert queue.put(pointer("mouse", 51)) == [pointer("mouse", 50)]
+    queue.close()
+
+
+def test_a_superseded_request_no_longer_counts() -> None:
+    queue, half = RequestQueue(), MAX_WAITING_BYTES // 2
+    for number in range(8):
+        assert len(queue.put(pointer("mouse", number, half))) == (number > 0)
+    largest = request("other", 10, MAX_WAITING_BYTES - half - 2 * request_queue.OVERHEAD_BYTES)
+    assert not queue.put(largest)
+    too_large = pointer("mouse", 9, half + 1)
+    assert queue.put(too_large) == [too_large]  # the older one stays
+    assert numbers(queue) == [7, 10]
+    queue.close()

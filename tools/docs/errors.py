@@ -36,6 +36,7 @@ ADVICE = {
     "CapacityError": "`tracker.max_objects` are tracked: remove one. Or too many corrections of past frames catch up: "
     "wait a second.",
     "BusyError": "Wait for each reply before the next request. If another client floods the node, stop that client.",
+    "SupersededError": "Nothing: the reply to the newer request follows.",
     "MissingExtraError": "Install the extra that the message names.",
     "OutputError": "Check the path, the rights and the free space.",
     "ProcessError": "Read the last lines of the process, which the message carries.",

@@ -8,7 +8,8 @@ from sam3_node.node.operations import CHANGES, OPERATIONS
 from .tables import code, table
 
 _PROMPT = ("points", "labels", "box", "mask")
-_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "most")
+_SHARES = ("min_iou", "min_stability", "max_overlap")
+_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "grid", *_SHARES, "most")
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
@@ -18,6 +19,9 @@ RESULTS = {
     "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen`",
     "segment": "`camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`. The prompt is points and/or a box",
+    "segment_everything": "`camera`, `epoch`, `seq`, `age_ms` and `masks`, a list of `mask score`, the surest first. "
+    "`grid` is 1..32 points a side (16), `min_iou` (0.88), `min_stability` (0.95) and `max_overlap` (0.7) are in 0..1, "
+    "`most` is 1..256 (100)",
     "reset": "forgets all objects, of that camera or of all",
     "pause": "`paused`: true",
     "resume": "`paused`: false",

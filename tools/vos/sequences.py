@@ -53,48 +53,52 @@ class LabelledSequence:
     frames: Callable[[], Iterator[TrueFrame]]
 
 
-def open_sequences(path: Path, names: Iterable[str] = (), max_frames: int = 0) -> list[LabelledSequence]:
+def open_sequences(
+    path: Path, names: Iterable[str] = (), max_frames: int = 0, every: int = 1
+) -> list[LabelledSequence]:
     """Open the sequences of a folder, or those of `names` (* and ? are wildcards), or a recording.
 
-    Each has its first `max_frames` frames, 0 for all. DAVIS' own objects are prompted where they first appear. Those of
+    Each has every `every`-th of its first `max_frames` frames, 0 for all. DAVIS' own objects are prompted where they
+    first appear. Those of
     rendered clips (with JSON) and of recordings are prompted once they cover 0.1 % of the image. Raises CameraError or
     BagError for missing clips or truth.
     """
     if path.is_file():
-        return [_from_recording(path.stem, LabelledClip.load(path), max_frames)]
+        return [_from_recording(path.stem, LabelledClip.load(path), max_frames, every)]
     available = list_clips(path)
     matching = {name: fnmatch.filter(available, name) for name in names or ("*",)}
     missing = [name for name, matches in matching.items() if not matches]
     if missing:
         raise CameraError(f"{path}: expected sequences {missing or 'in it'}, found {available or 'none'}")
     return [
-        _from_clip(read_clip(path, name), max_frames) for name in dict.fromkeys(chain(*matching.values()))
+        _from_clip(read_clip(path, name), max_frames, every)
+        for name in dict.fromkeys(chain(*matching.values()))
     ]
 
 
-def _from_recording(name: str, recording: LabelledClip, max_frames: int) -> LabelledSequence:
-    length = min(len(recording), max_frames or len(recording))
+def _from_recording(name: str, recording: LabelledClip, max_frames: int, every: int) -> LabelledSequence:
+    chosen = range(0, min(len(recording), max_frames or len(recording)), every)
 
     def frames() -> Iterator[TrueFrame]:
-        for index in range(length):
+        for index in chosen:
             yield TrueFrame(recording.image(index), recording.truth(index))
 
-    return LabelledSequence(name, length, tuple(recording.labels), MIN_AREA, frames)
+    return LabelledSequence(name, len(chosen), tuple(recording.labels), MIN_AREA, frames)
 
 
-def _from_clip(clip: Clip, max_frames: int) -> LabelledSequence:
-    length = min(len(clip), max_frames or len(clip))
+def _from_clip(clip: Clip, max_frames: int, every: int) -> LabelledSequence:
+    chosen = range(0, min(len(clip), max_frames or len(clip)), every)
     rendered = "objects" in clip.meta
     if rendered:
         ids, void = tuple(int(entry["id"]) for entry in clip.meta["objects"]), None
     else:
-        ids, void = split_void(clip.labels(index) for index in range(length))
+        ids, void = split_void(clip.labels(index) for index in chosen)
 
     def frames() -> Iterator[TrueFrame]:
-        for index in range(length):
+        for index in chosen:
             yield _true_frame(clip, index, ids, void)
 
-    return LabelledSequence(clip.name, length, ids, MIN_AREA if rendered else 0.0, frames)
+    return LabelledSequence(clip.name, len(chosen), ids, MIN_AREA if rendered else 0.0, frames)
 
 
 def split_void(labels: Iterable[Labels]) -> tuple[tuple[int, ...], int | None]:

@@ -8,17 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
+from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
 from .hiera import POOL, Hiera, z_order
+from .sam1 import Sam1Encoder
 from .vit import WindowedViT
 
 
 def build_encoder(source: Any) -> nn.Module:
-    """Build the encoder stage of a transformers tracker."""
+    """Build the encoder stage of a transformers tracker, or of what `adapt_sam1` returns."""
     if isinstance(source, Sam3TrackerVideoModel):
         return Sam3Encoder(source)
+    if isinstance(source.vision_encoder, SamVisionEncoder):
+        return Sam1Encoder(source)
     return Sam2Encoder(source)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from transformers import Sam3TrackerVideoConfig
+from transformers import Sam3TrackerVideoConfig, SamConfig
 
 from ...errors import ModelError
 from .vit import side
@@ -25,6 +25,11 @@ def set_image_size(config: Any, size: int, name: str) -> Any:
     if size == 0:
         return config
     config = _tracker_part(config)
+    if isinstance(config, SamConfig):
+        own = config.vision_config.image_size
+        if size != own:
+            raise ModelError(f"{name}: image_size: expected 0 or {own}, the only size of SAM 1; found {size}")
+        return config
     if size % size_step(config) or size < 2 * size_step(config):
         raise ModelError(
             f"{name}: image_size: expected a multiple of {size_step(config)} pixels, "

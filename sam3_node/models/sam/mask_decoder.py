@@ -1,6 +1,7 @@
 """SAM's mask decoder (arXiv 2304.02643, 2408.00714), arranged for many objects on one image.
 
-It equals transformers' decoder on the same weights. Attention between few tokens and many pixels never projects the
+It equals transformers' decoder on the same weights. SAM 1's has no opinion whether the object is in view, so it always
+says that it is. Attention between few tokens and many pixels never projects the
 pixels: the products are regrouped, so that the tokens carry the projections. `(x Wk) . (t Wq)` is `x . (t Wq Wk^T)`,
 and `softmax(s) (x Wv)` is `(softmax(s) x) Wv`. The pyramid's pixels stay grouped by the token that they come from, so
 upscaling is a matrix product without a rearrangement, until the masks are complete. The four mask heads are computed
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from .algebra import apply_linear, join_linear
 
+IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
+
 
 class MaskDecoder(nn.Module):
     """The mask decoder of a transformers tracker, for image tokens with the position encoding [1, C, h, w]."""
@@ -27,12 +30,14 @@ class MaskDecoder(nn.Module):
     def __init__(self, source: Any, position: Tensor) -> None:
         super().__init__()
         self.masks = source.num_mask_tokens
-        self.stable_mask = (
-            source._dynamic_multimask_via_stability if source.dynamic_multimask_via_stability else None
-        )
+        stable = getattr(source, "dynamic_multimask_via_stability", False)
+        self.stable_mask = source._dynamic_multimask_via_stability if stable else None
         self.upscale = _Upscale(source)
-        self.iou_head, self.presence_head = source.iou_prediction_head, source.pred_obj_score_head
-        tokens = [source.obj_score_token.weight, source.iou_token.weight, source.mask_tokens.weight]
+        self.iou_head = source.iou_prediction_head
+        self.presence_head: nn.Module | None = getattr(source, "pred_obj_score_head", None)
+        tokens = [source.iou_token.weight, source.mask_tokens.weight]
+        if self.presence_head is not None:
+            tokens.insert(0, source.obj_score_token.weight)
         self.register_buffer("output_tokens", torch.cat(tokens).detach()[None].clone(), persistent=False)
         flat = position.detach()[0].flatten(1)  # [C, hw]
         self.register_buffer("position", flat.clone(), persistent=False)
@@ -55,14 +60,22 @@ class MaskDecoder(nn.Module):
         for layer in self.layers:
             queries, pixels = layer(queries, pixels, tokens, self.position)
         queries = self.final_norm(queries + self.final(queries + tokens, pixels, self.position))
-        mask_tokens = queries[:, 2 : 2 + self.masks]
+        presence = self._presence(queries[:, 0])
+        queries = queries if self.presence_head is None else queries[:, 1:]
+        mask_tokens = queries[:, 1 : 1 + self.masks]
         logits = self.upscale(self.heads(mask_tokens), pixels, fine, middle)
-        iou, presence = self.iou_head(queries[:, 1]), self.presence_head(queries[:, 0])[:, 0]
+        iou = self.iou_head(queries[:, 0])
         if multimask:
             return logits[:, 1:], iou[:, 1:], mask_tokens[:, 1:], presence
         if self.stable_mask is not None:
             logits, iou = (x[:, 0] for x in self.stable_mask(logits[:, None], iou[:, None]))
         return logits[:, :1], iou[:, :1], mask_tokens[:, :1], presence
+
+    def _presence(self, token: Tensor) -> Tensor:
+        if self.presence_head is None:
+            return token.new_full((len(token),), IN_VIEW_LOGIT)
+        presence: Tensor = self.presence_head(token)[:, 0]
+        return presence
 
 
 class _Upscale(nn.Module):
@@ -125,7 +138,7 @@ class _TwoWayLayer(nn.Module):
         self.own_query_key, self.own_value, self.own_out = (
             join_linear(own.q_proj, own.k_proj),
             own.v_proj,
-            own.o_proj,
+            _output_projection(own),
         )
         self.own_heads = own.num_attention_heads
         self.to_image = _TokenToImage(source.cross_attn_token_to_image)
@@ -149,7 +162,8 @@ class _TokenToImage(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.heads, self.query, self.out = source.num_attention_heads, source.q_proj, source.o_proj
+        self.heads, self.query = source.num_attention_heads, source.q_proj
+        self.out = _output_projection(source)
         self.key = _per_head(source.k_proj.weight, self.heads)
         self.value = _per_head(source.v_proj.weight, self.heads)
         self.value_bias = source.v_proj.bias
@@ -178,10 +192,11 @@ class _ImageToToken(nn.Module):
         self.query_bias = nn.Parameter(
             source.q_proj.bias.detach().view(self.heads, -1, 1), requires_grad=False
         )
+        out = _output_projection(source)
         self.out = nn.Parameter(  # [H, D, C]
-            source.o_proj.weight.detach().T.unflatten(0, (self.heads, -1)).contiguous(), requires_grad=False
+            out.weight.detach().T.unflatten(0, (self.heads, -1)).contiguous(), requires_grad=False
         )
-        self.out_bias = source.o_proj.bias
+        self.out_bias = out.bias
 
     def forward(self, pixels: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
         """Attend with pixels [N, hw, C] to keys and values [N, T, C]; return [N, hw, C]."""
@@ -231,6 +246,12 @@ class _StackedHeads(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x if i == 0 else x.relu(), weight)
         return x.transpose(0, 1)
+
+
+def _output_projection(attention: Any) -> nn.Linear:
+    """Return the output projection of an attention layer, which SAM 1 and SAM 2 name differently."""
+    projection: nn.Linear = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
+    return projection
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...errors import ModelError
 from .mask_decoder import MaskDecoder
 from .memory_write import MemoryWrite
 
@@ -71,13 +72,16 @@ class Decoder(nn.Module):
     nothing: Tensor
     no_memory: Tensor
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, has_memory: bool = True) -> None:
         super().__init__()
         self.prompt_encoder = source.prompt_encoder
-        self.pointer_proj = source.object_pointer_proj
-        self.mask_downsample = source.mask_downsample
         self.no_memory = source.no_memory_embedding
-        self.no_pointer = source.no_object_pointer
+        if has_memory:
+            self.pointer_proj, self.no_pointer = source.object_pointer_proj, source.no_object_pointer
+            self.mask_downsample = source.mask_downsample
+        else:  # the mask token itself describes the object
+            self.pointer_proj = nn.Identity()
+            self.no_pointer = nn.Parameter(torch.zeros_like(self.no_memory[0]))
         position = source.get_image_wide_positional_embeddings()
         self.register_buffer("position", position.detach().clone(), persistent=False)
         self.mask_decoder = MaskDecoder(source.mask_decoder, position)
@@ -113,7 +117,7 @@ class Decoder(nn.Module):
         """Embed points [n, 2] in model pixels with labels int [n], and optionally logits [4h, 4w] of an earlier mask.
 
         Labels: 1 inside, 0 outside, 2 and 3 the top-left and bottom-right corner of a box. For N objects, pass points
-        [N, n, 2] and labels [N, n].
+        [N, n, 2], labels [N, n] and logits [N, 4h, 4w].
         """
         if points.ndim == 2:
             points, labels = points[None], labels[None]
@@ -124,7 +128,8 @@ class Decoder(nn.Module):
         if logits is None:
             no_mask: Tensor = self.prompt_encoder.no_mask_embed.weight
             return no_mask.reshape(1, -1, 1, 1).expand(-1, -1, *self.position.shape[-2:])
-        embedded: Tensor = self.prompt_encoder.mask_embed(logits[None, None].to(self.position.dtype))
+        maps = logits.reshape(-1, 1, *logits.shape[-2:]).to(self.position.dtype)
+        embedded: Tensor = self.prompt_encoder.mask_embed(maps)
         return embedded
 
     def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
@@ -139,6 +144,16 @@ class Decoder(nn.Module):
         sparse = self.nothing
         decoded: Decoded = self(features.top, features.fine, features.middle, sparse, dense, True)
         return torch.where(mask.any(), decoded.pointer, self.no_pointer)
+
+
+class NoMemory(nn.Module):
+    """The place of a stage that weights without memory modules do not have."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Raise ModelError."""
+        raise ModelError(
+            "these weights have no memory modules: expected to follow objects by their last masks"
+        )
 
 
 class FollowDecode(nn.Module):

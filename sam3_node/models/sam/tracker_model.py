@@ -20,7 +20,7 @@ from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead
 from .memory_write import MemoryWrite
 from .read_tokens import ReadMethod
-from .stages import Decoder, Features, FollowDecode, FollowRemember, Stages
+from .stages import Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
 from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
@@ -33,44 +33,50 @@ MAX_SHAPES = (
 class TrackerModel(nn.Module):
     """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
 
-    `can_track` is False for weights without memory modules, which can only segment single frames.
+    Without memory modules (`has_memory` is False), objects are followed by their last masks; see
+    `tracking.last_masks`.
     """
 
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, source: Any, *, name: str, mean: list[float], std: list[float], can_track: bool
+        self, source: Any, *, name: str, mean: list[float], std: list[float], has_memory: bool = True
     ) -> None:
         super().__init__()
         config = source.config
-        self.name, self.can_track = name, can_track
+        self.name, self.has_memory = name, has_memory
         self.image_size = side(source.prompt_encoder.input_image_size)
         self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
         self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size
         self.hidden: int = source.hidden_dim
-        self.memory_channels: int = source.mem_dim
-        self.num_maskmem: int = source.num_maskmem
-        self.max_conditioning: int = config.max_cond_frame_num
-        self.max_pointers: int = config.max_object_pointers_in_encoder
         self.multimask = config.multimask_output_in_sam
         self.multimask_tracking = config.multimask_output_for_tracking
         self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
         self.static_shapes = False
         self.encode_stage = build_encoder(source)
-        self.read_stage = MemoryRead(source)
-        self.decode_stage = Decoder(source)
-        self.remember_stage = MemoryWrite(source)
-        self.stages = Stages(
-            self.encode_stage,
-            self.read_stage,
-            FollowDecode(self.decode_stage, self.competes(0, False)),
-            FollowRemember(self.remember_stage),
-        )
+        self.decode_stage = Decoder(source, has_memory)
+        read, remember = self._build_memory(source) if has_memory else (NoMemory(), NoMemory())
+        decode = FollowDecode(self.decode_stage, self.competes(0, False))
+        self.stages = Stages(self.encode_stage, read, decode, remember)
         """The stages that track objects without prompts. An engine replaces them here."""
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
+
+    def _build_memory(self, source: Any) -> tuple[nn.Module, nn.Module]:
+        """Build the stages that only weights with memory modules have, and return those of `stages`."""
+        self.memory_channels: int = source.mem_dim
+        self.num_maskmem: int = source.num_maskmem
+        self.max_conditioning: int = source.config.max_cond_frame_num
+        self.max_pointers: int = source.config.max_object_pointers_in_encoder
+        self.read_stage, self.remember_stage = MemoryRead(source), MemoryWrite(source)
+        return self.read_stage, FollowRemember(self.remember_stage)
+
+    @property
+    def can_track(self) -> bool:
+        """True: all weights can track. It stays for programs that read it."""
+        return True
 
     @property
     def device(self) -> torch.device:
@@ -118,8 +124,12 @@ class TrackerModel(nn.Module):
         return self.encode_stage.backbone
 
     def use_read(self, method: ReadMethod) -> None:
-        """Attend to memories by this method from now on. Raises ModelError where the feature grid does not allow it."""
-        self.read_stage.tokens.use(method)
+        """Attend to memories by this method from now on. Raises ModelError where the feature grid does not allow it.
+
+        Weights without memory modules have nothing to attend to.
+        """
+        if self.has_memory:
+            self.read_stage.tokens.use(method)
 
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile every stage that tracks objects without prompts.

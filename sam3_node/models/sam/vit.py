@@ -35,7 +35,7 @@ class WindowedViT(nn.Module):
         position = source.embeddings._tile_position_embeddings(
             source.embeddings.position_embeddings, grid, grid
         )
-        windows = _windows(grid, config.window_size).to(position.device)
+        windows = window_order(grid, config.window_size).to(position.device)
         order = windows[windows < grid * grid]
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("inverse", order.argsort(), persistent=False)
@@ -70,7 +70,7 @@ class _Layer(nn.Module):
         windowed = source.window_size > 0
         self.span = source.window_size**2 if windowed else order.numel()  # tokens that attend to each other
         overhangs = windowed and windows.numel() > order.numel()
-        gather, scatter = _pad_windows(windows, order) if overhangs else (None, None)
+        gather, scatter = pad_windows(windows, order) if overhangs else (None, None)
         self.register_buffer("gather", gather, persistent=False)
         self.register_buffer("scatter", scatter, persistent=False)
         filling = self.qkv.bias.detach()[None, None].clone()  # of a padding position: the projection of zeros
@@ -111,7 +111,7 @@ def token_grid(config: Any) -> int:
     return side(config.image_size) // side(config.patch_size)
 
 
-def _windows(grid: int, window: int) -> Tensor:
+def window_order(grid: int, window: int) -> Tensor:
     """Return the indices of a row-major token grid, window by window; grid * grid for padding."""
     count = -(-grid // window)
     tokens = torch.full((count * window, count * window), grid * grid)
@@ -119,7 +119,7 @@ def _windows(grid: int, window: int) -> Tensor:
     return tokens.view(count, window, count, window).transpose(1, 2).reshape(-1)
 
 
-def _pad_windows(windows: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+def pad_windows(windows: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """Return the token at each position of the windows, counted in `order`, and the position of each token.
 
     Padding positions hold the number of tokens.

@@ -32,12 +32,12 @@ class Split(NamedTuple):
             )
         if (self.by_camera or self.frames) and job.mode == "as-recorded":
             raise ReplayError("as-recorded replays a recording as a whole: use --every to divide it")
-        if self.frames and (job.objects or not job.names):
+        if self.frames and (job.objects or job.everything or not job.names):
             raise ReplayError(
                 "segments need names to detect (--prompt), which are detected again in each segment; objects marked on "
                 "a frame, and recorded edits, exist in one segment only"
             )
-        if self.by_camera and not (job.names or job.objects):
+        if self.by_camera and not (job.names or job.objects or job.everything):
             raise ReplayError(
                 "recorded edits may apply to all cameras at once: to divide a recording by camera, give names to "
                 "detect (--prompt), or objects that name their camera"
@@ -106,7 +106,7 @@ class JobPlan:
     def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
         size: ProbeResult = (yield [Task("probe", self.job)])[0]
         jobs = [_select_camera(self.job, camera) for camera in size.cameras]
-        return [job for job in jobs if job.names or job.objects]
+        return [job for job in jobs if job.names or job.objects or job.everything]
 
     def _replay(self, jobs: list[Job]) -> PlanSteps:
         if self.again:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import ReplayError, Sam3NodeError, TransportError, WireError
 from ...types import MaskFrame
-from ..actions import Action, Edit, Step
+from ..actions import ADD_EVERYTHING, Action, Edit, Step
 from ..completion import (
     Completion,
     ProgressCallback,
@@ -22,7 +22,7 @@ from ..completion import (
     read_digests,
 )
 from ..job import SECTIONS, Job
-from ..player import Outcome, update_masks
+from ..player import Outcome, add_everything, update_masks
 from ..schedule import Schedule
 from ..shards import ShardLimits, Shards, ShardWriter
 from ..store import Store, local_bag, open_store
@@ -256,6 +256,8 @@ class LivePlayer:
         if edit.op in TIMING_EDITS:
             return None
         try:
+            if edit.op == ADD_EVERYTHING:
+                return add_everything(edit, self._node.request)
             return self._node.request(edit.op, **edit.args)
         except TransportError:
             raise

@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--frames", type=int, default=0, help="number of first frames of each sequence; 0: all"
     )
+    parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
     return parser.parse_args()
@@ -101,7 +102,9 @@ def keep_figures(
 ) -> None:
     """Keep the means of each setting."""
     for name, report in all_settings(results).items():
-        what = f"{args.path.name}, prompt {args.prompt}, {args.model}, setting {name}"
+        what = f"{args.path.name}, prompt {args.prompt}, {Path(args.model).name}, setting {name}"
+        if args.every > 1:
+            what += f", one frame of {args.every}"
         for key in ("J", "F"):
             if report[key] is not None:
                 figures.add(f"mean {key}, {what}", report[key], key)
@@ -120,7 +123,7 @@ def main() -> None:
     try:
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]
-        sequences = open_sequences(args.path, names, args.frames)
+        sequences = open_sequences(args.path, names, args.frames, max(1, args.every))
         results = evaluate_all(sequences, settings, load_models(args, settings), sheet)
         sheet.write(args.sheet)
     except Sam3NodeError as error:

@@ -111,7 +111,7 @@ def make_model(image_size: int, read_layers: int = 4) -> TrackerModel:
     torch.manual_seed(0)
     for parameter in source.requires_grad_(False).parameters():
         parameter.normal_(0, 0.02)
-    return TrackerModel(source, name="full, 2 layers", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    return TrackerModel(source, name="full, 2 layers", mean=[0.5] * 3, std=[0.5] * 3)
 
 
 def report_plans(

@@ -35,7 +35,7 @@ KERNELS = 15  # rows of the profiler's table
 def make_model(scale: Scale, dtype: torch.dtype) -> TrackerModel:
     """Make the tracker with seeded random weights, on the device from the start."""
     source = cast_source(step.random_source(scale.model, str(scale.device)), scale.device, dtype)
-    model = TrackerModel(source, name=scale.model, mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    model = TrackerModel(source, name=scale.model, mean=[0.5] * 3, std=[0.5] * 3)
     return model.to(scale.device)
 
 
@@ -82,7 +82,7 @@ def run_peer(journal: Journal) -> None:
     """Compare the step with transformers' streaming inference on the same weights."""
     scale = journal.scale
     source: Any = cast_source(step.random_source(scale.model, str(scale.device)), scale.device, _half(scale))
-    model = TrackerModel(source, name=scale.model, mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    model = TrackerModel(source, name=scale.model, mean=[0.5] * 3, std=[0.5] * 3)
     for count in scale.counts[:2]:
         journal.measure(
             f"step, {count} objects", "ms", partial(compare_with_peer, source, model, count, scale)

@@ -30,7 +30,7 @@ def build(name: str, dtype: torch.dtype) -> TrackerModel:
     """Make a model with random weights."""
     config = CONFIGS[name]()
     source = CLASSES[config.model_type](config).eval().requires_grad_(False).to(dtype)
-    return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+    return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
 
 
 def count_read(model: TrackerModel, objects: int, memories: int, unmasked: bool, masked_all: bool) -> Counts:

@@ -259,9 +259,7 @@ def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = Fal
     """Return a TrackerModel with a copy of the source's weights."""
     own = type(source)(source.config).eval()
     own.load_state_dict(source.state_dict())
-    model = TrackerModel(
-        own.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True
-    )
+    model = TrackerModel(own.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3)
     if compiled:
         model.compile()
     return model

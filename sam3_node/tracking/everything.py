@@ -1,0 +1,98 @@
+"""Segment everything on a frame without prompts: a grid of points, whose masks are filtered and merged.
+
+The method is SAM's automatic mask generation (arXiv 2304.02643, section B of the appendix) on the whole image. Each
+point gives three masks: a part, a larger part, the whole. A mask is kept if the decoder is sure of it, and if it does
+not depend on the threshold. Of masks with nearly the same box, the best is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import RequestError
+from ..models import Features, TrackerModel
+from ..models.boxes import mask_boxes, suppress
+
+MAX_GRID = 32
+MAX_MASKS = 256
+MAX_CANDIDATES = 512  # of which logits are in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class EverythingOptions:
+    """Options of the search. Raises RequestError for values out of range."""
+
+    grid: int = 16
+    """points along each side, 1 to 32"""
+    min_iou: float = 0.88
+    """lowest IoU that the decoder predicts for a mask, 0 to 1"""
+    min_stability: float = 0.95
+    """lowest IoU of the masks at logits -1 and +1, 0 to 1"""
+    max_overlap: float = 0.7
+    """largest IoU of the boxes of two masks that are both kept, 0 to 1"""
+    most: int = 100
+    """largest number of masks, 1 to 256"""
+
+    def __post_init__(self) -> None:
+        for name, value, limit in (("grid", self.grid, MAX_GRID), ("most", self.most, MAX_MASKS)):
+            if not 1 <= value <= limit:
+                raise RequestError(f"{name}: expected 1 to {limit}, found {value}")
+        for name in ("min_iou", "min_stability", "max_overlap"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RequestError(f"{name}: expected a number in 0..1, found {getattr(self, name)}")
+
+
+class Everything(NamedTuple):
+    """K masks, the surest first."""
+
+    logits: Tensor
+    """float32 [K, h, w] at low resolution"""
+    iou: Tensor
+    """[K], predicted"""
+
+    def select(self, chosen: Tensor) -> Everything:
+        """Return the masks at these indices, or where a mask of bools is True."""
+        return Everything(self.logits[chosen], self.iou[chosen])
+
+
+@torch.inference_mode()
+def segment_everything(model: TrackerModel, features: Features, options: EverythingOptions) -> Everything:
+    """Return the masks of everything on one frame, from features = model.encode(pixels)."""
+    found = Everything(
+        torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
+    )
+    for points in _grid(options.grid, model).split(model.batch_size):
+        sure = _filter(_decode(model, features, points), options)
+        found = Everything(*(torch.cat(pair) for pair in zip(found, sure, strict=True)))
+        if len(found.iou) > MAX_CANDIDATES:
+            found = found.select(found.iou.topk(MAX_CANDIDATES).indices)
+    boxes = mask_boxes(found.logits > 0)
+    return found.select(suppress(boxes, found.iou, options.max_overlap)[: options.most])
+
+
+def _grid(side: int, model: TrackerModel) -> Tensor:
+    """Return points [side * side, 1, 2] at the centres of the cells of a grid, in model pixels."""
+    line = (torch.arange(side, device=model.device) + 0.5) * (model.image_size / side)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x, y], dim=-1).reshape(-1, 1, 2)
+
+
+def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everything:
+    """Return the three masks of each of N points [N, 1, 2]."""
+    decoder, count = model.decode_stage, len(points)
+    labels = torch.ones(count, 1, dtype=torch.int32, device=points.device)
+    sparse, dense = decoder.prompt(points, labels)
+    top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1) + dense
+    logits, iou, _, _ = decoder.mask_decoder(top, features.fine, features.middle, sparse, True)
+    return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
+
+
+def _filter(candidates: Everything, options: EverythingOptions) -> Everything:
+    """Return the masks that the decoder is sure of and that do not depend on the threshold."""
+    sure = candidates.select(candidates.iou > options.min_iou)
+    inner, outer = ((sure.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
+    return sure.select((inner > options.min_stability * outer) & (sure.logits > 0).flatten(1).any(dim=1))

@@ -1,0 +1,93 @@
+"""SAM 1 against transformers' `SamModel`: features, and masks from points, boxes and earlier masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import SamModel
+
+from sam3_node.errors import ModelError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.boxes import mask_boxes
+from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.tracking.last_masks import BOX_MARGIN
+from tests.support.tiny import TRAINED_LOGIT, noise_clip
+from tests.support.tiny_sam1 import SIZE, random_sam1
+
+TOLERANCE = 1e-3
+POINTS, LABELS, BOX = [[30.0, 40.0], [50.0, 60.0]], [1, 0], [30.0, 40.0, 100.0, 120.0]
+
+
+@pytest.fixture(scope="module", params=[4, 5], ids=["padded windows", "whole windows"])
+def source(request: pytest.FixtureRequest) -> SamModel:
+    return random_sam1(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(source: SamModel, tmp_path_factory: pytest.TempPathFactory) -> TrackerModel:
+    folder = tmp_path_factory.mktemp("sam1")
+    source.save_pretrained(folder)
+    return load_tracker(folder)
+
+
+@torch.inference_mode()
+def decode(source: SamModel, pixels: torch.Tensor, multimask: bool, **prompt: Any) -> torch.Tensor:
+    """Return the logits [h, w] of the best mask of transformers."""
+    found = source(pixel_values=pixels, multimask_output=multimask, **prompt)
+    return found.pred_masks[0, 0, found.iou_scores[0, 0].argmax()]
+
+
+@pytest.mark.parametrize(
+    ("points", "labels", "box"),
+    [(POINTS, LABELS, None), (POINTS[:1], [1], None), (None, None, BOX), (POINTS, LABELS, BOX)],
+    ids=["points", "one point", "box", "box and points"],
+)
+def test_masks_equal_transformers(
+    source: SamModel, model: TrackerModel, points: Any, labels: Any, box: Any
+) -> None:
+    pixels = noise_clip(SIZE, 1)[0]
+    logits, _ = Tracker(model).segment(model.encode(pixels), ObjectPrompt(1, points, labels, box))
+    prompt = (
+        {}
+        if points is None
+        else {"input_points": torch.tensor([[points]]), "input_labels": torch.tensor([[labels]])}
+    )
+    if box is not None:
+        prompt["input_boxes"] = torch.tensor([[box]])
+    truth = decode(source, pixels, multimask=box is None and len(points) == 1, **prompt)
+    assert truth.abs().max() >= TRAINED_LOGIT
+    assert (logits - truth).abs().max() < TOLERANCE
+
+
+def test_objects_are_followed_by_the_box_and_logits_of_their_last_masks(
+    source: SamModel, model: TrackerModel
+) -> None:
+    tracker, last = Tracker(model), {}
+    prompts = [ObjectPrompt(1, box=BOX), ObjectPrompt(2, points=POINTS[:1])]
+    for number, pixels in enumerate(noise_clip(SIZE, 5)):
+        tracks = tracker.step(pixels, prompts if number == 0 else [])
+        for object_id, logits in zip(tracks.ids, tracks.logits, strict=True):
+            if number:
+                before = last[object_id][None]
+                corners = mask_boxes(before > 0) * (SIZE / before.shape[-1])
+                sides = corners[:, 2:] - corners[:, :2]
+                corners += BOX_MARGIN * torch.cat([-sides, sides], dim=1)
+                corners.clamp_(0, SIZE)
+                truth = decode(
+                    source, pixels, False, input_boxes=corners[None], input_masks=before[None].clamp(-32, 32)
+                )
+                assert truth.abs().max() >= TRAINED_LOGIT
+                assert (logits - truth).abs().max() < TOLERANCE
+            if (logits > 0).any():
+                last[object_id] = logits
+        assert len(last) == 2
+
+
+def test_there_is_one_image_size(tmp_path: Path) -> None:
+    random_sam1().save_pretrained(tmp_path)
+    assert load_tracker(tmp_path, image_size=SIZE).image_size == SIZE
+    with pytest.raises(ModelError, match=f"expected 0 or {SIZE}"):
+        load_tracker(tmp_path, image_size=96)

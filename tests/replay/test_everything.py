@@ -1,0 +1,55 @@
+"""Replays that track everything on the first frame of each camera."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcap")
+
+from sam3_node.errors import ReplayError
+from sam3_node.perception.perception import Perception
+from sam3_node.replay.actions import ADD_EVERYTHING, Edit, Step
+from sam3_node.replay.job import Job
+from sam3_node.replay.player import Player
+from sam3_node.replay.schedule import add_everything
+from tests.support.live import moving_frame, tiny_settings
+
+ALL = {
+    "grid": 3,
+    "min_iou": 0.0,
+    "min_stability": 0.0,
+    "max_overlap": 1.0,
+}  # random weights are sure of nothing
+
+
+def steps() -> Iterator[Step]:
+    for seq in range(3):
+        yield Step(moving_frame(seq), 0)
+        yield Step(moving_frame(seq, "right"), 0)
+
+
+def test_the_first_frame_of_each_camera_begins_its_objects() -> None:
+    actions = [action for action in add_everything(steps()) if isinstance(action, Step)]
+    assert [len(action.edits) for action in actions] == [1, 1, 0, 0, 0, 0]
+    assert actions[1].edits == (Edit(ADD_EVERYTHING, {"camera": "right", "seq": 0}),)
+
+
+def test_what_is_found_is_tracked_while_slots_are_free(tmp_path: Path) -> None:
+    player = Player(Perception.load(tiny_settings(tmp_path, max_objects=2)))
+    first, second = moving_frame(0), moving_frame(1)
+    begun = player.play(Step(first, 0, edits=(Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL}),)))
+    assert begun is not None
+    assert [instance.id for instance in begun.instances] == [1, 2]
+    assert all(instance.area for instance in begun.instances)
+    followed = player.play(Step(second, 0))
+    assert followed is not None
+    assert [instance.id for instance in followed.instances] == [1, 2]
+    assert not player.counts["refused"]
+
+
+def test_a_recorded_node_is_repeated_without_it() -> None:
+    with pytest.raises(ReplayError, match="as-recorded repeats"):
+        Job(("bag",), "out", "as-recorded", everything=True)

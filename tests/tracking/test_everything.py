@@ -1,0 +1,115 @@
+"""Everything on a frame, against transformers' mask generation pipeline with the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask as coco
+from transformers import pipeline
+from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
+
+from sam3_node.errors import RequestError
+from sam3_node.models import TrackerModel
+from sam3_node.models.sam.sam1 import adapt_sam1
+from sam3_node.perception.rasterize import rasterize
+from sam3_node.tracking.everything import EverythingOptions, segment_everything
+from tests.support.tiny import tiny_model
+from tests.support.tiny_sam1 import SIZE, random_sam1
+
+OPTIONS = EverythingOptions(
+    grid=6, min_iou=0.25, min_stability=0.0, max_overlap=1.0, most=256
+)  # random masks overlap
+MATCH = 0.95
+
+
+class Processor(SamImageProcessorPil):
+    """transformers' processor with a suppression of its own, because that of transformers needs torchvision."""
+
+    def post_process_for_mask_generation(
+        self, all_masks: list, all_scores: torch.Tensor, all_boxes: torch.Tensor, crops_nms_thresh: float
+    ) -> tuple:
+        corners = all_boxes.double().numpy()
+        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+        ious = coco.iou(boxes, boxes, [0] * len(boxes))
+        kept: list[int] = []
+        for index in all_scores.argsort(descending=True).tolist():
+            if not kept or ious[index, kept].max() <= crops_nms_thresh:
+                kept.append(index)
+        masks = [decode(all_masks[index]) for index in kept]
+        return masks, all_scores[kept], all_masks, all_boxes[kept]
+
+
+def decode(rle: dict) -> np.ndarray:
+    """Decode the uncompressed run lengths of transformers."""
+    height, width = rle["size"]
+    return (
+        coco.decode(coco.frPyObjects({"size": [height, width], "counts": rle["counts"]}, height, width)) > 0
+    )
+
+
+def encode(masks: list[np.ndarray]) -> list[dict]:
+    return [coco.encode(np.asfortranarray(mask.astype(np.uint8))) for mask in masks]
+
+
+def test_masks_are_those_of_transformers_pipeline() -> None:
+    """There is no limit of stability, which transformers measures after upsampling, and ours before it."""
+    from PIL import Image
+
+    source = random_sam1()
+    model = TrackerModel(adapt_sam1(source), name="sam1", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
+    image = np.random.default_rng(3).integers(0, 255, (10, 10, 3), np.uint8).repeat(16, 0).repeat(16, 1)
+    sides = {"height": SIZE, "width": SIZE}
+    processor = Processor(
+        size={"longest_edge": SIZE}, pad_size=sides, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    generator = pipeline("mask-generation", model=source, image_processor=processor, device="cpu")
+    truth = generator(
+        Image.fromarray(image),
+        points_per_crop=6,
+        points_per_batch=16,
+        pred_iou_thresh=OPTIONS.min_iou,
+        stability_score_thresh=0.0,
+        crops_nms_thresh=OPTIONS.max_overlap,
+    )
+    found = segment_everything(model, model.encode(model.preprocess(image[..., ::-1].copy())), OPTIONS)
+    assert 10 <= len(found.iou) < 100, "the limit of the predicted IoU must matter"
+    assert np.allclose(found.iou, truth["scores"], atol=1e-3)
+    for low, theirs in zip(found.logits, truth["masks"], strict=True):
+        ours = rasterize(low.numpy(), (SIZE, SIZE)).full()
+        assert coco.iou(encode([ours]), encode([np.asarray(theirs)]), [0])[0, 0] > MATCH
+
+
+def test_masks_that_depend_on_the_threshold_are_left_out() -> None:
+    model = tiny_model(presence=60.0)
+    features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
+    every = EverythingOptions(grid=4, min_iou=0.0, min_stability=0.0, max_overlap=1.0, most=256)
+    found = segment_everything(model, features, every)
+    inner, outer = ((found.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
+    limit = float((inner / outer).median())
+    sure = segment_everything(model, features, replace(every, min_stability=limit))
+    assert 0 < len(sure.iou) < len(found.iou)
+    assert torch.equal(sure.iou, found.iou[inner > limit * outer])
+
+
+def test_masks_are_sure_different_and_few() -> None:
+    model = tiny_model(presence=60.0)
+    features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
+    options = EverythingOptions(grid=5, min_iou=0.0, min_stability=0.0, most=4)
+    found = segment_everything(model, features, options)
+    assert 1 <= len(found.logits) <= 4
+    assert (found.iou.diff() <= 0).all()
+    assert (found.logits > 0).flatten(1).any(dim=1).all()
+    none = segment_everything(model, features, EverythingOptions(grid=2, min_iou=1.0))
+    assert none.logits.shape == (0, *model.mask_size)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"grid": 33}, "grid: expected 1 to 32"), ({"most": 0}, "most"), ({"min_iou": 2.0}, "min_iou")],
+)
+def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        EverythingOptions(**options)
