@@ -6,7 +6,8 @@ time.
 
 from __future__ import annotations
 
-from functools import cache
+import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     return F.relu(out) if activation == "relu" else F.gelu(out)
 
 
-@cache
+@functools.cache
 def _fused_dtypes() -> frozenset[torch.dtype]:
     """Return the dtypes in which oneDNN multiplies on this CPU."""
     if not torch.backends.mkldnn.is_available():
@@ -214,29 +215,40 @@ class Attention(nn.Module):
         super().__init__()
         self._buffer = torch.empty(0)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int = 0, weight: int = 1
+    ) -> Tensor:
         """Attend with query [N, L, D] to key [N, T, D] and value [N, T, V <= D]; return [N, L, V].
 
         mask: bool [N, 1, M <= T] for the last M keys, True for keys to attend to; None for all. Each object attends to
-        at least one.
+        at least one. The first `first` keys weigh as if each occurred `weight` times.
         """
         if query.dtype == torch.float32 and is_eager_on_cpu(query):
-            return self._attend_in_steps(query, key, value, mask)
+            return self._attend_in_steps(query, key, value, mask, first, weight)
         wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
         free = key.shape[1] - (0 if mask is None else mask.shape[-1])
-        if mask is None or free == 0:
-            attended = None if mask is None else mask[:, None]
+        if weight == 1:
+            first = 0
+        if first > free:
+            out = _attend_weighted(query, key, wide, mask, first, weight)
+        elif mask is None and not first:
+            out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None])[:, 0]
+        elif mask is not None and not free:
             out = F.scaled_dot_product_attention(
-                query[:, None], key[:, None], wide[:, None], attn_mask=attended
+                query[:, None], key[:, None], wide[:, None], attn_mask=mask[:, None]
             )[:, 0]
         else:
-            out = _merge_attention(
-                _attend_fused(query, key[:, :free], wide[:, :free]),
-                _attend_masked(query, key[:, free:], wide[:, free:], mask),
-            )
+            parts = [_attend_fused(query, key[:, first:free], wide[:, first:free])]
+            if first:
+                parts.append(_attend_fused(query, key[:, :first], wide[:, :first], weight))
+            if mask is not None:
+                parts.append(_attend_masked(query, key[:, free:], wide[:, free:], mask))
+            out = functools.reduce(_merge_attention, parts).out
         return out[..., : value.shape[-1]]
 
-    def _attend_in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend_in_steps(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int, weight: int
+    ) -> Tensor:
         count, length, keys = query.shape[0], query.shape[1], key.shape[1]
         query = query * query.shape[-1] ** -0.5
         rows = min(length, max(1, MAX_SCORES // keys))
@@ -247,6 +259,8 @@ class Attention(nn.Module):
                 some = slice(start, start + rows)
                 part = query[i, some]
                 scores = torch.mm(part, key[i].T, out=buffer[: len(part)])
+                if weight > 1:
+                    scores[:, :first].add_(math.log(weight))
                 if mask is not None:
                     scores[:, -mask.shape[-1] :].masked_fill_(~mask[i], float("-inf"))
                 torch.softmax(scores, dim=-1, out=scores)
@@ -268,7 +282,7 @@ class _Attended(NamedTuple):
     log_sum: Tensor
 
 
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor) -> _Attended:
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor, weight: int = 1) -> _Attended:
     """Attend to all keys with the device's fused kernel; [N, L or T, D] each. A mask would rule out the fastest."""
     heads = query[:, None], key[:, None], value[:, None]
     if query.device.type == "cpu":
@@ -277,7 +291,7 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor) -> _Attended:
         out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True)
     else:
         out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
-    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float())
+    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float() + math.log(weight))
 
 
 def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _Attended:
@@ -287,7 +301,20 @@ def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _
     return _Attended(scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True))
 
 
-def _merge_attention(first: _Attended, second: _Attended) -> Tensor:
+def _attend_weighted(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int, weight: int
+) -> Tensor:
+    """Attend with a mask that reaches into the first, weighted keys; see `Attention`."""
+    bias = query.new_zeros(len(key), 1, key.shape[1])
+    bias[..., :first] = math.log(weight)
+    if mask is not None:
+        bias[..., -mask.shape[-1] :].masked_fill_(~mask, float("-inf"))
+    return F.scaled_dot_product_attention(
+        query[:, None], key[:, None], value[:, None], attn_mask=bias[:, None]
+    )[:, 0]
+
+
+def _merge_attention(first: _Attended, second: _Attended) -> _Attended:
     """Return the attention to the keys of both. This is exact: each part weighs as the sum of its exponentials."""
     share = torch.sigmoid(second.log_sum - first.log_sum).to(first.out.dtype)
-    return torch.lerp(first.out, second.out, share)
+    return _Attended(torch.lerp(first.out, second.out, share), torch.logaddexp(first.log_sum, second.log_sum))

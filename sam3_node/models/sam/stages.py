@@ -22,7 +22,10 @@ Run = Callable[..., Any]
 
 
 class Stages(NamedTuple):
-    """The stages that track N objects without prompts. `h`, `w` is the token grid."""
+    """The stages that track N objects without prompts. `h`, `w` is the token grid.
+
+    A read with an attribute `max_objects` that is not None takes that many objects in a call, and no more.
+    """
 
     encode: Run
     """(pixels [1, 3, S, S]) -> the tensors of `Features`"""

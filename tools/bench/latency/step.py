@@ -54,15 +54,20 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "small": lambda: sam3_config(
         128, 18, 2, 4, hidden_size=192, intermediate_size=512, num_hidden_layers=6, global_attn_indexes=[2, 5]
     ),
+    "tiny": lambda: sam3_config(hidden=128),
     "full": Sam3TrackerVideoConfig,
 }
 
 
 def random_source(name: str, device: str) -> Any:
-    """Return a tracker of transformers with seeded random weights, whose logits have a trained model's size."""
+    """Return a tracker of transformers with seeded random weights, whose logits have a trained model's size.
+
+    They are made on the device: on a CPU those of SAM 3 take half a minute.
+    """
     torch.manual_seed(0)
     config = CONFIGS[name]()
-    source = CLASSES[config.model_type](config).eval().requires_grad_(False)
+    with torch.device(device):
+        source = CLASSES[config.model_type](config).eval().requires_grad_(False)
     for path, value in source.named_parameters():
         if value.ndim > 1 and "embed" not in path and value.std() > 0:
             value.mul_(1 / math.sqrt(value[0].numel()) / value.std())
