@@ -47,6 +47,19 @@ def test_static_shapes_read_no_more_than_dynamic_ones() -> None:
     assert found["read, whole bank"].flops > 1.3 * found["read, static"].flops
 
 
+def test_the_decoder_never_projects_the_image_tokens(model: TrackerModel) -> None:
+    """Its attention costs four products with the tokens of all heads, not three projections a layer."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        flops = count_stages(model)["decode"].flops
+    area, hidden, tokens, heads = model.grid[0] * model.grid[1], model.hidden, 8, 4
+    layers, carried = 2, heads * tokens
+    attention = (layers * 6 + 3) * 2 * area * carried * hidden  # 3 products each: scores, place, values
+    upscaling = 2 * area * hidden * hidden + 2 * 4 * area * hidden // 4 * hidden // 2
+    masks = 2 * 16 * area * 4 * hidden // 8
+    few = 8e6  # the tokens' own maps
+    assert attention + upscaling + masks < flops < attention + upscaling + masks + few
+
+
 @pytest.mark.parametrize(
     ("run", "expected"),
     [

@@ -36,8 +36,7 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     On a CPU, bias and activation are applied while the product is in the cache. Layers of other classes, such as
     quantised ones, are called.
     """
-    plain = type(layer) is nn.Linear and x.dtype in FUSED_DTYPES
-    if plain and is_eager_on_cpu(x) and torch.backends.mkldnn.is_available():
+    if type(layer) is nn.Linear and is_eager_on_cpu(x) and x.dtype in _fused_dtypes():
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
         return out
     out = layer(x)
@@ -46,8 +45,13 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     return F.relu(out) if activation == "relu" else F.gelu(out)
 
 
-FUSED_DTYPES = (torch.float32, torch.bfloat16)
-"""Dtypes that oneDNN multiplies with a fused activation."""
+@functools.cache
+def _fused_dtypes() -> frozenset[torch.dtype]:
+    """Return the dtypes in which oneDNN multiplies on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return frozenset()
+    half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return frozenset({torch.float32, torch.bfloat16} if half else {torch.float32})
 
 
 def apply_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class MemoryRead(nn.Module):
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
             x = layer(x, rotation, attend)
-        out: Tensor = self.norm(x).transpose(1, 2).reshape(len(memory), self.hidden, *top.shape[-2:])
+        out: Tensor = self.norm(x).transpose(1, 2).reshape(memory.shape[0], self.hidden, *top.shape[-2:])
         return out
 
     def _attend(self, tokens: Tokens) -> Attend:
@@ -147,7 +147,7 @@ class _PlainAttend:
         tokens = self.tokens
         query = rotate(apply_linear(layer.query, x), self.rotation)
         key = self._rotate_keys(apply_linear(layer.key, tokens.keys))
-        query = query.expand(len(key), -1, -1)
+        query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
         out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
         return out
 

@@ -85,3 +85,40 @@ def test_a_linear_map_on_a_cpu_equals_torchs(activation: str) -> None:
     truth = layer.double()(x.double())
     truth = {"none": truth, "relu": truth.relu(), "gelu": torch.nn.functional.gelu(truth)}[activation]
     assert (found - truth).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rotation_equals_its_definition_up_to_rounding(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    angle, x = torch.rand(20, 8, generator=generator) * 6, torch.randn(2, 5, 20, 16, generator=generator)
+    rotation = torch.stack([angle.cos(), angle.sin()], dim=-1)
+    x = x.to(dtype)
+    even, odd = x.double()[..., ::2], x.double()[..., 1::2]
+    cos, sin = angle.double().cos(), angle.double().sin()
+    truth = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+    found = algebra.rotate(x[:, :, :], rotation)
+    assert found.dtype == dtype
+    assert (found.double() - truth).abs().max() <= torch.finfo(dtype).eps * 8
+
+
+def test_a_layer_of_another_class_is_called() -> None:
+    """A quantised layer keeps the weights of the layer that it replaces, but rounds its inputs first."""
+
+    class Rounding(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.round())
+
+    torch.manual_seed(2)
+    layer, x = Rounding(16, 8), torch.randn(3, 16)
+    with torch.inference_mode():
+        assert torch.equal(algebra.apply_mlp(layer, torch.nn.ReLU(), torch.nn.Identity(), x), layer(x).relu())
+
+
+def test_a_folded_upscaling_equals_both_maps_up_to_the_edge() -> None:
+    torch.manual_seed(4)
+    first, second = torch.nn.ConvTranspose2d(6, 5, 2, stride=2), torch.nn.Conv2d(5, 3, 3, padding=1)
+    x = torch.randn(1, 6, 7, 7)
+    with torch.inference_mode():
+        truth = second(first(x))
+        found = algebra.fold_upscaling(first, second)(x) + algebra.upscaled_bias(first, second, 14)
+    assert (found - truth).abs().max() < 1e-5
