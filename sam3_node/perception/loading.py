@@ -6,9 +6,11 @@ import torch
 
 from ..detection.base import Detector
 from ..detection.load import load_detector
+from ..engines.auto_dtype import has_open_dtype, load_by_gate
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
+from ..engines.key import choose_model_dtype
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.torch_slot import serve_fast_torch
 from ..engines.tracker_slot import serve_tracker, use_torch
@@ -58,13 +60,19 @@ def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
     model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
-    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
-        model = load_tracker(
+
+    def load(dtype: str | torch.dtype) -> TrackerModel:
+        return load_tracker(
             model_settings.name,
             device=model_settings.device,
-            dtype=model_settings.dtype,
+            dtype=dtype,
             compile=model_settings.compile,
             image_size=model_settings.image_size,
+        )
+
+    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
+        model = (
+            load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
         )
         _use_read(model, settings)
         torch_stages = model.stages

@@ -131,6 +131,22 @@ class MemoryBank:
         self.features[row] = 0  # attention multiplies masked values by 0, but 0 * NaN is NaN
         self.pointers[row] = 0
 
+    def forget_recent(self, row: int) -> None:
+        """Forget all frames of the object in `row`, except its conditioning frames."""
+        self._frame[row] = NO_FRAME
+
+    @torch.inference_mode()
+    def copy_conditioning(self, source: int, target: int) -> None:
+        """Copy the conditioning frames of one row to another, which is clear."""
+        self.features[target, self._ring :] = self.features[source, self._ring :]
+        self.pointers[target, self._pointer_ring :] = self.pointers[source, self._pointer_ring :]
+        for table in (self._conditioning_frame, self._conditioning_pointer):
+            table[target] = table[source]
+
+    def is_conditioning(self, row: int, frame: int) -> bool:
+        """Return True if `frame` is a conditioning frame of the object in `row`."""
+        return bool((self._conditioning_pointer[row] == frame).any())
+
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
         """Store a tracked frame for N rows: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`)."""
         index = torch.from_numpy(rows).to(self.features.device, non_blocking=True)

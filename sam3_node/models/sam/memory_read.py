@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import require
-from .algebra import Attention, apply_linear, fold_linear, join_linear, rotate
+from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
 from .read_tokens import MemoryTokens, Tokens
 
 KERNEL_EXTRA = "triton"
@@ -125,14 +125,7 @@ class ReadLayer(nn.Module):
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
         x = self._attend_self(self.norm1(x), rotation).add_(x)
         x = apply_linear(self.value_out, attend(self, self.norm2(x))).add_(x)
-        out = apply_linear(self.linear2, self._widen(self.norm3(x)))
-        return out.add_(x)
-
-    def _widen(self, x: Tensor) -> Tensor:
-        if isinstance(self.activation, nn.ReLU):
-            return apply_linear(self.linear1, x, "relu")
-        out: Tensor = self.activation(self.linear1(x))
-        return out
+        return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
 
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
         query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)

@@ -18,8 +18,9 @@ from ...errors import ModelError
 from ..pixels import normalise_frame
 from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead
+from .memory_write import MemoryWrite
 from .read_tokens import ReadMethod
-from .stages import Decoder, Features, FollowDecode, FollowRemember, MemoryWrite, Stages
+from .stages import Decoder, Features, FollowDecode, FollowRemember, Stages
 from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
