@@ -153,4 +153,5 @@ def compare(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
         )
         reference.use_read(settings.tracker.read)
         frames = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
-        return compare_stages(reference, stages, frames, engine.min_cosine, engine.min_iou, dtype=model.dtype)
+        thresholds = engine.min_cosine, engine.min_iou
+        return compare_stages(reference, stages, frames, *thresholds, dtype=model.dtype, served=model)
