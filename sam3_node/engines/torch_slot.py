@@ -17,7 +17,7 @@ from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import Settings
 from .key import FP8
-from .oom import reraise_out_of_memory
+from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, quantise_encoder
 from .recipes import load_recipe
 from .report import Report
@@ -104,7 +104,12 @@ def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
 
     def serve() -> None:
         fast = make_stages(model, settings)
-        report = compare(fast, model, settings)
+        try:
+            report = compare(fast, model, settings)
+        except STAGE_ERRORS:
+            raise
+        except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
+            raise EngineError(f"torch's faster stages fail: {summarize_error(error)}") from error
         if refusal := report.refusal():
             raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
         model.stages = fast
@@ -148,4 +153,5 @@ def compare(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
         )
         reference.use_read(settings.tracker.read)
         frames = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
-        return compare_stages(reference, stages, frames, engine.min_cosine, engine.min_iou, dtype=model.dtype)
+        thresholds = engine.min_cosine, engine.min_iou
+        return compare_stages(reference, stages, frames, *thresholds, dtype=model.dtype, served=model)

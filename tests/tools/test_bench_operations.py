@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
 from tools.bench.counting import Counts, count
-from tools.bench.latency.operations import build, count_read, count_stages
+from tools.bench.latency.operations import build, count_methods, count_read, count_stages
 
 RING, POINTERS = 7, 16
 
@@ -58,6 +59,16 @@ def test_the_decoder_never_projects_the_image_tokens(model: TrackerModel) -> Non
     masks = 2 * 16 * area * 4 * hidden // 8
     few = 8e6  # the tokens' own maps
     assert attention + upscaling + masks < flops < attention + upscaling + masks + few
+
+
+def test_approximations_and_kernels_read_less() -> None:
+    found = {title: counts.flops for title, counts in count_methods("small", 1).items()}
+    ways = ["float32 on a CPU", *(["kernels"] if find_spec("triton") else [])]
+    for way in ways:
+        exact = found[f"read, {way}"]
+        assert exact == pytest.approx(found["read, float32 on a CPU"], rel=0.01)
+        assert found[f"read, {way}, pooled"] < 0.6 * exact
+        assert found[f"read, {way}, sparse"] < 0.6 * exact
 
 
 @pytest.mark.parametrize(

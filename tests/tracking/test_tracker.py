@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,21 @@ def test_confident_passes_over_frames_out_of_view(clip: list, bank_size: int) ->
     # the last frame always counts, so the rules differ two frames after the first absence at the earliest
     assert largest_difference(confident[: first_absent + 2], recent[: first_absent + 2]) == 0
     assert largest_difference(confident, recent) > 0
+
+
+def test_the_memory_of_the_newest_prompted_frame_comes_first(model: TrackerModel, clip: list) -> None:
+    tracker, row = Tracker(model, max_objects=1), np.zeros(1, dtype=np.int64)
+    firsts = []
+    for frame, pixels in enumerate(clip[:8]):
+        tracker.step(pixels, [A] if frame in (0, 4) else [])
+        memories = tracker.bank.read(row, tracker.frame_number, static=False)
+        prompted = memories.offset[0] == model.num_maskmem - 1
+        assert prompted.nonzero().flatten().tolist() == ([0, 1] if frame >= 4 else [0])
+        firsts.append(memories.memory[0, 0].clone())
+    assert all(torch.equal(first, firsts[0]) for first in firsts[:4])
+    assert all(torch.equal(first, firsts[4]) for first in firsts[4:])
+    assert not torch.equal(firsts[0], firsts[4])
+    assert torch.equal(memories.memory[0, 1], firsts[0])
 
 
 def test_a_small_bank_attends_to_less(model: TrackerModel, clip: list) -> None:

@@ -16,7 +16,7 @@ This module imports triton, so import it only where the kernels are wanted.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -29,9 +29,22 @@ from .read_tokens import Tokens
 if TYPE_CHECKING:
     from .memory_read import ReadLayer
 
-QUERY_BLOCK, KEY_BLOCK, PROJECT_BLOCK = 128, 64, 64
-WARPS, STAGES = 8, 3
+PROJECT_BLOCK, PROJECT_WARPS = 64, 8
 MAX_SPLITS = 8
+
+
+class Launch(NamedTuple):
+    """Sizes of the attention kernel: queries and keys of a block, warps, and stages of its pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+LARGE, SMALL = Launch(128, 64, 8, 3), Launch(64, 64, 4, 2)
+SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
+"""Compute capabilities whose blocks have 99 KB of shared memory; a LARGE one takes 144 to 184."""
 
 
 @triton.jit
@@ -58,6 +71,18 @@ def _project_keys(
 
 
 @triton.jit
+def _locate_block(block, pooled, full, pointers, full_start, pointer_start, BLOCK_N: tl.constexpr):
+    """Return where a block of valid keys begins, where the valid keys of its region end, and if it is pooled."""
+    pooled_blocks = tl.cdiv(pooled, BLOCK_N)
+    other_blocks = pooled_blocks + tl.cdiv(full, BLOCK_N)
+    is_pooled, is_pointer = block < pooled_blocks, block >= other_blocks
+    start = tl.where(is_pooled, 0, tl.where(is_pointer, pointer_start, full_start))
+    valid = tl.where(is_pooled, pooled, tl.where(is_pointer, pointers, full))
+    before = tl.where(is_pooled, 0, tl.where(is_pointer, other_blocks, pooled_blocks))
+    return start + (block - before) * BLOCK_N, start + valid, is_pooled
+
+
+@triton.jit
 def _attend(
     query, key, value, counts, rotation, out, log_sum,
     length, tokens, full_start, pointer_start, query_stride, scale, pooled_bias,
@@ -77,26 +102,23 @@ def _attend(
     first = (even * cos - odd * sin).to(kind)
     second = (odd * cos + even * sin).to(kind)
 
-    pooled, full, pointers = (
-        tl.load(counts + item * 3), tl.load(counts + item * 3 + 1), tl.load(counts + item * 3 + 2)
-    )  # fmt: skip
-    pooled_blocks, full_blocks = tl.cdiv(pooled, BLOCK_N), tl.cdiv(full, BLOCK_N)
-    blocks = pooled_blocks + full_blocks + tl.cdiv(pointers, BLOCK_N)
+    pooled, full = tl.load(counts + item * 3), tl.load(counts + item * 3 + 1)
+    pointers = tl.load(counts + item * 3 + 2)
+    blocks = tl.cdiv(pooled, BLOCK_N) + tl.cdiv(full, BLOCK_N) + tl.cdiv(pointers, BLOCK_N)
     share = tl.cdiv(blocks, splits)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     for block in range(split * share, tl.minimum(blocks, (split + 1) * share)):
-        in_full, in_pointers = block >= pooled_blocks, block >= pooled_blocks + full_blocks
-        before = tl.where(in_pointers, pooled_blocks + full_blocks, tl.where(in_full, pooled_blocks, 0))
-        begin = tl.where(in_pointers, pointer_start, tl.where(in_full, full_start, 0))
-        limit = begin + tl.where(in_pointers, pointers, tl.where(in_full, full, pooled))
-        token = begin + (block - before) * BLOCK_N + column
+        begin, limit, weighted = _locate_block(
+            block, pooled, full, pointers, full_start, pointer_start, BLOCK_N
+        )
+        token = begin + column
         valid = token < limit
         places = key + (item * tokens + token[None, :]) * (2 * HALF) + half[:, None]
         scores = tl.dot(first, tl.load(places, mask=valid[None, :], other=0.0))
         scores = tl.dot(second, tl.load(places + HALF, mask=valid[None, :], other=0.0), scores)
-        scores = scores * scale + tl.where(in_full, 0.0, pooled_bias)  # in powers of 2
+        scores = scores * scale + tl.where(weighted, pooled_bias, 0.0)  # in powers of 2
         scores = tl.where(valid[None, :], scores, float("-inf"))
         peak = tl.maximum(largest, tl.max(scores, 1))
         shrink, weights = tl.exp2(largest - peak), tl.exp2(scores - peak[:, None])
@@ -172,7 +194,7 @@ def project_keys(x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows
     stride = 0 if len(rows) == 1 else tokens
     _project_keys[(triton.cdiv(tokens, PROJECT_BLOCK), count)](
         x, weight, bias, rotation, rows, out, tokens, stride,
-        WIDTH=width, HALF=len(weight) // 2, BLOCK=PROJECT_BLOCK, num_warps=WARPS,
+        WIDTH=width, HALF=len(weight) // 2, BLOCK=PROJECT_BLOCK, num_warps=PROJECT_WARPS,
     )  # fmt: skip
     return out
 
@@ -199,7 +221,8 @@ def attend(
     one in all. rotation: float32 [R >= L, 2, D / 2], row by row that of the queries.
     """
     (count, tokens, wide), length = key.shape, query.shape[1]
-    tiles = triton.cdiv(length, QUERY_BLOCK)
+    launch = choose_launch(key.device)
+    tiles = triton.cdiv(length, launch.queries)
     splits = choose_splits(tiles * count, count_processors(key.device))
     kind = query.dtype if splits == 1 else torch.float32
     out = value.new_empty(splits, count, length, value.shape[2], dtype=kind)
@@ -208,8 +231,8 @@ def attend(
         query.contiguous(), key, value, counts, rotation, out, log_sum,
         length, tokens, starts[0], starts[1], 0 if len(query) == 1 else length * wide,
         wide**-0.5 * math.log2(math.e), math.log2(pooled),
-        WIDTH=value.shape[2], HALF=wide // 2, BLOCK_M=QUERY_BLOCK, BLOCK_N=KEY_BLOCK,
-        num_warps=WARPS, num_stages=STAGES,
+        WIDTH=value.shape[2], HALF=wide // 2, BLOCK_M=launch.queries, BLOCK_N=launch.keys,
+        num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if splits == 1:
         return out[0]
@@ -241,6 +264,12 @@ def _count_attention(
     query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **_: object
 ) -> int:
     return 2 * query[1] * (key.numel() + value.numel())
+
+
+def choose_launch(device: torch.device) -> Launch:
+    """Return the sizes that fit into a GPU's shared memory."""
+    is_small = device.type == "cuda" and torch.cuda.get_device_capability(device) in SMALL_MEMORY
+    return SMALL if is_small else LARGE
 
 
 def choose_splits(tiles: int, processors: int) -> int:

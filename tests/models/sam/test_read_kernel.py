@@ -63,7 +63,7 @@ def test_a_read_by_kernels_equals_torchs(method: str, errors: dict[str, float]) 
     assert errors[f"read {method}"] < 1e-4
 
 
-def compile_for_hopper(kernel: Any, constants: dict[str, int], warps: int, stages: int) -> Any:
+def compile_for(generation: int, kernel: Any, constants: dict[str, int], warps: int, stages: int) -> Any:
     """Compile a kernel as it is launched for SAM 3, for a GPU that need not be here."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -78,41 +78,70 @@ def compile_for_hopper(kernel: Any, constants: dict[str, int], warps: int, stage
         kernel, kinds, {(names.index(key),): value for key, value in constants.items()}, aligned
     )
     options = {"num_warps": warps, "num_stages": stages}
-    return triton.compile(source, target=GPUTarget("cuda", HOPPER, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
 
 
-def count_spills(ptx: str, folder: Path) -> int:
+def count_spills(ptx: str, generation: int, folder: Path) -> int:
     """Return the bytes that ptxas stores and loads for want of registers."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    file = folder / "kernel.ptx"
+    file, suffix = folder / "kernel.ptx", "a" if generation >= HOPPER else ""
     file.write_text(ptx)
-    command = [get_ptxas(HOPPER).path, "-v", f"-arch=sm_{HOPPER}a", str(file), "-o", os.devnull]
+    command = [
+        get_ptxas(generation).path,
+        "-v",
+        f"-arch=sm_{generation}{suffix}",
+        str(file),
+        "-o",
+        os.devnull,
+    ]
     log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     spills = re.findall(r"(\d+) bytes spill", log)
     assert spills, log
     return sum(map(int, spills))
 
 
-@pytest.mark.parametrize("name", ["_attend", "_project_keys"])
-def test_the_kernels_keep_their_numbers_in_registers_on_an_h100(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "generation"), [("LARGE", HOPPER), ("SMALL", 89), ("projection", HOPPER)])
+def test_the_kernels_keep_their_numbers_in_registers(
+    name: str, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sam3_node.models.sam import read_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     sizes = {"WIDTH": 64, "HALF": 128}
-    if name == "_attend":
-        blocks = {"BLOCK_M": read_kernel.QUERY_BLOCK, "BLOCK_N": read_kernel.KEY_BLOCK}
-        compiled = compile_for_hopper(
-            read_kernel._attend, sizes | blocks, read_kernel.WARPS, read_kernel.STAGES
-        )
+    if name == "projection":
+        sizes["BLOCK"] = read_kernel.PROJECT_BLOCK
+        compiled = compile_for(generation, read_kernel._project_keys, sizes, read_kernel.PROJECT_WARPS, 3)
     else:
-        blocks = {"BLOCK": read_kernel.PROJECT_BLOCK}
-        compiled = compile_for_hopper(read_kernel._project_keys, sizes | blocks, read_kernel.WARPS, 3)
-    assert count_spills(compiled.asm["ptx"], tmp_path) == 0
-    assert "wgmma.mma_async" in compiled.asm["ptx"]  # the matrix units of an H100
-    assert compiled.metadata.shared <= 227 * 1024
+        launch = getattr(read_kernel, name)
+        sizes |= {"BLOCK_M": launch.queries, "BLOCK_N": launch.keys}
+        compiled = compile_for(generation, read_kernel._attend, sizes, launch.warps, launch.stages)
+    assert count_spills(compiled.asm["ptx"], generation, tmp_path) == 0
+    assert ("wgmma" if generation == HOPPER else "mma.sync") in compiled.asm["ptx"]  # the GPU's matrix units
+    assert compiled.metadata.shared <= (227 if generation == HOPPER else 99) * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("objects", [1, 3])
+def test_the_kernels_on_a_gpu_are_as_exact_as_bfloat16(objects: int) -> None:
+    from sam3_node.models.sam.read_kernel import attend
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    area, tokens = 72 * 72, 7 * 72 * 72 + 64
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator).bfloat16()
+
+    query, key, value = make(1, area, 256), make(objects, tokens, 256), make(objects, tokens, 64)
+    counts = torch.tensor([[0, 7 * area, 64], [0, area, 3], [0, 2 * area, 64]], device="cuda")[:objects]
+    turn = torch.stack([torch.ones(area, 128), torch.zeros(area, 128)], dim=1).cuda()
+    found = attend(query, key, value, counts.int(), turn, [0, 7 * area], 1)
+    for row, (_, full, pointers) in enumerate(counts.tolist()):
+        used = torch.cat([torch.arange(full), torch.arange(7 * area, 7 * area + pointers)]).cuda()
+        scores = query[0].float() @ key[row, used].float().T / 16
+        expected = scores.softmax(-1) @ value[row, used].float()
+        assert (found[row].float() - expected).abs().max() < 0.02
 
 
 @pytest.mark.parametrize(

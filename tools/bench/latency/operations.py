@@ -12,11 +12,14 @@ attention on a CPU takes them as they are. "static" is the read with static shap
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import CLASSES
+from sam3_node.models.sam.read_tokens import METHODS
 from tools.bench.common import Figures, make_parser
 from tools.bench.counting import Counts, count
 from tools.bench.latency.step import CONFIGS
@@ -67,6 +70,23 @@ def count_stages(model: TrackerModel, objects: int = 1) -> dict[str, Counts]:
     return found
 
 
+def count_methods(name: str, objects: int) -> dict[str, Counts]:
+    """Count the read of a full bank by each method, in float32 on a CPU and by kernels."""
+    found = {}
+    plain, fused = build(name, torch.float32), build(name, torch.bfloat16)
+    ways = {"float32 on a CPU": plain}
+    if find_spec("triton"):
+        fused.read_stage.use_kernels()
+        ways["kernels"] = fused
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for method in METHODS:
+            for way, model in ways.items():
+                model.use_read(method)
+                title = f"read, {way}" if method == "exact" else f"read, {way}, {method}"
+                found[title] = count_read(model, objects, RING + 1, True, False)
+    return found
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=list(CONFIGS), default="full")
@@ -75,13 +95,11 @@ def main() -> None:
     model = build(args.model, torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = count_stages(model, args.objects)
-    model = build(args.model, torch.float32)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        found["read, float32 on a CPU"] = count_read(model, args.objects, RING + 1, True, False)
-    print(f"{args.model}, {args.objects} object(s)      TFLOP        GB   kernels")
+    found |= count_methods(args.model, args.objects)
+    print(f"{f'{args.model}, {args.objects} object(s)':30s}     TFLOP        GB   kernels")
     for stage, counts in found.items():
         tera, giga = counts.flops / 1e12, counts.traffic / 1e9
-        print(f"{stage:26s} {tera:9.4f} {giga:9.3f} {counts.kernels:9d}")
+        print(f"{stage:30s} {tera:9.4f} {giga:9.3f} {counts.kernels:9d}")
         what = f"{args.model}, {args.objects} object(s), {stage}"
         figures.add(f"arithmetic of {what}", tera, "TFLOP")
         figures.add(f"memory traffic of {what}", giga, "GB")
