@@ -165,8 +165,9 @@ def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, 
     def time_ms(row: Any) -> float:
         return float(row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1e3
 
-    rows = sorted(profile.key_averages(), key=time_ms, reverse=True)[:KERNELS]
-    return {row.key[:120]: time_ms(row) for row in rows}
+    kind = "CUDA" if on_gpu else "CPU"
+    rows = [row for row in profile.key_averages() if row.device_type.name == kind]
+    return {row.key[:120]: time_ms(row) for row in sorted(rows, key=time_ms, reverse=True)[:KERNELS]}
 
 
 @torch.inference_mode()
