@@ -11,8 +11,8 @@ from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline, PromptResult
-from ..perception.prompts import FramePrompt
+from ..perception.pipeline import Pipeline
+from ..perception.prompts import FramePrompt, PromptResult
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,13 @@ def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
     return {"id": args.integer("id"), **_origin(pipeline)}
 
 
+def _rename_object(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    label = clean_label(args.text("label"))
+    pipeline.rename(args.integer("id"), label)
+    return {"id": args.integer("id"), "label": label, **_origin(pipeline)}
+
+
 def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
     objects = [
         {**_origin(pipeline), **_silence(perception, pipeline), **asdict(status)}
@@ -167,6 +174,7 @@ CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "epoch")),
     "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "epoch")),
     "remove_object": (_remove_object, ("id", "camera", "epoch")),
+    "rename_object": (_rename_object, ("id", "label", "camera", "epoch")),
     "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),
