@@ -103,6 +103,8 @@ def _load_model(settings: Settings) -> TrackerModel:
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
     if not model.has_memory:
         raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
+    if model.trunk is not None:
+        model.share_trunk()  # an output that costs little, and spares a detector an encoder of its own
     return model
 
 

@@ -39,6 +39,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
         precision=settings.engine.precision,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
+        trunk=model.trunk is not None,
         **describe_target(model.device, settings, gpu),
     )
 

@@ -22,6 +22,7 @@ from ..tracking.memory import MemoryBank
 from ..tracking.selection import get_rule
 
 OBJECTS = "objects"  # the only dimension that varies
+TRUNK = "trunk"  # the encoder's output for a detector
 STAGES = ("encode", "read", "decode", "remember")
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
@@ -59,11 +60,12 @@ class StageSpec(NamedTuple):
 
 
 def tracker_stages(
-    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None
+    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None, *, trunk: bool | None = None
 ) -> Mapping[str, StageSpec]:
     """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames that is read in full.
 
-    dtype: the dtype that an engine of them computes in. By default it is the model's own.
+    dtype: the dtype that an engine of them computes in. By default it is the model's own. trunk: whether the encoder
+    also returns what a detector may share; by default, as the model's own does now.
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     area, wide = height * width, model.memory_channels
@@ -87,12 +89,17 @@ def tracker_stages(
         presence,
         TensorSpec("pointer", (OBJECTS, channels), number),
     )
+    features = [fine, middle, image]
+    if getattr(model.encode_stage, "shares_trunk", False) if trunk is None else trunk:
+        assert model.trunk is not None
+        depth = model.trunk.get_buffer("position").shape[-1]
+        features.append(TensorSpec(TRUNK, (1, depth, height, width), number))
     side = model.image_size
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
     remembered = TensorSpec("remembered", (OBJECTS, area, wide), torch.bfloat16)
     modules = model.stages
     stages = (
-        StageSpec("encode", _require_module(modules.encode), (pixels,), (fine, middle, image)),
+        StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features)),
         StageSpec("read", _require_module(modules.read), (image, *bank), (read,)),
         StageSpec("decode", _require_module(modules.decode), (read, fine, middle), decoded),
         StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),
@@ -215,6 +222,28 @@ class DtypeAdapter:
         results = as_tuple(self.run(*cast_tensors(inputs, self.inside.inputs)))
         outputs = cast_tensors(results, self.outside.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
+
+
+class SharedEncoder(DtypeAdapter):
+    """An encoder's engine that has the trunk as its last output, and returns it only if the torch encoder would."""
+
+    def __init__(self, run: Run, inside: StageSpec, outside: StageSpec, encoder: nn.Module) -> None:
+        super().__init__(run, inside, outside)
+        self._encoder = encoder
+
+    @property
+    def shares_trunk(self) -> bool:
+        """True once a detector shares the trunk."""
+        return bool(self._encoder.shares_trunk)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        outputs = super().__call__(*inputs)
+        return outputs if self.shares_trunk else outputs[:-1]
+
+
+def has_trunk(stages: Mapping[str, StageSpec]) -> bool:
+    """Return True if the encoder of these specs also returns the trunk."""
+    return stages["encode"].outputs[-1].name == TRUNK
 
 
 def cast_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from ..files import describe_exposure, make_private_dir, read_private, write_pri
 from ..settings import Section
 
 MANIFEST = "manifest.json"
-FOR_PEOPLE = {"model", "bank_size"}  # fields of a key that engines do not depend on
+INFORMATIVE = {"model", "bank_size", "trunk"}  # fields of a key that need not match
 BUILD_HINT = "build them: sam3-node engine build, with the same settings"
 _log = logging.getLogger(__name__)
 
@@ -54,10 +54,12 @@ class EngineKey(Section):
     """Name of the GPU that they are built for; empty for all of the generation."""
     cpu: str = ""
     """Processor that they are built for; empty for any."""
+    trunk: bool = False
+    """True if the encoder also returns what a detector may share; otherwise the detector runs an encoder of its own."""
 
     def describe_differences(self, required: EngineKey) -> list[str]:
         """Return each reason why engines of this key cannot serve as `required`; empty if they can."""
-        own, other = self.model_dump(exclude=FOR_PEOPLE), required.model_dump(exclude=FOR_PEOPLE)
+        own, other = self.model_dump(exclude=INFORMATIVE), required.model_dump(exclude=INFORMATIVE)
         if self.max_objects > required.max_objects:
             del own["max_objects"]
         return [
@@ -88,7 +90,7 @@ class Manifest(Section):
     @property
     def folder_name(self) -> str:
         """Name of the folder: a digest of everything in which one build can differ from another."""
-        key = self.key.model_dump_json(exclude=FOR_PEOPLE, by_alias=True)
+        key = self.key.model_dump_json(exclude=INFORMATIVE, by_alias=True)
         return hashlib.sha256(f"{self.format} {key} {self.scales}".encode()).hexdigest()[:16]
 
 

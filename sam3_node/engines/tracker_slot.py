@@ -16,15 +16,15 @@ from ..models.sam.stages import Run, Stages
 from ..settings import Settings
 from ..types import Image
 from .inductor import INDUCTOR, InductorRun
-from .key import FP8, compute_key, resolve_dtype
+from .key import FP8, choose_model_dtype, compute_key, resolve_dtype
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, quantise_encoder
 from .report import Report
 from .slot import EngineSlot, LoadedEngines, require_gpu, shorten_reason
-from .specs import STAGES, StageSpec, tracker_stages
+from .specs import STAGES, StageSpec, has_trunk, tracker_stages
 from .store import EngineKey, StoredEngine
 from .tensorrt.run import TensorRTRun, Workspace
-from .validation import adapt_dtypes, compare_stages
+from .validation import compare_stages, fit_stages
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class TrackerSlot(EngineSlot):
         return compute_key(self.model, self.settings)
 
     def load(self, stored: StoredEngine) -> LoadedEngines:
-        specs = tracker_stages(self.model, dtype=resolve_dtype(self.settings.engine.precision))
+        dtype = resolve_dtype(self.settings.engine.precision)
+        specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
         return LoadedEngines(stored, load(stored, specs), specs)
 
@@ -96,6 +97,8 @@ class TrackerSlot(EngineSlot):
     def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:
         engine = self.settings.engine
         reference = _load_model(self.settings, torch.float32)
+        if has_trunk(engines.specs):
+            reference.share_trunk()
         return compare_stages(
             reference,
             _list_runs(engines),
@@ -108,7 +111,7 @@ class TrackerSlot(EngineSlot):
         )
 
     def install(self, engines: LoadedEngines) -> None:
-        self.model.stages = adapt_dtypes(_list_runs(engines), engines.specs, tracker_stages(self.model))
+        self.model.stages = fit_stages(_list_runs(engines), engines.specs, self.model)
         self.model.static_shapes = True  # engines read the whole bank
 
     def fall_back(self, reason: EngineError) -> None:
@@ -121,6 +124,8 @@ class TrackerSlot(EngineSlot):
         """
         precision = self.settings.engine.precision
         model = _load_model(self.settings, resolve_dtype(precision))
+        if has_trunk(engines.specs):
+            model.share_trunk()
         if precision == FP8 and name == "encode":
             quantisation = Quantisation.load(engines.stored)
             return quantise_encoder(model, *quantisation) if quantisation else None
@@ -132,8 +137,6 @@ def _list_runs(engines: LoadedEngines) -> Stages:
 
 
 def _load_model(settings: Settings, dtype: torch.dtype | None = None) -> TrackerModel:
-    """Load the model that the settings name, in another dtype than theirs if one is given."""
-    source = settings.model
-    return load_tracker(
-        source.name, device=source.device, dtype=dtype or source.dtype, image_size=source.image_size
-    )
+    """Load the model that the settings name, in the dtype that it serves in, or in another one."""
+    source, chosen = settings.model, dtype or choose_model_dtype(settings)
+    return load_tracker(source.name, device=source.device, dtype=chosen, image_size=source.image_size)

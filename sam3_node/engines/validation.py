@@ -30,10 +30,12 @@ from .specs import (
     OBJECTS,
     STAGES,
     DtypeAdapter,
+    SharedEncoder,
     StageSpec,
     TensorSpec,
     as_tuple,
     cast_tensors,
+    has_trunk,
     tracker_stages,
 )
 
@@ -73,7 +75,7 @@ def compare_stages(
         raise EngineError(
             "the reference segments nothing on the first frame; expected a clip with objects on it"
         )
-    specs = tracker_stages(reference, dtype=dtype)
+    specs = tracker_stages(reference, dtype=dtype)  # with the trunk, if the reference shares its own
     comparators = [
         StageComparator(specs[name], getattr(reference.stages, name), getattr(stages, name))
         for name in STAGES
@@ -84,18 +86,24 @@ def compare_stages(
     tracks = None
     if not faults:
         chain = served or reference
-        adapted = adapt_dtypes(stages, specs, tracker_stages(chain))
         chain_clip = [chain.preprocess(frame) for frame in frames]
-        masks = _track(chain, adapted, chain_clip, clip_prompts)
+        masks = _track(chain, fit_stages(stages, specs, chain), chain_clip, clip_prompts)
         tracks = _compare_masks(expected, masks, [prompt.object_id for prompt in clip_prompts])
     report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults)
     return report if report.passed else replace(report, layers=_find_worst_layers(comparators, find_module))
 
 
-def adapt_dtypes(stages: Stages, inside: Mapping[str, StageSpec], outside: Mapping[str, StageSpec]) -> Stages:
-    """Return engines whose specs are `inside`, for a model whose stages have the specs `outside`."""
+def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerModel) -> Stages:
+    """Return engines of these specs in the form in which they replace the modules of a model."""
+    trunk = has_trunk(specs)
+    outside = tracker_stages(model, trunk=trunk)
     runs = zip(STAGES, stages, strict=True)
-    return Stages(*(DtypeAdapter(run, inside[name], outside[name]) for name, run in runs))
+    adapted = Stages(*(DtypeAdapter(run, specs[name], outside[name]) for name, run in runs))
+    if not trunk:
+        return adapted
+    return adapted._replace(
+        encode=SharedEncoder(stages.encode, specs["encode"], outside["encode"], model.encode_stage)
+    )
 
 
 class StageComparator:
@@ -107,6 +115,7 @@ class StageComparator:
 
     def __init__(self, stage: StageSpec, reference: Run, candidate: Run) -> None:
         self.stage, self.reference, self.candidate = stage, reference, candidate
+        self.max_objects = getattr(candidate, "max_objects", None)  # see `Stages`
         self.frame = 0
         self.fault = ""
         self.lowest = float("inf")

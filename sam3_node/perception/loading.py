@@ -160,7 +160,7 @@ def load_configured_detector(
             vocabulary=settings.vocabulary,
             text_encoder=settings.text_encoder,
             device=model.device,
-            dtype=model.dtype,
+            dtype=model.dtype if tracker is None else tracker.dtype,
             tracker=tracker,
         )
         serve_detector(detector, Settings(model=model, detector=settings, engine=engine or EngineSettings()))

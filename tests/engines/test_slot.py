@@ -146,6 +146,26 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
         compute_key(load_tracker(str(weights)), settings, gpu)
 
 
+def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
+    weights: Path, clip: Path, tmp_path: Path
+) -> None:
+    settings = make_settings(weights, tmp_path)
+    source, served = load_tracker(str(weights)), slot(settings)
+    source.share_trunk()
+    engines = loaded(settings, source.stages)._replace(specs=tracker_stages(source))
+    report = served.run_gate(engines, clip)
+    assert report.passed
+    assert [row.output for row in report.outputs if row.stage == "encode"][-1] == "trunk"
+    served.install(engines)
+    pixels = torch.randn(1, 3, source.image_size, source.image_size)
+    assert served.model.encode(pixels).trunk is None
+    served.model.share_trunk()
+    actual, expected = (model.encode(pixels).trunk for model in (served.model, source))
+    assert actual is not None
+    assert expected is not None
+    assert torch.equal(actual, expected)
+
+
 def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, tmp_path: Path) -> None:
     half = load_tracker(str(weights), dtype=torch.bfloat16)
     settings = make_settings(weights, tmp_path, precision="bfloat16", min_cosine=0.5, min_iou=0.1)

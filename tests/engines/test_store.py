@@ -112,7 +112,11 @@ def test_manifests_and_folder_names_of_version_1_do_not_change(store: EngineStor
     assert list(fields["identity"]) == [
         *("model", "weights", "precision", "image_size", "bank_size", "most_objects"),
         *("library", "version", "gpu", "gpu_name", "cpu"),
+        "trunk",
     ]
+    del fields["identity"]["trunk"]  # of a version that had no such field
+    (built.folder / MANIFEST).write_text(json.dumps(fields))
+    assert store.find(KEY.model_copy(update={"trunk": True})).folder == built.folder
 
 
 def test_the_newest_serves(store: EngineStore) -> None:
@@ -218,7 +222,7 @@ RTX = pytest.mark.skipif(
 def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights, folder = tmp_path / "tiny", tmp_path / "engines"
     random_source("sam3").save_pretrained(weights)
-    model = load_tracker(weights, dtype="float16")
+    model = load_tracker(weights, dtype="bfloat16")
     amax = dict.fromkeys(Recipe().select_layers(model.encode_stage), 8.0)
     scales = tmp_path / "scales.json"
     Scales(model="tiny", digest=weights_digest(model), frames=1, amax=amax).save(scales)

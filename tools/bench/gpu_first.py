@@ -64,14 +64,16 @@ def main(words: Sequence[str] | None = None) -> int:
     context = {"device": device, "versions": read_versions() | {"cuda": str(torch.version.cuda)}}
     errors, end_s = 0, time.monotonic() + args.seconds
     for section in args.section:
+        start_s = time.monotonic()
         journal = Journal(path, section, scale, end_s, context)
         try:
             SECTIONS[section](journal)
         except OutOfTimeError:
             print(f"time is over in {section}; the same command goes on there", file=sys.stderr)
             return 3
-        finally:
-            errors += journal.errors
+        except Exception as error:  # the other sections must follow
+            journal.note_error("preparation", error, start_s)
+        errors += journal.errors
     print(f"wrote {path}", file=sys.stderr)
     return int(errors > 0)
 

@@ -192,15 +192,15 @@ class ExecutionContexts:
         """Run on aligned inputs and outputs, in the order of the specs. Raises EngineError where that fails."""
         is_first = objects not in self._contexts
         context, name = self.get(objects), self._stage.name
-        if torch.cuda.is_current_stream_capturing() and not self._is_capturable(context, stream):
-            raise EngineError(
-                f"{name}: TensorRT cannot be captured in a CUDA graph; set engine.graphs = false"
-            )
         for spec, tensor in zip(self._stage.inputs + self._stage.outputs, tensors, strict=True):
             if not context.set_tensor_address(spec.name, tensor.data_ptr()):
                 raise EngineError(
                     f"{name}: {spec.name}: the plan does not take this tensor: {self._describe()}"
                 )
+        if torch.cuda.is_current_stream_capturing() and not self._is_capturable(context, stream):
+            raise EngineError(
+                f"{name}: TensorRT cannot be captured in a CUDA graph; set engine.graphs = false"
+            )
         if not context.execute_async_v3(stream):
             raise EngineError(f"{name}: TensorRT did not run for {objects} objects: {self._describe()}")
         if is_first:

@@ -1,4 +1,4 @@
-"""Build TensorRT plans of SAM 3's encoder at full size in float16 and FP8, on a machine without a GPU.
+"""Build TensorRT plans of SAM 3's encoder at full size in bfloat16 and FP8, on a machine without a GPU.
 
     python -m tools.bench.engines.build_sam3                       1008 px, plans for sm89
     python -m tools.bench.engines.build_sam3 --gpu sm89 sm120
@@ -45,7 +45,7 @@ from sam3_node.models import TrackerModel, load_tracker
 from tools.bench.common import Figures, make_parser, processor
 from tools.bench.latency import step
 
-FP16, FP8 = "float16", "fp8"
+HALF, FP8 = "bfloat16", "fp8"
 
 
 class BuildPlan(NamedTuple):
@@ -107,7 +107,7 @@ def cosines(work: BuildPlan) -> dict[str, float]:
 
 def export_encoder(work: BuildPlan, precision: str) -> StageSpec:
     """Write the encoder as ONNX; return its stage without the weights."""
-    model = work.model(torch.float16)
+    model = work.model(torch.bfloat16)
     stage = tracker_stages(model)["encode"]
     if precision == FP8:
         export_quantised(model, Scales.load(work.scales), None, work.onnx(precision))
@@ -131,7 +131,7 @@ def plan_name(precision: str, gpu: str) -> str:
 def count_fp8(work: BuildPlan) -> tuple[int, int]:
     """Count the layers of TensorRT's network that quantise to FP8, and the layers that the recipe quantises."""
     return count_fp8_layers(work.onnx(FP8)), len(
-        Recipe().select_layers(work.model(torch.float16).encode_stage)
+        Recipe().select_layers(work.model(torch.bfloat16).encode_stage)
     )
 
 
@@ -174,7 +174,7 @@ def measure(steps: Steps, name: str, gpus: Sequence[str], figures: Figures) -> N
     """Run all steps, and report the plans' sizes and the cosines."""
     steps.run("random weights", make_weights, name, writes="weights/*")
     what = steps.run("fp8: calibration", calibrate_fp8)
-    for precision in (FP16, FP8):
+    for precision in (HALF, FP8):
         stage = steps.run(f"{precision}: export", export_encoder, precision, writes=f"{precision}.onnx*")
         for gpu in gpus:
             title, file = f"{precision}: plan for {gpu}", plan_name(precision, gpu)
@@ -189,9 +189,9 @@ def measure(steps: Steps, name: str, gpus: Sequence[str], figures: Figures) -> N
             f"expected FP8 at each of {layers} layers, found {quantised_layers} in TensorRT's network"
         )
     for gpu in gpus:
-        sizes = [steps.megabytes(plan_name(precision, gpu)) for precision in (FP16, FP8)]
-        print(f"{gpu}: the plan in FP8 has {sizes[1] / sizes[0]:.3f} of the bytes of that in float16")
-        figures.add(f"encoder plan for {gpu}, bytes in FP8 / bytes in float16", sizes[1] / sizes[0], "x")
+        sizes = [steps.megabytes(plan_name(precision, gpu)) for precision in (HALF, FP8)]
+        print(f"{gpu}: the plan in FP8 has {sizes[1] / sizes[0]:.3f} of the bytes of that in bfloat16")
+        figures.add(f"encoder plan for {gpu}, bytes in FP8 / bytes in bfloat16", sizes[1] / sizes[0], "x")
     text = ", ".join(f"{output} {value:.5f}" for output, value in by_output.items())
     print(f"cosine with float32, random weights: {text}")
     lowest = min(by_output.values())

@@ -12,19 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sam3_node.errors import Sam3NodeError
-
-ERRORS = (
-    RuntimeError,
-    Sam3NodeError,
-    MemoryError,
-    NotImplementedError,
-    ValueError,
-    AttributeError,
-    ImportError,
-)
-"""Errors of one figure, after which the others are measured: above all memory, and kernels that a GPU lacks."""
-
 
 class OutOfTimeError(Exception):
     """No time is left for another figure. The next call goes on with it."""
@@ -89,13 +76,19 @@ class Journal:
                 else float(found)
             )
             self._write(figure, {"value": value, "unit": unit}, start_s)
-        except ERRORS as error:
-            self.errors += 1
-            text = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:300]}"
-            self._write(figure, {"error": text}, start_s)
+        except (
+            Exception
+        ) as error:  # memory, a kernel that the GPU lacks, and anything else: the others must follow
+            self.note_error(figure, error, start_s)
         gc.collect()
         if self.scale.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def note_error(self, figure: str, error: Exception, start_s: float) -> None:
+        """Write a figure that failed, and count it."""
+        self.errors += 1
+        text = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:300]}"
+        self._write(figure, {"error": text}, start_s)
 
     def _write(self, figure: str, found: Mapping[str, Any], start_s: float) -> None:
         spent = {

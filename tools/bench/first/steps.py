@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -15,18 +18,23 @@ from torch import Tensor
 
 from sam3_node.engines.graphs import use_graphs
 from sam3_node.engines.layer_diff import cosine
+from sam3_node.engines.quantize import Scales, weights_digest
+from sam3_node.engines.recipes import find_layers
 from sam3_node.engines.specs import STAGES
+from sam3_node.engines.torch_slot import make_fp8_encoder
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.settings import TrackerSettings
+from sam3_node.settings import EngineSettings, Settings, TrackerSettings
+from sam3_node.tracking.memory import MemoryBank
+from sam3_node.tracking.selection import get_rule
 from sam3_node.types import Frame
 from tools.bench.common import percentile
 from tools.bench.latency import step
 
-from .journal import Journal, Scale, synchronise
+from .journal import Journal, Scale, median_ms, synchronise
 
 FILL = 8  # frames until the memory bank is full
 KERNELS = 15  # rows of the profiler's table
@@ -65,8 +73,13 @@ def run_eager(journal: Journal) -> None:
 
 
 def run_fast(journal: Journal) -> None:
-    """Measure compiled stages in CUDA graphs."""
+    """Measure the encoder in FP8, the read by Triton kernels, and compiled stages in CUDA graphs."""
     scale = journal.scale
+    journal.measure("FP8 encoder beside bfloat16", "ms", partial(fp8_encoder, scale))
+    for count in () if scale.dry else (1, 4, 16):  # the kernels need a GPU
+        journal.measure(
+            f"Triton read, {count} objects, beside torch", "ms", partial(triton_read, scale, count)
+        )
     model = make_model(scale, _half(scale))
     model.compile(backend="eager" if scale.dry else "inductor")
     use_graphs(model)
@@ -148,7 +161,7 @@ def peak_memory(model: TrackerModel, count: int, static: bool, scale: Scale) -> 
 def step_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the percentiles of the milliseconds of a whole step with a full bank."""
     ours, clip = step.Ours(model, count), make_clip(model, 4)
-    times = [step.timed(ours.step, clip[i % len(clip)])[0] for i in range(FILL + scale.frames)][FILL:]
+    times = [step.timed(ours.step, clip[i % len(clip)])[0].wall_ms for i in range(FILL + scale.frames)][FILL:]
     return {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99)}
 
 
@@ -165,8 +178,9 @@ def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, 
     def time_ms(row: Any) -> float:
         return float(row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1e3
 
-    rows = sorted(profile.key_averages(), key=time_ms, reverse=True)[:KERNELS]
-    return {row.key[:120]: time_ms(row) for row in rows}
+    kind = "CUDA" if on_gpu else "CPU"
+    rows = [row for row in profile.key_averages() if row.device_type.name == kind]
+    return {row.key[:120]: time_ms(row) for row in sorted(rows, key=time_ms, reverse=True)[:KERNELS]}
 
 
 @torch.inference_mode()
@@ -182,11 +196,52 @@ def half_cosines(scale: Scale) -> dict[str, float]:
     return found
 
 
+@torch.inference_mode()
+def fp8_encoder(scale: Scale) -> dict[str, float]:
+    """Return the milliseconds of the compiled encoder in FP8 and in the model's dtype, and the cosine of their outputs.
+
+    Scales are made up, so that the cosine shows errors alone, not the accuracy of a calibration.
+    """
+    model = make_model(scale, _half(scale))
+    amax = dict.fromkeys(find_layers(model.encode_stage), 8.0)
+    scales = Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
+    with tempfile.TemporaryDirectory() as folder:
+        scales.save(Path(folder) / "scales.json")
+        engine = EngineSettings(precision="fp8", scales=Path(folder) / "scales.json")
+        fast = make_fp8_encoder(model, Settings(engine=engine))
+    (pixels,) = make_clip(model, 1)
+    value = cosine(fast(pixels)[2].float(), model.encode_stage(pixels)[2].float())
+    if not scale.dry:
+        fast.compile(dynamic=False)
+        model.encode_stage.compile(dynamic=False)
+    times = [median_ms(partial(run, pixels), scale) for run in (fast, model.encode_stage)]
+    return {"FP8": times[0], "model's dtype": times[1], "cosine": value}
+
+
+@torch.inference_mode()
+def triton_read(scale: Scale, count: int) -> dict[str, float]:
+    """Return the milliseconds of the read of a full bank by the kernels and by torch, and their cosine."""
+    model = make_model(scale, _half(scale))
+    top, read = make_clip(model, 1)[0].new_zeros(1, model.hidden, *model.grid).normal_(), model.read_stage
+    memories = next(MemoryBank(model, count, 7, get_rule("recent")).examples(count))
+    memories = memories._replace(memory=torch.randn_like(memories.memory))
+    fast = copy.deepcopy(read)
+    fast.use_kernels()
+    value = cosine(fast(top, *memories).float(), read(top, *memories).float())
+    times = [median_ms(partial(run, top, *memories), scale) for run in (fast, read)]
+    return {"kernels": times[0], "torch": times[1], "cosine": value}
+
+
 def compare_with_peer(source: Any, model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the median milliseconds of a step of both, and how many times as fast ours is."""
     clip = make_clip(model, FILL + scale.frames)
     times = step.run_pair(step.Ours(model, count).step, step.Theirs(source, count).step, clip, FILL)
-    return {"ours": times.ours_ms, "transformers": times.theirs_ms, "times as fast": times.ratio}
+    return {
+        "ours": times.ours.wall_ms,
+        "transformers": times.theirs.wall_ms,
+        "times as fast": times.ratio,
+        "largest difference of logits": times.difference,
+    }
 
 
 def pipeline_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
