@@ -62,6 +62,17 @@ class AddedObject:
 
 
 @dataclass(frozen=True, slots=True)
+class SurfacePoints:
+    """Points of the visible surface of an object on frame `seq`."""
+
+    seq: int
+    frame: str
+    """"camera" or "base\""""
+    points_m: npt.NDArray[np.float32]
+    """[n, 3]"""
+
+
+@dataclass(frozen=True, slots=True)
 class MasksOfCameras:
     """The newest masks of several cameras."""
 
@@ -139,6 +150,16 @@ def read_segmentation(fields: Fields) -> Segmentation:
     mask = decode_mask(fields.any("mask"), f"{fields.what}: mask")
     age_ms = fields.number("age_ms") if fields.has("age_ms") else None
     return Segmentation(fields.integer("seq"), fields.number("score"), mask, age_ms)
+
+
+def read_points(fields: Fields) -> SurfacePoints:
+    """Read the points in a reply."""
+    data = fields.blob("points_m")
+    if len(data) % 12:
+        raise fields.wrong("points_m", "bytes of three float32 for each point")
+    return SurfacePoints(
+        fields.integer("seq"), fields.text("frame"), np.frombuffer(data, "<f4").reshape(-1, 3)
+    )
 
 
 def read_epoch(fields: Fields) -> int | None:

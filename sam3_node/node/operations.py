@@ -18,6 +18,7 @@ from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask,
 log = logging.getLogger(__name__)
 
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
+DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
 PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
 
@@ -133,6 +134,20 @@ def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
+def _points(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    object_id = args.integer("id")
+    count = args.integer("count", 1, MAX_POINTS) if args.has("count") else DEFAULT_POINTS
+    found = pipeline.points(object_id, count)
+    if found is None:
+        reason = pipeline.spatial.problem or "no mask, a doubtful one, or no valid depth under it"
+        raise RequestError(
+            f"points: expected object {object_id} with depth on the latest frame, found none: {reason}"
+        )
+    points = {"seq": found.seq, "frame": found.frame, "points_m": found.points_m.tobytes()}
+    return {"id": object_id, **_origin(pipeline), **points}
+
+
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
     scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
@@ -175,6 +190,7 @@ CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
 QUERIES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "list_objects": (_list_objects, ("camera",)),
     "segment": (_segment, PROMPT_ARGUMENTS),
+    "points": (_points, ("id", "count", "camera", "epoch")),
 }
 NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),

@@ -28,7 +28,7 @@ from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
 from .prompts import FramePrompt
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
-from .spatial import SpatialStage
+from .spatial import SpatialStage, SurfacePoints
 from .stage_timer import StageTimer
 from .track_manager import FrameContext, TrackManager
 
@@ -153,6 +153,14 @@ class Pipeline:
             camera_pose=place.camera_pose,
             robot_pose=place.robot_pose,
         )
+
+    def points(self, object_id: int, count: int) -> SurfacePoints | None:
+        """Return up to `count` points of an object's surface on the latest frame, None if its depth is not known.
+
+        Raises UnknownObjectError if there is no such object.
+        """
+        self._objects.require(object_id)
+        return self.spatial.points(object_id, count)
 
     def frame_size(self, seq: int | None = None) -> tuple[int, int]:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""

@@ -8,7 +8,7 @@ from sam3_node.node.operations import CHANGES, OPERATIONS
 from .tables import code, table
 
 _PROMPT = ("points", "labels", "box", "mask")
-_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "most")
+_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "most", "count")
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
@@ -17,6 +17,8 @@ RESULTS = {
     "remove_object": "`id`, `camera`, `epoch`",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen`",
     "segment": "`camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`. The prompt is points and/or a box",
+    "points": "`id`, `camera`, `epoch`, `seq`, `frame`, `points_m`: up to `count` (1000 if absent, at most 10,000) "
+    "points of the object's visible surface on the latest frame, as in a masks message",
     "reset": "forgets all objects, of that camera or of all",
     "pause": "`paused`: true",
     "resume": "`paused`: false",
