@@ -71,7 +71,8 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
     quaternions = products[np.arange(len(flat)), largest]
     quaternions = quaternions / np.sqrt((quaternions * quaternions).sum(axis=1, keepdims=True))
     quaternions = quaternions * np.where(quaternions[:, 3:] < 0, -1.0, 1.0)
-    return quaternions.reshape(*np.shape(rotation)[:-2], 4)
+    found: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
+    return found
 
 
 def _quaternion_products() -> Array:

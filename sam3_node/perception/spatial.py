@@ -16,12 +16,14 @@ import cv2
 import numpy as np
 
 from ..calibration import Calibration
+from ..calibration.rigid_motion import cross_matrices
 from ..errors import Sam3NodeError
 from ..geometry import Array, quaternion_from_rotation, rigid, rotation_from_quaternion, transform_points
 from ..settings import SpatialSettings
 from ..types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
 from ..wire import decode_depth
-from .surfaces import TARGET_PIXELS, DepthImage, DepthMap, Float, RayMap, Surfaces, measure_surfaces
+from .depth_samples import DepthImage, DepthMap, Float, RayMap
+from .surfaces import TARGET_PIXELS, Surfaces, measure_surfaces
 from .velocity import VelocityFilters
 
 log = logging.getLogger(__name__)
@@ -65,10 +67,12 @@ class SpatialStage:
     """Measures the objects of one camera in 3-D, and keeps the filters of their velocities.
 
     `problem` says why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing.
+    `lacks_robot` is True if that is because the gripper's pose was not given.
     """
 
     def __init__(self, settings: SpatialSettings, calibration: Calibration | None) -> None:
         self.problem: str | None = None
+        self.lacks_robot = False
         self._settings, self._calibration = settings, calibration
         self._rays = RayMap()
         self._velocities = VelocityFilters()
@@ -82,7 +86,7 @@ class SpatialStage:
 
         `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known.
         """
-        self.problem = None
+        self.problem, self.lacks_robot = None, False
         place = SpatialFrame(robot_pose, self._locate(frame, robot_pose))
         camera_pose = place.camera_pose
         self._place = (
@@ -174,14 +178,13 @@ class SpatialStage:
         hand_eye = self._calibration.hand_eye if self._calibration is not None else None
         if hand_eye is None or hand_eye.measured is None:
             return covariances_m2
-        x, y, z = positions_m.T
-        jacobians = np.zeros((len(positions_m), 3, 6))  # of a point by a translation and a rotation vector
-        jacobians[:, [0, 1, 2], [0, 1, 2]] = 1.0
-        jacobians[:, 0, 4], jacobians[:, 0, 5] = z, -y
-        jacobians[:, 1, 3], jacobians[:, 1, 5] = -z, x
-        jacobians[:, 2, 3], jacobians[:, 2, 4] = y, -x
+        # of a point by a translation and a rotation vector
+        jacobians = np.concatenate(
+            [np.broadcast_to(np.eye(3), (len(positions_m), 3, 3)), -cross_matrices(positions_m)], axis=2
+        )
         covariance = np.array(hand_eye.measured.covariance)
-        return covariances_m2 + jacobians @ covariance @ jacobians.transpose(0, 2, 1)
+        added: Array = jacobians @ covariance @ jacobians.transpose(0, 2, 1)
+        return covariances_m2 + added
 
     def _complete(
         self, instances: Sequence[Instance], fields: Mapping[int, _Fields], stamp_ns: int
@@ -212,6 +215,7 @@ class SpatialStage:
         gripper = None
         if calibration.parent == GRIPPER:
             if robot_pose is None:
+                self.lacks_robot = frame.depth is not None
                 self.problem = (
                     "no pose of the gripper at the time of the image, so positions are in the camera's frame"
                 )

@@ -10,33 +10,24 @@
 The position is the mean of the visible surface's points, one for each pixel of the mask. All results are in the
 camera's frame, in metres.
 
-The thinned masks lie one below the other in one image, so that each filter is one call for all objects: with masks of
-this size, a call costs more than its pixels.
+The masks of all objects are measured together, as `depth_samples` lays them out.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
-from ..geometry import Array, deproject
-from ..types import Intrinsics, Mask
-
-Float = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.intp]
-DepthImage = npt.NDArray[np.uint16]
+from ..geometry import Array
+from ..types import Mask
+from .depth_samples import Bools, DepthMap, Float, Ints, Samples
 
 TARGET_PIXELS = 400
 """Pixels of a mask that are used, about."""
-_BOX_PIXELS = 10  # of a mask's box are looked at for each used one, at most
 MIN_PIXELS = 6
 """Valid depths that a position needs."""
 NOISE_PER_M = 0.0036
@@ -82,41 +73,12 @@ class Surfaces:
     """n arrays [points, 3], measured points"""
 
 
-class DepthMap(NamedTuple):
-    """A depth image with what turns it into points."""
-
-    image: DepthImage
-    """uint16 [height, width], in units of `scale_m`; 0 is unknown"""
-    scale_m: float
-    rays: Float
-    """[2, height, width], of `RayMap`"""
-    focal_px: float
-
-
-class RayMap:
-    """Directions (x / z, y / z) of all pixels, float32 [2, height, width], computed when the intrinsics change."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Intrinsics, tuple[int, int]] | None = None
-        self._rays: Float = np.empty((2, 0, 0), np.float32)
-
-    def rays(self, intrinsics: Intrinsics, size: tuple[int, int]) -> Float:
-        """Return the directions for an image of `size` (height, width)."""
-        if self._key != (intrinsics, size):
-            rows, columns = np.indices(size)
-            pixels = np.stack([columns, rows], axis=-1).reshape(-1, 2)
-            rays = deproject(pixels, 1.0, intrinsics)[:, :2]
-            self._rays = np.ascontiguousarray(rays.T.reshape(2, *size), np.float32)
-            self._key = (intrinsics, size)
-        return self._rays
-
-
 def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGET_PIXELS) -> Surfaces:
     """Measure the surface of each mask from about `target` pixels. One with too few valid depths has none.
 
     No mask may be empty.
     """
-    samples, focal_px = _Samples(masks, depth, target), depth.focal_px
+    samples, focal_px = Samples(masks, depth, target), depth.focal_px
     valid = samples.inside & (samples.z > 0)
     counts = samples.count(samples.inside)
     widths_px = np.sqrt(counts) * samples.steps
@@ -130,76 +92,14 @@ def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGE
     shares = (samples.count(valid) / np.maximum(counts, 1)).tolist()
     indices = np.flatnonzero(enough)
     if not indices.size:
-        return Surfaces(shares, [], *np.zeros((4, 0, 3)), *np.zeros((2, 0, 3, 3)), [])
+        vectors, matrices = np.zeros((0, 3)), np.zeros((0, 3, 3))
+        return Surfaces(shares, [], vectors, vectors, vectors, vectors, matrices, matrices, [])
     return _describe(
         samples, filled, reached, measured, shares, indices, widths_px, measured_counts, focal_px
     )
 
 
-class _Samples:
-    """The thinned masks with depths and rays, one below the other in one image with an empty row between them."""
-
-    def __init__(self, masks: Sequence[Mask], depth: DepthMap, target: int) -> None:
-        boxes = [_thin(mask, target) for mask in masks]
-        crops = [mask.crop[box.crop] for mask, box in zip(masks, boxes, strict=True)]
-        self.steps = np.array([box.step for box in boxes])
-        """[N], distance of samples in pixels"""
-        self.offsets_px = np.array([box.offset_px for box in boxes])
-        """[N, 2], x and y from the samples' middle to the middle of the mask's box"""
-        self.heights = np.array([len(crop) + 1 for crop in crops])
-        """[N], rows of each mask"""
-        self.starts = np.append(0, self.heights.cumsum())
-        """[N + 1], first row of each mask"""
-        shape = (int(self.starts[-1]), max((crop.shape[1] for crop in crops), default=0))
-        self.inside = np.zeros(shape, np.bool_)
-        z, self.rays = np.zeros(shape, np.uint16), np.zeros((2, *shape), np.float32)
-        for start, crop, box in zip(self.starts.tolist(), crops, boxes, strict=False):
-            height, width = crop.shape
-            self.inside[start : start + height, :width] = crop
-            z[start : start + height, :width] = depth.image[box.image]
-            self.rays[:, start : start + height, :width] = depth.rays[:, *box.image]
-        self.z: Float = z * np.float32(depth.scale_m)
-        self.bounds = self.starts * shape[1]
-        """[N + 1], the first flat index of each mask"""
-
-    def rows(self, index: int) -> slice:
-        """Return the rows of a mask."""
-        return slice(self.starts[index], self.starts[index + 1])
-
-    def count(self, chosen: Bools) -> Ints:
-        """Return the number of chosen samples of each mask, [N]."""
-        counts: Ints = np.add.reduceat(chosen.ravel(), self.bounds[:-1], dtype=np.intp)
-        return counts
-
-    def find_bounds(self, indices: Ints) -> Ints:
-        """Return N + 1 places in sorted flat indices of samples: those of each mask lie between two of them."""
-        return np.searchsorted(indices, self.bounds)
-
-
-class _Thinning(NamedTuple):
-    """The samples of a mask: slices of its crop and of the whole image."""
-
-    step: int
-    crop: tuple[slice, slice]
-    image: tuple[slice, slice]
-    offset_px: tuple[float, float]
-
-
-def _thin(mask: Mask, target: int) -> _Thinning:
-    """Take samples symmetrically about the box's middle as far as whole pixels allow."""
-    x0, y0, x1, y1 = mask.box
-    box_step = math.ceil(math.sqrt(mask.crop.size / (_BOX_PIXELS * target)))
-    step = max(1, box_step, round(math.sqrt(mask.area / target)))
-    left, top = (x1 - x0 - 1) % step, (y1 - y0 - 1) % step
-    return _Thinning(
-        step,
-        (slice(top // 2, None, step), slice(left // 2, None, step)),
-        (slice(y0 + top // 2, y1, step), slice(x0 + left // 2, x1, step)),
-        (left % 2 / 2, top % 2 / 2),
-    )
-
-
-def _erode(samples: _Samples, valid: Bools, counts: Ints) -> tuple[Bools, Bools]:
+def _erode(samples: Samples, valid: Bools, counts: Ints) -> tuple[Bools, Bools]:
     """Return the valid samples of the eroded masks, and which masks [N] were eroded.
 
     A mask stays as it is if erosion would leave less than a sixth.
@@ -212,7 +112,7 @@ def _erode(samples: _Samples, valid: Bools, counts: Ints) -> tuple[Bools, Bools]
     return core, eroded
 
 
-def _keep_objects(samples: _Samples, core: Bools, widths_per_depth: Array) -> None:
+def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> None:
     """Keep the largest depth mode of each mask in `core`, and those near it."""
     used = np.flatnonzero(core)
     if not used.size:
@@ -264,7 +164,7 @@ def _join_modes(modes: Sequence[tuple[float, float, int]], near_per_depth: float
     return low, high
 
 
-def _restore_rim(samples: _Samples, valid: Bools, core: Bools, eroded: Bools) -> tuple[Float, Bools, Bools]:
+def _restore_rim(samples: Samples, valid: Bools, core: Bools, eroded: Bools) -> tuple[Float, Bools, Bools]:
     """Return depths with the rim restored, which samples have one, and which samples have a depth of their own."""
     z = samples.z
     high, low = cv2.dilate(z * core, _KERNEL), cv2.erode(np.where(core, z, _FAR_M), _KERNEL)
@@ -278,7 +178,7 @@ def _restore_rim(samples: _Samples, valid: Bools, core: Bools, eroded: Bools) ->
 
 
 def _describe(
-    samples: _Samples,
+    samples: Samples,
     filled: Float,
     reached: Bools,
     measured: Bools,

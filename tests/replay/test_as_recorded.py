@@ -17,7 +17,7 @@ import pytest
 from sam3_node.calibration import Calibration, save_calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.client import PerceptionClient
-from sam3_node.errors import UnknownFrameError
+from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.transport.poses import PosePublisher
 from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from tests.support.node_rig import Process, Rig, masks_where, until
@@ -123,6 +123,7 @@ def edit(client: PerceptionClient) -> None:
             break
         except UnknownFrameError:  # the machine is so slow that the frame is no longer held
             continue
+    read_points(client, first)
     client.set_prompts(NAMES)
     masks_where(client, lambda masks: len(masks.instances) > 1, "something found by name")
     client.add_object(points=[(400, 300)], label="pointed")
@@ -133,6 +134,26 @@ def edit(client: PerceptionClient) -> None:
     client.set_prompts(NAMES[:1])
     masks_where(client, lambda masks: masks.prompts == NAMES[:1], "one name")
     wait(client, 6)
+
+
+def read_points(client: PerceptionClient, object_id: int) -> None:
+    """Read points of an object that has a position, and check that they lie around it."""
+
+    def find() -> bool:
+        masks = masks_where(client, lambda masks: True, "masks")
+        position = next(item.position_m for item in masks.instances if item.id == object_id)
+        if position is None:
+            return False
+        found = client.points(object_id, count=50)
+        assert found.points_m.shape == (50, 3)
+        assert found.frame == "base" or client.status()["cameras"]["cam0"]["spatial_problem"]
+        return found.frame == "base" and bool(np.abs(found.points_m.mean(axis=0) - position).max() < 0.3)
+
+    until(find, "points of the object")
+    with pytest.raises(UnknownObjectError):
+        client.points(10**6)
+    with pytest.raises(RequestError, match="count: expected"):
+        client.points(object_id, count=0)
 
 
 def hang(node: Process, client: PerceptionClient) -> None:
