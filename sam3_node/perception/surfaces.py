@@ -2,10 +2,11 @@
 
 1. Each mask is thinned to about TARGET_PIXELS pixels, and eroded: depth at its rim belongs to the object or to what
    lies behind it, or to neither (flying pixels).
-2. Depths of the eroded mask are separated into modes, at gaps with few depths. The largest mode stays, and those at
-   most GAP_SHARE of the object's width away from it: the inner wall of a mug, but not the table behind its rim.
+2. Depths of the eroded mask are separated into modes where they are sparse over the length of a gap. The largest mode
+   stays, and those at most GAP_SHARE of the object's width away from it: the inner wall of a mug, but not the table
+   behind its rim.
 3. Rim pixels come back if their depth lies within the range of the inner pixels beside them. Those without such a
-   depth get the mean of these inner pixels, so that erosion and holes of the sensor at edges do not shift the position.
+   depth get the middle of this range, so that erosion and holes of the sensor at edges do not shift the position.
 
 The position is the mean of the visible surface's points, one for each pixel of the mask. All results are in the
 camera's frame, in metres.

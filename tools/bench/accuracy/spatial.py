@@ -19,6 +19,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, quaternion_from_rotation
 from sam3_node.perception.depth_samples import DepthMap, Float, RayMap
@@ -29,7 +30,7 @@ from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.surfaces import measure_surfaces
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
-from sam3_node.wire import encode_depth, encode_image
+from sam3_node.wire import decode_depth, encode_depth, encode_image
 from tools.bench.accuracy.depth_noise import add_noise
 from tools.bench.accuracy.spatial_cases import CAMERA, SIZE, Case, make_cases
 from tools.bench.common import SHARED, Figures, make_parser
@@ -39,7 +40,7 @@ CLIPS, FRAMES, SEED, CASE_DRAWS = 10, 4, 7, 5
 MIN_AREA_PX = 300
 MAX_DISTANCE_M = 2.0
 KITCHEN_BOXES = {"book": (517, 262, 600, 342), "mug": (362, 163, 402, 204)}
-TIMED_OBJECTS, TIMED_RUNS = 5, 300
+TIMED_OBJECTS, TIMED_RUNS, STEPPED_FRAMES = 5, 300, 60
 
 
 def arguments() -> argparse.Namespace:
@@ -56,6 +57,7 @@ def main() -> None:
     measure_cases(figures, args.picture)
     measure_kitchen(figures, args.kitchen)
     measure_time(figures)
+    measure_step(figures)
     measure_rendered(figures, args.clips)
     figures.write(args.json)
 
@@ -275,25 +277,50 @@ def measure_time(figures: Figures) -> None:
         depth_m[inside > 0] = 0.8 + 0.02 * index
         mask = Mask.from_full(inside > 0)
         instances.append(Instance(index + 1, "", 1.0, "tracked", 0, 0, mask))
-    image = np.zeros((*SIZE, 3), np.uint8)
+    image, noisy = np.zeros((*SIZE, 3), np.uint8), add_noise(depth_m, random)
     cv2.setNumThreads(1)
     for encoding in ("z16", "z16+zstd"):
-        noisy = add_noise(depth_m, random)
-        spent: dict[bool, list[float]] = {False: [], True: []}
-        stage = SpatialStage(SpatialSettings(), None)
+        spent: dict[str, list[float]] = {"without": [], "with": [], "decoding": []}
+        stage, depth = SpatialStage(SpatialSettings(), None), encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
-            for has_depth in (False, True):
-                depth = encode_depth(noisy, encoding, 0.001, True) if has_depth else None
-                timed = replace(frame, depth=depth)
-                begin = time.thread_time()
+            for name, timed in (
+                ("without", replace(frame, depth=None)),
+                ("with", replace(frame, depth=depth)),
+            ):
+                begin = time.process_time()
                 stage.measure(timed, instances, None)
-                spent[has_depth].append(time.thread_time() - begin)
-        extra = 1000 * (np.median(spent[True][10:]) - np.median(spent[False][10:]))
+                spent[name].append(time.process_time() - begin)
+            begin = time.process_time()
+            decode_depth(depth)
+            spent["decoding"].append(time.process_time() - begin)
+        medians = {name: 1000 * float(np.median(found[10:])) for name, found in spent.items()}
+        extra = medians["with"] - medians["without"]
         what = (
             f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
         )
-        show(figures, what, float(extra), "ms", "under 1 ms")
+        show(figures, what, extra, "ms", "under 1 ms")
+        show(figures, f"{what}, of which decoding", medians["decoding"], "ms")
+
+
+def measure_step(figures: Figures) -> None:
+    """Time the whole step on the bundled recording, by two pipelines in turn: one gets frames without depth."""
+    clip = LabelledClip.load(TABLETOP)
+    boxes = [Mask.from_full(mask).box for mask in clip.truth(0).values()][:TIMED_OBJECTS]
+    pipelines = {"with": make_pipeline(), "without": make_pipeline()}
+    spent: dict[str, list[float]] = {name: [] for name in pipelines}
+    for seq, frame in enumerate(clip.frames[:STEPPED_FRAMES]):
+        for name, pipeline in pipelines.items():
+            timed = frame if name == "with" else replace(frame, depth=None)
+            begin = time.process_time()
+            pipeline.step(timed)
+            spent[name].append(time.process_time() - begin)
+            if seq == 0:
+                for box in boxes:
+                    pipeline.add(FramePrompt(box=list(box)), seq=frame.seq)
+    ratios = np.divide(spent["with"][5:], spent["without"][5:])
+    what = f"step of nano with {len(boxes)} objects on the CPU, with depth / without: CPU time, median"
+    show(figures, what, float(np.median(ratios)), "ratio")
 
 
 if __name__ == "__main__":
