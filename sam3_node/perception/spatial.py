@@ -22,7 +22,7 @@ from ..geometry import Array, quaternion_from_rotation, rigid, rotation_from_qua
 from ..settings import SpatialSettings
 from ..types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
 from ..wire import decode_depth
-from .depth_samples import DepthImage, DepthMap, Float, RayMap
+from .depth_samples import DepthMap, Float, RayMap
 from .surfaces import TARGET_PIXELS, Surfaces, measure_surfaces
 from .velocity import VelocityFilters
 
@@ -94,8 +94,10 @@ class SpatialStage:
             if camera_pose is None
             else rigid(rotation_from_quaternion(camera_pose.quaternion_xyzw), camera_pose.position_m)
         )
+        intrinsics = self._intrinsics(frame)
+        fits = frame.depth is not None and self._fits(frame.depth, frame)
         shown = [item for item in instances if item.mask.crop.size and not item.doubtful]
-        depth = self._depth_map(frame, self._intrinsics(frame)) if shown else None
+        depth = self._depth_map(frame, intrinsics) if shown and fits and intrinsics is not None else None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
         fields = self._describe(frame, shown, depth) if depth is not None else {}
         return self._complete(instances, fields, frame.capture_ns), place
@@ -125,7 +127,8 @@ class SpatialStage:
         return self._velocities.state()
 
     def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
+        """Continue from the moment at which `state` was called. There are no points before the next frame."""
+        self._last = None
         self._velocities.restore(state)
 
     def _describe(self, frame: Frame, instances: Sequence[Instance], depth: DepthMap) -> dict[int, _Fields]:
@@ -238,33 +241,27 @@ class SpatialStage:
             )
         return frame.intrinsics
 
-    def _depth_map(self, frame: Frame, intrinsics: Intrinsics | None) -> DepthMap | None:
-        """Return the depth at the size of colour; None if there is none that fits, with the reason in `problem`."""
-        depth = frame.depth
-        if depth is None or intrinsics is None:
-            return None
-        image = self._decode(frame, depth)
-        if image is None:
-            return None
-        found = self._calibration.depth if self._calibration is not None else None
-        scale_m = depth.scale_m if found is None else found.scale_m
-        rays = self._rays.rays(intrinsics, (frame.height, frame.width))
-        return DepthMap(image, scale_m, rays, (intrinsics.fx * intrinsics.fy) ** 0.5)
+    def _fits(self, depth: Depth, frame: Frame) -> bool:
+        """Return True if depth can be used; else the reason goes into `problem`."""
+        refusal = _refuse(depth, frame)
+        self.problem = refusal or self.problem
+        return refusal is None
 
-    def _decode(self, frame: Frame, depth: Depth) -> DepthImage | None:
-        self.problem = _refuse(depth, frame) or self.problem
-        if _refuse(depth, frame) is not None:
-            return None
+    def _depth_map(self, frame: Frame, intrinsics: Intrinsics) -> DepthMap | None:
+        """Return the depth at the size of colour; None if it cannot be decoded, with the reason in `problem`."""
+        depth, size = frame.depth, (frame.height, frame.width)
+        assert depth is not None
         try:
             image = decode_depth(depth)
         except Sam3NodeError as error:
             self.problem = f"{error}"
             return None
-        if image.shape == (frame.height, frame.width):
-            return image
-        return np.asarray(
-            cv2.resize(image, (frame.width, frame.height), interpolation=cv2.INTER_NEAREST), np.uint16
-        )
+        if image.shape != size:
+            image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_NEAREST), np.uint16)
+        found = self._calibration.depth if self._calibration is not None else None
+        scale_m = depth.scale_m if found is None else found.scale_m
+        focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
+        return DepthMap(image, scale_m, self._rays.rays(intrinsics, size), focal_px)
 
 
 def _refuse(depth: Depth, frame: Frame) -> str | None:

@@ -41,7 +41,6 @@ _MIN_DENSE, _SPARSE_SHARE = (
     3,
     0.15,
 )  # depths in a mode over this length: at least, and of those in the densest place
-_APART_M = 1000.0  # between the depths of two masks
 _CORRELATED_PIXELS = 25.0  # neighbours share the stereo window, so that this many count as one measurement
 _EDGE_ERROR_PX = 0.5  # error of a mask's edges, as a whole
 _TRIMMED = 0.01  # share of points beyond each end of the extent
@@ -120,16 +119,17 @@ def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> Non
         return
     bounds = samples.find_bounds(used)
     sizes = bounds[1:] - bounds[:-1]
-    apart = np.repeat(np.arange(len(sizes)) * _APART_M, sizes)
-    keys = np.sort(
-        samples.z.ravel().take(used) + apart
-    )  # all depths of the first mask, then those of the next one
+    depths = samples.z.ravel().take(used)
+    farthest_m = float(depths.max())
+    # sorted together: all depths of the first mask, then those of the next one, farther apart than any gap is long
+    apart = np.repeat(np.arange(len(sizes)) * 2 * (farthest_m + _gap_m(farthest_m)), sizes)
+    keys = np.sort(depths + apart)
     depths = keys - apart
     gaps_m = np.maximum(_MIN_GAP_M, _GAP_PER_NOISE * NOISE_PER_M * depths * depths)
     ends = np.searchsorted(keys, keys + gaps_m, side="right")  # of the depths within the length of a gap
     near = ends - np.arange(used.size)
-    filled = bounds[:-1][sizes > 0]
-    fewest = np.maximum(_MIN_DENSE, _SPARSE_SHARE * np.maximum.reduceat(near, filled))
+    densest = np.maximum.reduceat(near, bounds[:-1][sizes > 0])
+    fewest = np.maximum(_MIN_DENSE, _SPARSE_SHARE * densest)
     dense = np.zeros(used.size + 2, np.bool_)
     np.greater_equal(near, np.repeat(fewest, sizes[sizes > 0]), out=dense[1:-1])
     changes = np.flatnonzero(dense[1:] != dense[:-1])
@@ -140,10 +140,14 @@ def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> Non
     widths = widths_per_depth.tolist()
     for owner, group in itertools.groupby(zip(owners.tolist(), modes, strict=True), key=lambda item: item[0]):
         low, high = _join_modes([mode for _, mode in group], GAP_SHARE * widths[owner])
-        slack_m = max(_MIN_GAP_M, _GAP_PER_NOISE * NOISE_PER_M * high * high) / 2
-        limits[:, owner, 0] = low - slack_m, high + slack_m
+        limits[:, owner, 0] = low - _gap_m(high) / 2, high + _gap_m(high) / 2
     low_rows, high_rows = limits.repeat(samples.heights, axis=1)
     core &= (samples.z >= low_rows) & (samples.z <= high_rows)
+
+
+def _gap_m(depth_m: float) -> float:
+    """Return the length of a gap between modes at a depth."""
+    return max(_MIN_GAP_M, _GAP_PER_NOISE * NOISE_PER_M * depth_m * depth_m)
 
 
 def _join_modes(modes: Sequence[tuple[float, float, int]], near_per_depth: float) -> tuple[float, float]:

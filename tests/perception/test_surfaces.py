@@ -132,6 +132,14 @@ def test_hostile_depths_raise_nothing() -> None:
         measure(random.choice([0.0, 0.001, 65.535], SIZE), inside, ~inside)
 
 
+def test_a_scale_that_makes_kilometres_mixes_no_masks() -> None:
+    depth = np.full(SIZE, 60_000, np.uint16)
+    depth[:, 320:] = 50_000
+    masks = [Mask.from_full(box(10, 10, 60, 60)), Mask.from_full(box(400, 10, 450, 60))]
+    found = measure_surfaces(masks, DepthMap(depth, 1.0, RAYS, 600.0))
+    assert found.positions_m[:, 2] == pytest.approx([60_000, 50_000])
+
+
 def test_rays_follow_the_lens() -> None:
     lens = Intrinsics(600.0, 610.0, 320.0, 240.0, "brown_conrady", (0.1, -0.05, 0.001, 0.0, 0.0))
     rays = RayMap()
