@@ -95,6 +95,24 @@ def record(args: Namespace, settings: Settings) -> None:
         run_record(settings, stop, trigger=trigger, watchdog=watchdog)
 
 
+def console(args: Namespace, settings: Settings) -> None:
+    """Serve the console's page until a signal."""
+    for module in ("starlette", "uvicorn", "websockets"):
+        require(module, "console")
+    from ..console.serve import run_console
+
+    raise_descriptor_limit()
+    with _watch(settings) as watchdog:
+        run_console(
+            settings,
+            stop_on_signals(),
+            args.recording,
+            args.against,
+            announce=lambda url: print(f"console at {url}", flush=True),
+            watchdog=watchdog,
+        )
+
+
 def demo(args: Namespace, settings: Settings) -> None:
     """Run the demonstration."""
     from .demo import run_demo
@@ -174,6 +192,12 @@ def object_remove(args: Namespace, settings: Settings) -> None:
     """Stop tracking an object."""
     with _connect(args, settings) as client:
         client.remove_object(args.id, camera=args.camera)
+
+
+def object_rename(args: Namespace, settings: Settings) -> None:
+    """Change the label of an object."""
+    with _connect(args, settings) as client:
+        client.rename_object(args.id, args.label, camera=args.camera)
 
 
 def object_list(args: Namespace, settings: Settings) -> None:

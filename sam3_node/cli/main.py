@@ -66,6 +66,7 @@ def _parser() -> CommandParser:
     _add_stream_commands(parsers, add)
     _add_object_commands(parsers, add)
     _add_prompt_commands(parsers, add)
+    _add_console_command(parsers, add)
     _add_demo_commands(parsers, add)
     _add_node_commands(parsers, add)
     _add_vocabulary_commands(parsers, add)
@@ -110,6 +111,24 @@ def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
     )
 
 
+def _add_console_command(parsers: Any, add: AddCommand) -> None:
+    console = add(
+        parsers,
+        "console",
+        commands.console,
+        "serve a web page that shows masks live, and sends clicks and names",
+    )
+    console.add_argument(
+        "--recording", type=Path, metavar="FILE.mcap", help="play a recording instead of the live node"
+    )
+    console.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE.mcap",
+        help="with --recording: another result of it to compare with, a file of masks or a replay's folder",
+    )
+
+
 def _add_camera_command(parsers: Any, add: AddCommand) -> None:
     camera = add(
         parsers,
@@ -137,15 +156,16 @@ def _add_object_commands(parsers: Any, add: AddCommand) -> None:
     objects = add_command_group(
         parsers,
         "object",
-        "add, correct, remove and list the tracked objects of a running node, and print their points",
+        "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
     add_object = add(objects, "add", commands.object_add, "track a new object and print its id")
     add_object.add_argument("--label", help="name of the object")
     refine = add(objects, "refine", commands.object_refine, "correct the mask of an object")
     remove = add(objects, "remove", commands.object_remove, "stop tracking an object")
+    rename = add(objects, "rename", commands.object_rename, "change the label of an object")
     points = add(objects, "points", commands.object_points, "print the points of an object's visible surface")
     points.add_argument("--count", type=int, default=1000, help="number of points [1000], at most 10,000")
-    for parser in (refine, remove, points):
+    for parser in (refine, remove, rename, points):
         parser.add_argument("id", type=int, metavar="ID", help="id of the object")
     _add_prompt_options(add_object, "the next frame that arrives")
     _add_prompt_options(refine, "the latest frame")
@@ -157,9 +177,10 @@ def _add_object_commands(parsers: Any, add: AddCommand) -> None:
             help="image of the size of the frame; pixels other than 0 are inside the object",
         )
     list_objects = add(objects, "list", commands.object_list, "list the tracked objects")
-    for parser in (remove, list_objects, points):
+    rename.add_argument("label", metavar="LABEL", help="new label")
+    for parser in (remove, rename, list_objects, points):
         _add_camera_option(parser)
-    for parser in (add_object, refine, remove, list_objects, points):
+    for parser in (add_object, refine, remove, rename, list_objects, points):
         _add_timeout(parser)
 
 

@@ -213,6 +213,10 @@ class PerceptionClient(Closeable):
         """Stop tracking an object."""
         self._call_with_epoch("remove_object", {"id": id}, self._name_camera(camera))
 
+    def rename_object(self, id: int, label: str, *, camera: str | None = None) -> None:
+        """Change the label of an object. Detections no longer change it afterwards."""
+        self._call_with_epoch("rename_object", {"id": id, "label": label}, self._name_camera(camera))
+
     def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
         """Return the objects that are tracked now."""
         objects = self._call("list_objects", drop_none(camera=camera)).sequence("objects")

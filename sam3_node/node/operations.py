@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
-from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
+from ..errors import RequestError, Sam3NodeError, UnknownObjectError, WireError, did_you_mean
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline, PromptResult
-from ..perception.prompts import FramePrompt
+from ..perception.pipeline import Pipeline
+from ..perception.prompts import FramePrompt, PromptResult
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,13 @@ def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
     return {"id": args.integer("id"), **_origin(pipeline)}
 
 
+def _rename_object(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    label = clean_label(args.text("label"))
+    pipeline.rename(args.integer("id"), label)
+    return {"id": args.integer("id"), "label": label, **_origin(pipeline)}
+
+
 def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
     objects = [
         {**_origin(pipeline), **_silence(perception, pipeline), **asdict(status)}
@@ -138,7 +145,10 @@ def _points(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     object_id = args.integer("id")
     count = args.integer("count", 1, MAX_POINTS) if args.has("count") else DEFAULT_POINTS
-    found = pipeline.points(object_id, count)
+    known = [status.id for status in pipeline.objects]
+    if object_id not in known:
+        raise UnknownObjectError(f"no object {object_id}; there are {known or 'none'}")
+    found = pipeline.spatial.points(object_id, count)
     if found is None:
         reason = pipeline.spatial.problem or "no mask, a doubtful one, or no valid depth under it"
         raise RequestError(
@@ -182,6 +192,7 @@ CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "epoch")),
     "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "epoch")),
     "remove_object": (_remove_object, ("id", "camera", "epoch")),
+    "rename_object": (_rename_object, ("id", "label", "camera", "epoch")),
     "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),

@@ -20,7 +20,13 @@ CAMERA_READY = r"^camera \S+ publishing on (\S+)"
 NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
 WATCH_READY = r"^watch masks from"
 RECORD_READY = r"^record frames from"
-COMMANDS = {"node": ("run", NODE_READY), "watch": ("watch", WATCH_READY), "record": ("record", RECORD_READY)}
+CONSOLE_READY = r"^console at "
+COMMANDS = {
+    "node": ("run", NODE_READY),
+    "watch": ("watch", WATCH_READY),
+    "record": ("record", RECORD_READY),
+    "console": ("console", CONSOLE_READY),
+}
 
 
 def list_processes(settings: Settings, profile: Path) -> list[Process]:
@@ -42,7 +48,7 @@ def list_processes(settings: Settings, profile: Path) -> list[Process]:
 
 
 def _check_readers(settings: Settings) -> None:
-    readers = [name for name in settings.group.processes if name in ("watch", "record")]
+    readers = [name for name in settings.group.processes if name in ("watch", "record", "console")]
     if settings.transport.delivery == "every" and readers:
         raise SettingsError(
             f"group.processes: expected no {readers[0]} with transport.delivery = 'every', found it: each message "

@@ -15,6 +15,7 @@ RESULTS = {
     "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`",
     "refine_object": _MASK,
     "remove_object": "`id`, `camera`, `epoch`",
+    "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen`",
     "segment": "`camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`. The prompt is points and/or a box",
     "points": "`id`, `camera`, `epoch`, `seq`, `frame`, `points_m`: up to `count` (1000 if absent, at most 10,000) "
@@ -23,7 +24,8 @@ RESULTS = {
     "pause": "`paused`: true",
     "resume": "`paused`: false",
     "status": "the node's state: `node`, model, memory, and for each camera `epoch`, `silent_s`, counts, rates, ages, "
-    "latencies and the offset of its masks from the newest camera's",
+    "latencies, the frames that are kept for prompts with their bytes, and the offset of its masks from the newest "
+    "camera's",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
@@ -50,7 +52,8 @@ def read_arguments() -> dict[str, tuple[str, ...]]:
 
 def _arguments(op: str) -> str:
     names = read_arguments().get(op, ())
-    required = [code(name) for name in names if name not in (*_PROMPT, *_OPTIONAL)]
+    optional_names = set(_OPTIONAL) - ({"label"} if op == "rename_object" else set())
+    required = [code(name) for name in names if name not in _PROMPT and name not in optional_names]
     prompt = ["prompt"] if set(_PROMPT) <= set(names) else []
-    optional = [code(name) + "?" for name in _OPTIONAL if name in names]
+    optional = [code(name) + "?" for name in _OPTIONAL if name in names and name in optional_names]
     return ", ".join([*required, *prompt, *optional])

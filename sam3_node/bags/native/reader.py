@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import BagError, WireError, require
-from ...types import Buffer, Frame, FramePose, MaskFrame
+from ...types import Buffer, Frame, FrameKey, FramePose, MaskFrame
 from ...wire import (
     EVENTS_TOPIC,
     POSES_ROOT,
@@ -141,6 +141,19 @@ class RecordingReader:
                 if frame is not None:
                     yield frame
 
+    def frame_keys(self) -> Iterator[tuple[FrameKey, int]]:
+        """Yield the key of each frame, and the time at which it was recorded, without decoding its pixels."""
+        for path in self.paths:
+            for row in self._rows(path):
+                match = _FRAME_TOPIC.fullmatch(row.channel.topic)
+                key: FrameKey | None = None
+                if row.channel.topic.startswith(FRAME_ROOT):
+                    key = self._unpack(path, row, lambda row: _unpack_frame_message(row).key)
+                elif match is not None and match[2] == "header":
+                    key = self._unpack(path, row, _read_key)
+                if key is not None:
+                    yield key, row.logged_ns
+
     def has_actions(self) -> bool:
         """Return True if the recording holds masks or events of a node."""
         channels = (channel for path in self.paths for channel in McapStream(path).channels())
@@ -238,6 +251,11 @@ def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
         if image is not None and (image.sequence, image.logged_ns) == (header.sequence, header.logged_ns)
     ]
     return unpack_frame([frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
+
+
+def _read_key(header: Row) -> FrameKey:
+    fields = Fields(unpack(header.data, what="frame"), "frame")
+    return FrameKey(fields.text("camera"), fields.integer("seq"), fields.integer("capture_ns"))
 
 
 def _decode_foxglove_data(row: Row) -> Buffer:

@@ -1,0 +1,180 @@
+"""What the page may ask for: operations of the node, a recording on this machine, and names that a detector knows."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..detection.phrases import nearest_phrases, phrase_key
+from ..errors import RequestError, Sam3NodeError
+from ..settings import Settings
+from ..transport import ControlClient
+from ..types import Closeable
+from ..wire import decode_mask
+from .views import pack_bits
+
+TIMEOUT_MS = 5000
+OPERATIONS = (
+    "add_object",
+    "refine_object",
+    "rename_object",
+    "remove_object",
+    "set_prompts",
+    "reset",
+    "pause",
+    "resume",
+)
+PREVIEW = "segment"
+MAX_WORDS = 8
+STOP_S = 10.0
+RESULT = "recorded "
+"""Beginning of the recorder's line about a finished file."""
+
+
+class Controls(Closeable):
+    """Sends the page's requests to the node. Previews have a connection of their own, and never delay a click.
+
+    `detector` returns the settings of the node's detector. `on_change` is called when a recording begins or ends.
+    """
+
+    def __init__(
+        self, settings: Settings, detector: Callable[[], Mapping[str, Any]], on_change: Callable[[], None]
+    ) -> None:
+        endpoint = settings.transport.control
+        self._clients = {
+            "": ControlClient(endpoint, TIMEOUT_MS),
+            PREVIEW: ControlClient(endpoint, TIMEOUT_MS),
+        }
+        self._detector = detector
+        self.recording = RecordingThread(settings, on_change)
+        self._words: tuple[Path, tuple[str, ...]] | None = None
+
+    def call(self, op: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an operation and return its result as JSON values. Raises Sam3NodeError if that fails."""
+        if op == "record":
+            self.recording.switch(bool(args.get("on")))
+            return {}
+        if op != PREVIEW and op not in OPERATIONS:
+            raise RequestError(
+                f"expected one of {', '.join((*OPERATIONS, PREVIEW, 'record'))}, found {op!r:.40}"
+            )
+        if "mask" in args:
+            raise RequestError(f"{op}: expected points or a box, found a mask; the console takes no uploads")
+        client = self._clients[PREVIEW if op == PREVIEW else ""]
+        return _to_json(client.call(op, **args))
+
+    def suggest(self, typed: str) -> list[str]:
+        """Return phrases of the node's vocabulary that begin with `typed`, then similar ones. None are known if its
+        file is not on this machine."""
+        phrases = self._load_phrases()
+        key = phrase_key(typed.strip())
+        begin = sorted((phrase for phrase in phrases if phrase_key(phrase).startswith(key)), key=len)
+        words = [phrase for phrase in phrases if f" {key}" in phrase_key(phrase)]
+        return list(dict.fromkeys([*begin, *words, *nearest_phrases(typed, phrases)]))[:MAX_WORDS]
+
+    def close(self) -> None:
+        """End a recording, and close the connections."""
+        self.recording.switch(False)
+        self.recording.join()
+        for client in self._clients.values():
+            client.close()
+
+    def _load_phrases(self) -> tuple[str, ...]:
+        path = find_vocabulary(self._detector())
+        if path is None:
+            return ()
+        if self._words is None or self._words[0] != path:
+            self._words = path, _read_phrases(path)
+        return self._words[1]
+
+
+def find_vocabulary(detector: Mapping[str, Any]) -> Path | None:
+    """Return the vocabulary file of a detector by its settings; None if it has none on this machine."""
+    from ..detection.load import NANO, VOCABULARY
+
+    if detector.get("kind") != "yolo-world":
+        return None
+    name = str(detector.get("name"))
+    folder = NANO if name == "nano" else Path(name)
+    path = Path(detector["vocabulary"]) if detector.get("vocabulary") else folder / VOCABULARY
+    return path if path.is_file() else None
+
+
+def _read_phrases(path: Path) -> tuple[str, ...]:
+    """Return the phrases of a vocabulary; none if the package that reads it is missing, or the file is damaged."""
+    with suppress(Sam3NodeError, ImportError):
+        from ..detection.vocabulary import Vocabulary
+
+        return Vocabulary.load(path).phrases
+    return ()
+
+
+def _to_json(result: Any) -> dict[str, Any]:
+    """Return a result of the node with its mask as the page reads it: box, size, and bits in base64."""
+    if not isinstance(result, dict) or "mask" not in result:
+        return result if isinstance(result, dict) else {}
+    mask = decode_mask(result["mask"])
+    bits = base64.b64encode(pack_bits(mask)).decode()
+    return result | {"mask": {"size": mask.size, "box": mask.box, "area": mask.area, "bits": bits}}
+
+
+class RecordingThread:
+    """A recording on the console's machine, as `sam3-node record` makes it, in a thread."""
+
+    def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
+        self._settings, self._on_change = settings, on_change
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._out = _LastLine()
+        self._lock = threading.Lock()
+
+    def switch(self, on: bool) -> None:
+        """Begin a recording in `record.out`, or end it. Does nothing if that is so already."""
+        with self._lock:
+            if on and not self.is_running:
+                self._stop, self._out = threading.Event(), _LastLine()
+                self._thread = threading.Thread(target=self._run, args=(self._stop, self._out), daemon=True)
+                self._thread.start()
+            elif not on:
+                self._stop.set()
+
+    def join(self) -> None:
+        """Wait until the file is finished."""
+        if self._thread is not None:
+            self._thread.join(STOP_S)
+
+    @property
+    def is_running(self) -> bool:
+        """True while messages are recorded."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def state(self) -> dict[str, Any]:
+        """Return whether it runs, and the recorder's last line."""
+        return {"on": self.is_running and not self._stop.is_set(), "line": self._out.line}
+
+    def _run(self, stop: threading.Event, out: _LastLine) -> None:
+        from ..recording.recorder import run_record
+
+        try:
+            run_record(self._settings, stop, out)
+        except Sam3NodeError as error:
+            out.write(f"recording failed: {error}\n")
+        finally:
+            self._on_change()
+
+
+class _LastLine(io.StringIO):
+    """An output that keeps the last line, and finally the one that says what was recorded."""
+
+    line = ""
+
+    def write(self, text: str) -> int:
+        """Keep the text unless it is blank, or follows the result."""
+        if text.strip() and not self.line.startswith(RESULT):
+            self.line = text.strip()
+        return len(text)

@@ -1,0 +1,227 @@
+"""The source of views that plays a recording, and compares its masks with those of another result."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..bags.native.reader import RecordedMasks, RecordingReader
+from ..bags.time_span import TimeSpan
+from ..errors import BagError
+from ..types import NANOSECONDS, Box, Closeable, Frame, FrameKey, Mask, MaskFrame
+from ..wire import masks_topic, pack_masks, unpack_masks
+from .live import Listener
+from .views import View
+
+READ_AHEAD_NS = NANOSECONDS // 2
+MAX_CACHED_BYTES = 64 << 20
+CHUNK = 64
+MASKS_FILE = "masks.mcap"
+"""Name of the masks in a replay's folder of outputs."""
+
+
+class Entry(NamedTuple):
+    """A frame of the recording: its key, and the time at which it was recorded."""
+
+    key: FrameKey
+    logged_ns: int
+
+
+class Comparison(NamedTuple):
+    """What the timeline shows of a frame."""
+
+    doubtful: int
+    """number of doubtful masks"""
+    iou: float | None
+    """mean IoU of the objects of both results; None if one result has no masks of this frame"""
+
+
+class Results:
+    """The masks of a recording by frame, packed; the ground truth if the node's masks are not in it."""
+
+    def __init__(self, reader: RecordingReader) -> None:
+        self.kind = "masks"
+        self._bodies = {
+            action.masks.key: action.body for action in reader.actions() if isinstance(action, RecordedMasks)
+        }
+        if not self._bodies:
+            self.kind = "truth"
+            self._bodies = {masks.key: pack_masks(masks)[1] for masks in reader.truth()}
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def find(self, key: FrameKey) -> MaskFrame | None:
+        """Return the masks of a frame, None if there are none."""
+        body = self._bodies.get(key)
+        return None if body is None else unpack_masks([masks_topic(key.camera), body])
+
+
+class RecordedSource(Closeable):
+    """Views of a recording by index, and the comparison of each in a background thread. A context manager.
+
+    The masks are those of the recording, or of `against` if it has none. Raises BagError for a file that is no
+    recording, for one without frames, and for a result that has no masks of these frames.
+    """
+
+    mode = "recording"
+
+    def __init__(self, recording: Path, against: Path | None, on_change: Listener) -> None:
+        self.name, self.other_name = recording.name, against.name if against else None
+        self._on_change = on_change
+        self._reader = RecordingReader([recording])
+        self.entries = [Entry(*found) for found in self._reader.frame_keys()]
+        if not self.entries:
+            raise BagError(
+                f"{recording}: expected recorded frames, found none; --recording names the file with the pictures, "
+                "--against one with other masks of them"
+            )
+        self._masks = Results(self._reader)
+        self._other = Results(RecordingReader([_find_masks(against)])) if against is not None else None
+        self._check_frames(against)
+        if self._other is not None and not len(self._masks):
+            self._masks, self._other = self._other, None
+        self._frames: OrderedDict[FrameKey, Frame] = OrderedDict()
+        self._reading = threading.Lock()
+        self._compared: list[Comparison] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._compare_all, name="console compare", daemon=True)
+        self._thread.start()
+
+    def view(self, index: int) -> View:
+        """Return the view of an index, clipped to the recording."""
+        index = min(max(index, 0), len(self.entries) - 1)
+        entry = self.entries[index]
+        masks = self._masks.find(entry.key)
+        other = self._other.find(entry.key) if self._other is not None else None
+        return View(self._read_frame(entry), masks or _no_masks(entry, other), other, index)
+
+    def state(self) -> dict[str, Any]:
+        """Return names and sizes of what is played."""
+        return {
+            "connected": True,
+            "problem": self._reader.lost or "",
+            "recording": self.name,
+            "against": self.other_name,
+            "kind": self._masks.kind,
+            "other_kind": self._other.kind if self._other is not None else None,
+            "frames": len(self.entries),
+            "compared": len(self._compared),
+        }
+
+    def timeline(self, start: int) -> list[dict[str, Any]]:
+        """Return what the timeline shows of the frames from `start` on that are compared already."""
+        first_ns = self.entries[0].logged_ns
+        return [
+            {
+                "camera": entry.key.camera,
+                "seq": entry.key.seq,
+                "s": round((entry.logged_ns - first_ns) / NANOSECONDS, 3),
+                "doubtful": compared.doubtful,
+                "iou": None if compared.iou is None else round(compared.iou, 3),
+            }
+            for entry, compared in zip(self.entries[start:], self._compared[start:], strict=False)
+        ]
+
+    def close(self) -> None:
+        """Stop comparing. Idempotent."""
+        self._closing.set()
+        self._thread.join()
+
+    def _check_frames(self, against: Path | None) -> None:
+        keys = {entry.key for entry in self.entries}
+        if self._other is not None and not any(self._other.find(key) for key in keys):
+            first = self.entries[0].key
+            raise BagError(
+                f"{against}: expected masks of frames of {self.name}, such as camera {first.camera}, seq {first.seq}, "
+                "found none; compare results of the same recording"
+            )
+
+    def _read_frame(self, entry: Entry) -> Frame | None:
+        """Return a frame. Those of the following half second are read with it and kept."""
+        with self._reading:
+            if entry.key not in self._frames:
+                span = TimeSpan(entry.logged_ns, entry.logged_ns + READ_AHEAD_NS)
+                for frame in self._reader.frames(span):
+                    self._frames[frame.key] = frame
+                self._forget(entry.key)
+            return self._frames.get(entry.key)
+
+    def _forget(self, kept: FrameKey) -> None:
+        sizes = {key: memoryview(frame.colour).nbytes for key, frame in self._frames.items()}
+        total = sum(sizes.values())
+        for key, size in sizes.items():
+            if total <= MAX_CACHED_BYTES:
+                return
+            if key != kept:
+                del self._frames[key]
+                total -= size
+
+    def _compare_all(self) -> None:
+        for number, entry in enumerate(self.entries, 1):
+            if self._closing.is_set():
+                return
+            masks = self._masks.find(entry.key)
+            other = self._other.find(entry.key) if self._other is not None else None
+            doubtful = sum(instance.doubtful for instance in masks.instances) if masks is not None else 0
+            self._compared.append(Comparison(doubtful, compare(masks, other)))
+            if number % CHUNK == 0 or number == len(self.entries):
+                self._on_change()
+
+
+def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
+    """Return the mean IoU of two results of a frame; None if one has no masks of it, or neither an object in view.
+
+    Ids of two results need not agree. Masks are paired greedily, the highest IoU first; a mask without partner counts
+    as 0.
+    """
+    if masks is None or other is None:
+        return None
+    left = [instance.mask for instance in masks.instances if instance.mask.crop.size]
+    right = [instance.mask for instance in other.instances if instance.mask.crop.size]
+    if not left and not right:
+        return None
+    pairs = sorted(
+        ((_iou(a, b), i, j) for i, a in enumerate(left) for j, b in enumerate(right)),
+        key=lambda pair: -pair[0],
+    )
+    total, used_left, used_right = 0.0, set[int](), set[int]()
+    for iou, i, j in pairs:
+        if i not in used_left and j not in used_right:
+            used_left.add(i)
+            used_right.add(j)
+            total += iou
+    return total / max(len(left), len(right))
+
+
+def _iou(a: Mask, b: Mask) -> float:
+    inside: Box = (
+        max(a.box[0], b.box[0]), max(a.box[1], b.box[1]), min(a.box[2], b.box[2]), min(a.box[3], b.box[3])
+    )  # fmt: skip
+    if a.size != b.size or inside[0] >= inside[2] or inside[1] >= inside[3]:
+        return 0.0
+    common = int(np.count_nonzero(_cut(a, inside) & _cut(b, inside)))
+    return common / (a.area + b.area - common)
+
+
+def _cut(mask: Mask, box: Box) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    x0, y0 = mask.box[:2]
+    return mask.crop[box[1] - y0 : box[3] - y0, box[0] - x0 : box[2] - x0]
+
+
+def _no_masks(entry: Entry, other: MaskFrame | None) -> MaskFrame | None:
+    """Return a result without objects for a frame that only the other result has masks of."""
+    if other is None:
+        return None
+    return MaskFrame(*entry.key, width=other.width, height=other.height)
+
+
+def _find_masks(path: Path) -> Path:
+    """Return the file of masks: the path itself, or the one in a replay's folder of outputs."""
+    if path.is_dir():
+        return path / MASKS_FILE
+    return path

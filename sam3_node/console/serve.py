@@ -1,0 +1,117 @@
+"""Entry point of the console: it opens the source, binds the socket and serves the page until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from ..errors import SettingsError, TransportError
+from ..processes.notify import Watchdog
+from ..settings import Settings
+from .access import Binding, read_binding
+from .app import AnySource, Changes, Console
+from .controls import Controls
+from .live import LiveSource
+from .player import RecordedSource
+
+STOP_POLL_S = 0.1
+CLOSE_S = 1
+
+
+def run_console(
+    settings: Settings,
+    stop: threading.Event,
+    recording: Path | None = None,
+    against: Path | None = None,
+    *,
+    announce: Callable[[str], None],
+    watchdog: Watchdog | None = None,
+) -> None:
+    """Serve the page until `stop` is set: of the live node, or of a recording. `announce` gets its address.
+
+    Raises SettingsError for an address that is not safe, and for lossless delivery; TransportError if the address is
+    in use; BagError if the recording cannot be read.
+    """
+    binding = read_binding(settings)
+    if recording is None and settings.transport.delivery == "every":
+        raise SettingsError(
+            "console needs transport.delivery = 'newest': with 'every' each message goes to one receiver, and the "
+            "console would take frames from the node and masks from the policy"
+        )
+    if recording is None and against is not None:
+        raise SettingsError("--against: expected --recording with the pictures beside it, found none")
+    changes = Changes()
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(_bind(binding))
+        source: AnySource
+        controls = None
+        if recording is not None:
+            source = opened.enter_context(RecordedSource(recording, against, changes.notify))
+        else:
+            source = live = opened.enter_context(LiveSource(settings, changes.notify))
+            if not settings.console.read_only:
+                controls = opened.enter_context(Controls(settings, lambda: live.detector, changes.notify))
+        console = Console(source, controls, changes, binding)
+        console.access.port = listener.getsockname()[1]
+        announce(_make_url(binding, console))
+        asyncio.run(_serve(console, binding, listener, stop, watchdog or Watchdog()))
+
+
+async def _serve(
+    console: Console, binding: Binding, listener: socket.socket, stop: threading.Event, watchdog: Watchdog
+) -> None:
+    config = uvicorn.Config(
+        console.access,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=binding.certificate,
+        ssl_keyfile=binding.key,
+        ws_max_size=1 << 16,
+        ws_per_message_deflate=False,  # pictures and masks are compressed already
+        timeout_graceful_shutdown=CLOSE_S,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # `stop` is set by the command's own handlers
+
+    async def end_on_stop() -> None:
+        while not stop.is_set():
+            watchdog.turn()
+            await asyncio.sleep(STOP_POLL_S)
+        server.should_exit = True
+
+    ending = asyncio.create_task(end_on_stop())
+    try:
+        await server.serve([listener])
+    finally:
+        ending.cancel()
+
+
+def _bind(binding: Binding) -> socket.socket:
+    """Return a listening socket. Raises TransportError if the address is in use or not of this machine."""
+    family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((binding.host, binding.port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise TransportError(
+            f"cannot bind the console to {binding.host}:{binding.port}: {(error.strerror or str(error)).lower()}; "
+            "stop the process that uses it, or set console.bind"
+        ) from error
+    return listener
+
+
+def _make_url(binding: Binding, console: Console) -> str:
+    host = "127.0.0.1" if binding.host == "0.0.0.0" else binding.host
+    name = f"[{host}]" if ":" in host else host
+    fragment = f"#token={console.access.token}" if console.access.token else ""
+    return f"{binding.scheme}://{name}:{console.access.port}/{fragment}"

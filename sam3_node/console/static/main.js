@@ -1,0 +1,468 @@
+// The page: it starts the worker that receives and draws views, and connects pictures, panels, timeline and keys.
+
+import { Cameras } from "./cameras.js";
+import { Stages, Tracks, describeNode, showEvents, showNames, showPairs } from "./panels.js";
+import { Prompts } from "./prompts.js";
+import { call, isAllowed, logIn, suggest } from "./requests.js";
+import { Timeline, isDifferent, isDoubtful } from "./timeline.js";
+
+const REFRESH_MS = 200;
+const SILENT_MS = 1800;
+const TOAST_MS = 5000;
+const THEME = "sam3-theme";
+const find = (selector) => document.querySelector(selector);
+
+const worker = new Worker("static/view-worker.js", { type: "module" });
+const pending = new Map();
+const stages = new Stages();
+let requests = 0;
+let state = null; // the last state of the server
+let stateAt = 0;
+let isOpen = false;
+let frozen = false;
+let place = { place: 0, places: 0 };
+let selected = { camera: null, id: null };
+let refused = "";
+
+const ask = (message) =>
+  new Promise((resolve) => {
+    pending.set(++requests, resolve);
+    worker.postMessage({ ...message, request: requests });
+  });
+const isLive = () => state?.mode !== "recording";
+const canChange = () => Boolean(state && isLive() && !state.read_only);
+const getSelected = (camera) => (selected.camera === camera ? selected.id : null);
+const shownView = () => cameras.main?.shown ?? null;
+
+function say(text, isError = false) {
+  const toast = find("#toast");
+  toast.textContent = text;
+  toast.dataset.kind = isError ? "error" : "done";
+  toast.classList.add("shown");
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => toast.classList.remove("shown"), TOAST_MS);
+}
+
+function select(camera, id) {
+  selected = { camera, id };
+  worker.postMessage({ type: "select", camera, id });
+  refresh();
+}
+
+const prompts = new Prompts({ ask, tell: (message) => worker.postMessage(message), say, select, getSelected, canChange });
+const cameras = new Cameras(worker, prompts);
+const timeline = new Timeline((index) => goTo(index));
+const tracks = new Tracks({
+  select: (id) => select(cameras.main.camera, id),
+  rename: (id) => askLabel(id),
+  remove: (id) => prompts.remove(cameras.main.camera, id, shownView()),
+});
+
+// Time: freeze, scrub, play
+
+function goTo(index) {
+  if (!cameras.main) return;
+  if (isLive()) {
+    frozen = true;
+    worker.postMessage({ type: "scrub", camera: cameras.main.camera, place: index });
+  } else {
+    player.stop();
+    player.show(index);
+  }
+}
+
+function toggleFreeze() {
+  if (frozen) goLive();
+  else if (cameras.main) {
+    frozen = true;
+    worker.postMessage({ type: "freeze", camera: cameras.main.camera });
+  }
+  refresh();
+}
+
+function goLive() {
+  frozen = false;
+  worker.postMessage({ type: "live" });
+  refresh();
+}
+
+function step(by) {
+  if (isLive()) goTo(Math.max(0, Math.min(place.places - 1, place.place + by)));
+  else goTo(Math.max(0, Math.min(state.frames - 1, player.index + by)));
+}
+
+const player = {
+  index: 0,
+  timer: null,
+  show(index) {
+    this.index = index;
+    worker.postMessage({ type: "get", index });
+    timeline.showRecorded(index);
+  },
+  toggle() {
+    if (this.timer) this.stop();
+    else this.play();
+    refresh();
+  },
+  play() {
+    const rows = timeline.rows;
+    if (this.index >= rows.length - 1) this.index = 0;
+    const [begin, beginS] = [performance.now(), rows[this.index]?.s ?? 0];
+    const tick = () => {
+      const now = beginS + (performance.now() - begin) / 1000;
+      let index = this.index;
+      while (index + 1 < rows.length && rows[index + 1].s <= now) index++;
+      if (index !== this.index) this.show(index);
+      if (index + 1 >= rows.length) this.stop();
+      else this.timer = requestAnimationFrame(tick);
+    };
+    this.timer = requestAnimationFrame(tick);
+  },
+  stop() {
+    cancelAnimationFrame(this.timer);
+    this.timer = null;
+  },
+  jump(matches, what) {
+    const index = timeline.findNext(matches);
+    if (index === null) say(`No frame with ${what}.`);
+    else goTo(index);
+  },
+};
+
+const SHOWS = { both: "masks", masks: "other", other: "both" };
+let shows = "both";
+
+function toggleShows() {
+  shows = SHOWS[shows];
+  const names = { both: "both", masks: state.recording, other: state.against };
+  find("#shows").textContent = `Show: ${names[shows]}`;
+  worker.postMessage({ type: "shows", shows });
+}
+
+// Requests
+
+async function request(op, args, done) {
+  await prompts.try(async () => {
+    await call(op, args);
+    if (done) say(done);
+  });
+}
+
+const setNames = (names) => request("set_prompts", { prompts: names });
+const getNames = () => state?.status?.prompts ?? [];
+
+async function addName() {
+  const name = find("#name").value.trim();
+  if (!name) return;
+  await prompts.try(async () => {
+    await call("set_prompts", { prompts: [...getNames(), name] });
+    find("#name").value = "";
+    say(`The node looks for ${name}.`);
+  });
+}
+
+function togglePause() {
+  const isPaused = state?.status?.paused;
+  request(isPaused ? "resume" : "pause", {}, isPaused ? "The node processes frames." : "The node is paused.");
+}
+
+function toggleRecord() {
+  request("record", { on: !state?.recorder?.on });
+}
+
+function askReset() {
+  const dialog = find("#reset-dialog");
+  dialog.returnValue = "no";
+  dialog.onclose = () => dialog.returnValue === "yes" && request("reset", {}, "All objects are removed.");
+  dialog.showModal();
+}
+
+function askLabel(id = getSelected(cameras.main?.camera)) {
+  const instance = shownView()?.masks?.instances.find((item) => item.id === id);
+  if (!instance || !canChange()) return;
+  const [dialog, input] = [find("#rename-dialog"), find("#label")];
+  const { camera } = cameras.main;
+  find("#rename-title").textContent = `New label of object ${id}`;
+  input.value = instance.label;
+  dialog.returnValue = "no";
+  dialog.onclose = () => {
+    const label = input.value.trim();
+    if (dialog.returnValue === "yes" && label) prompts.rename(camera, id, label, shownView());
+  };
+  dialog.showModal();
+  input.select();
+}
+
+async function saveSnapshot() {
+  const blob = await ask({ type: "snapshot", camera: cameras.main?.camera });
+  if (!blob) return;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = `${cameras.main.camera}-${shownView().seq}.png`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  say(`Saved ${link.download}.`);
+}
+
+// Keys
+
+function toggleTheme() {
+  const next = document.documentElement.dataset.theme === "light" ? "dark" : "light";
+  localStorage.setItem(THEME, next);
+  setTheme(next);
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  find("#theme").textContent = theme === "light" ? "Dark" : "Light";
+  timeline.draw();
+}
+
+function chooseNext(by) {
+  const ids = (shownView()?.masks?.instances ?? []).map((instance) => instance.id);
+  if (!ids.length) return;
+  const at = ids.indexOf(getSelected(cameras.main.camera));
+  select(cameras.main.camera, ids[(at + by + ids.length) % ids.length]);
+}
+
+function removeChosen() {
+  const id = getSelected(cameras.main?.camera);
+  if (id !== null && canChange()) prompts.remove(cameras.main.camera, id, shownView());
+}
+
+function togglePreviews() {
+  prompts.previews = !prompts.previews;
+  say(`Previews under the pointer are ${prompts.previews ? "on" : "off"}.`);
+}
+
+const BOTH = [
+  ["[", "one frame back", () => step(-1)],
+  ["]", "one frame forth", () => step(1)],
+  ["J", "next object", () => chooseNext(1)],
+  ["K", "object before", () => chooseNext(-1)],
+  ["O", "next camera", () => cameras.enlargeNext()],
+  ["S", "save a snapshot", saveSnapshot],
+  ["T", "light or dark", toggleTheme],
+  ["?", "this list", () => find("#help-dialog").showModal()],
+];
+const LIVE = [
+  [" ", "freeze, or back to live", toggleFreeze],
+  ["L", "back to live", goLive],
+  ["/", "type a name", () => find("#name").focus()],
+  ["F2", "rename the object", () => askLabel()],
+  ["Delete", "remove the object", removeChosen],
+  ["P", "pause or resume the node", togglePause],
+  ["X", "remove all, after a question", askReset],
+  ["C", "record, or end the recording", toggleRecord],
+  ["H", "previews on or off", togglePreviews],
+];
+const RECORDED = [
+  [" ", "play or stop", () => player.toggle()],
+  ["D", "next doubtful frame", () => player.jump(isDoubtful, "doubtful masks")],
+  ["F", "next frame that differs", () => player.jump(isDifferent, "different masks")],
+  ["V", "show both results or one", () => state?.against && toggleShows()],
+];
+const ON_PICTURE = [
+  ["arrows", "on the picture: move the cross; Alt 1 pixel, Ctrl 50"],
+  ["Enter", "add or correct there; with Shift: it is not that"],
+  ["B", "begin a box; Enter ends it"],
+];
+const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H"]);
+
+function handleKey(event) {
+  const isTyping = event.target.matches?.("input:not([type=range]), textarea, select");
+  if (isTyping || event.ctrlKey || event.altKey || event.metaKey || find("dialog[open]")) return;
+  if (event.key === " " && event.target.matches?.("button")) return;
+  const key = event.key.length === 1 ? event.key.toUpperCase() : event.key;
+  if (/^[1-9]$/.test(key) && cameras.main) {
+    select(cameras.main.camera, Number(key));
+    return;
+  }
+  const found = [...BOTH, ...(isLive() ? LIVE : RECORDED)].find(([name]) => name === key);
+  if (!found || (CHANGES.has(key) && !canChange())) return;
+  event.preventDefault();
+  found[2]();
+}
+
+function listKeys() {
+  const shown = [...(isLive() ? LIVE : RECORDED), ...BOTH, ["1 … 9", "choose an object"], ...(isLive() ? ON_PICTURE : [])];
+  const host = find("#keys");
+  host.replaceChildren();
+  for (const [key, text] of shown) {
+    const [name, about] = [document.createElement("dt"), document.createElement("dd")];
+    const mark = document.createElement("kbd");
+    mark.textContent = key === " " ? "Space" : key;
+    name.append(mark);
+    about.textContent = text;
+    host.append(name, about);
+  }
+}
+
+// What is shown
+
+function explain() {
+  const now = performance.now();
+  if (refused) return refused;
+  if (!isOpen || now - stateAt > SILENT_MS) return "The console's server does not answer. Is it still running?";
+  return state?.problem || "";
+}
+
+function describeBadge(problem) {
+  if (!isOpen || (state && !state.connected)) return ["lost", "no node"];
+  if (!isLive()) return ["still", player.timer ? "playing" : "recording"];
+  if (frozen) return ["still", "frozen"];
+  if (state?.status?.paused) return ["wait", "paused"];
+  return problem ? ["wait", "waiting"] : ["live", "live"];
+}
+
+function refresh() {
+  const problem = explain();
+  const notice = find("#notice");
+  notice.hidden = !problem;
+  if (notice.textContent !== problem) notice.textContent = problem;
+  document.body.dataset.connected = isOpen && state?.connected && !refused ? "yes" : "no";
+  const [kind, word] = describeBadge(problem);
+  const badge = find("#badge");
+  badge.dataset.kind = kind;
+  if (badge.textContent !== word) badge.textContent = word;
+  const age = cameras.main?.age() ?? null;
+  find("#age").hidden = age === null;
+  find("#age b").textContent = age === null ? "–" : age < 10_000 ? age.toFixed(0) : (age / 1000).toFixed(0);
+  find("#age span").textContent = age !== null && age >= 10_000 ? "s old" : "ms old";
+  for (const tile of cameras.tiles.values()) tile.refresh(frozen);
+  if (isLive()) timeline.showLive(place.place, place.places, age ?? 0, frozen);
+  find("#freeze").setAttribute("aria-pressed", String(frozen));
+  find("#freeze").textContent = frozen ? "Live" : "Freeze";
+  find("#play").setAttribute("aria-pressed", String(Boolean(player.timer)));
+  showView();
+  if (state) showState();
+}
+
+function showView() {
+  const view = shownView();
+  tracks.update(view?.masks?.instances ?? [], getSelected(cameras.main?.camera), canChange());
+  stages.update();
+}
+
+function showState() {
+  const { status, recorder } = state;
+  find("#pause").setAttribute("aria-pressed", String(Boolean(status?.paused)));
+  find("#pause").textContent = status?.paused ? "Resume" : "Pause";
+  find("#record").setAttribute("aria-pressed", String(Boolean(recorder?.on)));
+  if (recorder && recorder.line !== showState.line) {
+    if (showState.line !== undefined && recorder.line) say(recorder.line, recorder.line.startsWith("recording failed"));
+    showState.line = recorder.line;
+  }
+  showNames(getNames(), canChange(), (name) => setNames(getNames().filter((other) => other !== name)));
+  showPairs("#health", describeNode(status, cameras.main?.camera, state));
+  showEvents(state.events ?? []);
+}
+
+function takeState(message) {
+  const isFirst = state === null;
+  if (state?.status?.node && message.status?.node && message.status.node !== state.status.node) {
+    stages.clear();
+    select(null, null);
+    say("The node was started again. Ids of objects have begun again.");
+  }
+  state = message;
+  stateAt = performance.now();
+  document.body.dataset.mode = state.mode;
+  document.body.toggleAttribute("data-read-only", state.read_only);
+  if (state.against) document.body.dataset.against = "";
+  if (isFirst) listKeys();
+  if (isFirst && !isLive()) {
+    document.title = `${state.recording} – sam3-node console`;
+    showPairs("#comparison", [["filled", `${state.recording} (${state.kind})`], ["dashed", `${state.against} (${state.other_kind})`]]);
+    player.show(0);
+  }
+  refresh();
+}
+
+async function checkAccess() {
+  try {
+    refused = (await isAllowed()) ? "" : "Open this page with the URL that `sam3-node console` has printed: it has the token.";
+  } catch {
+    refused = "";
+  }
+  refresh();
+}
+
+const handlers = {
+  camera: ({ camera }) => cameras.add(camera),
+  shown: ({ view, frozen: isFrozen, ...at }) => {
+    const tile = cameras.tiles.get(view.camera);
+    tile.show(view, isFrozen);
+    if (tile === cameras.main) place = at;
+    if (tile === cameras.main && !isFrozen) stages.add(view.masks);
+    if (isFrozen || !isLive()) showView(); // live, the panels are refreshed less often than the picture
+  },
+  place: ({ camera, ...at }) => {
+    if (camera === cameras.main?.camera) place = at;
+  },
+  open: () => {
+    isOpen = true;
+    refused = "";
+    stateAt = performance.now();
+  },
+  closed: () => {
+    isOpen = false;
+    refresh();
+    checkAccess();
+  },
+  state: takeState,
+  timeline: ({ start, rows }) => {
+    timeline.add(start, rows, state.frames);
+    timeline.showRecorded(player.index);
+  },
+  damaged: ({ text }) => say(text, true),
+  reply: ({ request, value }) => {
+    pending.get(request)?.(value);
+    pending.delete(request);
+  },
+};
+
+const CLICKS = {
+  freeze: toggleFreeze,
+  play: () => player.toggle(),
+  "next-doubtful": () => player.jump(isDoubtful, "doubtful masks"),
+  "next-different": () => player.jump(isDifferent, "different masks"),
+  shows: toggleShows,
+  snapshot: saveSnapshot,
+  record: toggleRecord,
+  pause: togglePause,
+  reset: askReset,
+  theme: toggleTheme,
+  help: () => find("#help-dialog").showModal(),
+};
+
+function listen() {
+  worker.onmessage = ({ data }) => handlers[data.type](data);
+  for (const [id, run] of Object.entries(CLICKS)) find(`#${id}`).addEventListener("click", run);
+  document.addEventListener("keydown", handleKey);
+  find("#names-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    addName();
+  });
+  find("#name").addEventListener("input", async () => {
+    const words = await suggest(find("#name").value);
+    find("#words").replaceChildren(...words.map((word) => Object.assign(document.createElement("option"), { value: word })));
+  });
+  find("#name").addEventListener("keydown", (event) => event.key === "Escape" && find("#name").blur());
+}
+
+async function start() {
+  const preferred = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
+  setTheme(localStorage.getItem(THEME) ?? preferred);
+  listen();
+  try {
+    await logIn();
+  } catch (error) {
+    refused = error.message;
+  }
+  const scheme = location.protocol === "https:" ? "wss" : "ws";
+  worker.postMessage({ type: "open", url: `${scheme}://${location.host}${location.pathname}views` });
+  setInterval(refresh, REFRESH_MS);
+}
+
+start();

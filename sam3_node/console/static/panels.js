@@ -1,0 +1,211 @@
+// The panels beside the picture: objects, stage times, the node, events. Rows are kept and changed in place, so that
+// the page's memory stays flat.
+
+import { MARKS, cssColour, nameState } from "./palette.js";
+
+const WINDOW = 300;
+const STAGES = ["decode", "preprocess", "encode", "track", "detect", "masks", "pack"];
+
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Keep one element for each key: `build` makes a missing one, `update` changes it, the others are removed. */
+function keepRows(host, entries, build, update) {
+  const rows = new Map([...host.children].map((row) => [row.dataset.key, row]));
+  entries.forEach(([key, value], index) => {
+    const row = rows.get(String(key)) ?? build(key, value);
+    row.dataset.key = key;
+    rows.delete(String(key));
+    if (host.children[index] !== row) host.insertBefore(row, host.children[index] ?? null);
+    update(row, value, key);
+  });
+  for (const row of rows.values()) row.remove();
+}
+
+/** The table of objects. `actions` has select(id), rename(id) and remove(id). */
+export class Tracks {
+  constructor(actions) {
+    this.actions = actions;
+    this.body = document.querySelector("#tracks tbody");
+    this.count = document.querySelector("#count");
+  }
+
+  update(instances, selected, canChange) {
+    keepRows(
+      this.body,
+      instances.map((instance) => [instance.id, instance]),
+      (id) => this.build(id),
+      (row, instance) => this.fill(row, instance, selected, canChange),
+    );
+    setText(this.count, instances.length ? String(instances.length) : "none");
+  }
+
+  build(id) {
+    const swatch = make("span", { className: "swatch" });
+    swatch.style.background = cssColour(id);
+    const pick = make("button", { className: "pick", title: `Choose object ${id}` }, swatch, String(id));
+    pick.onclick = () => this.actions.select(id);
+    const rename = make("button", { className: "change rename", textContent: "Name", title: "Rename (F2)" });
+    rename.setAttribute("aria-label", `Rename object ${id}`);
+    rename.onclick = () => this.actions.rename(id);
+    const remove = make("button", { className: "change remove", textContent: "✕", title: "Remove (Delete)" });
+    remove.setAttribute("aria-label", `Remove object ${id}`);
+    remove.onclick = () => this.actions.remove(id);
+    const cells = [pick, "", "", "", ""].map((content) => make("td", {}, content));
+    cells[4].append(rename, " ", remove);
+    const row = make("tr", {}, ...cells);
+    row.dataset.id = id;
+    return row;
+  }
+
+  fill(row, instance, selected, canChange) {
+    const [, label, state, score, actions] = row.children;
+    const name = nameState(instance);
+    setText(label, instance.label);
+    setText(state, `${MARKS[name]} ${name}`);
+    state.dataset.state = name;
+    setText(score, instance.area ? instance.score.toFixed(2) : "–");
+    row.setAttribute("aria-selected", String(instance.id === selected));
+    row.dataset.area = instance.area;
+    actions.hidden = !canChange;
+  }
+}
+
+/** Times of the stages as a waterfall: median as a bar, the 99th percentile as a mark. */
+export class Stages {
+  constructor() {
+    this.host = document.querySelector("#stages");
+    this.total = document.querySelector("#latency");
+    this.clear();
+  }
+
+  clear() {
+    this.samples = new Map();
+    this.latencies = [];
+  }
+
+  add(masks) {
+    if (!masks) return;
+    for (const [name, us] of Object.entries(masks.stages_us)) {
+      if (!this.samples.has(name)) this.samples.set(name, []);
+      keep(this.samples.get(name), us / 1000);
+    }
+    if (masks.latency_ms !== null) keep(this.latencies, masks.latency_ms);
+  }
+
+  update() {
+    const names = [...this.samples.keys()].sort((a, b) => rank(a) - rank(b));
+    let begin = 0;
+    const rows = names.map((name) => {
+      const sorted = [...this.samples.get(name)].sort((a, b) => a - b);
+      const row = { begin, median: quantile(sorted, 0.5), worst: quantile(sorted, 0.99) };
+      begin += row.median;
+      return [name, row];
+    });
+    const end = Math.max(1, ...rows.map(([, row]) => row.begin + row.worst));
+    keepRows(this.host, rows, buildStage, (element, row, name) => {
+      const [title, track, value] = element.children;
+      setText(title, name);
+      place(track.children[0], row.begin / end, row.median / end);
+      place(track.children[1], row.begin / end, row.worst / end);
+      setText(value, `${format(row.median)} / ${format(row.worst)} ms`);
+    });
+    const sorted = [...this.latencies].sort((a, b) => a - b);
+    setText(this.total, sorted.length ? `p50 ${quantile(sorted, 0.5).toFixed(0)} · p99 ${quantile(sorted, 0.99).toFixed(0)} ms` : "");
+  }
+}
+
+function buildStage() {
+  const track = make("span", { className: "track" }, make("i"), make("i", { className: "worst" }));
+  return make("div", { className: "stage", title: "median / 99th percentile" }, make("span"), track, make("span"));
+}
+
+function place(bar, left, width) {
+  bar.style.left = `${(100 * left).toFixed(2)}%`;
+  bar.style.width = `${(100 * width).toFixed(2)}%`;
+}
+
+function keep(values, value) {
+  values.push(value);
+  if (values.length > WINDOW) values.shift();
+}
+
+function quantile(sorted, share) {
+  return sorted.length ? sorted[Math.floor(share * (sorted.length - 1))] : 0;
+}
+
+function format(ms) {
+  return ms < 10 ? ms.toFixed(1) : ms.toFixed(0);
+}
+
+function rank(name) {
+  const index = STAGES.indexOf(name);
+  return index < 0 ? STAGES.length : index;
+}
+
+/** Pairs of a name and a value in a list. */
+export function showPairs(selector, pairs) {
+  const host = document.querySelector(selector);
+  const kept = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "");
+  keepRows(
+    host,
+    kept.flatMap(([name, value]) => [[`${name} name`, name], [name, String(value)]]),
+    (key) => make(key.endsWith(" name") ? "dt" : "dd"),
+    (element, text) => setText(element, text),
+  );
+}
+
+/** Return the pairs of the node's panel. */
+export function describeNode(status, camera, state) {
+  if (!status) return [["state", state.connected ? "no status yet" : "not connected"]];
+  const stats = status.cameras?.[camera] ?? {};
+  const mb = (bytes) => (bytes == null ? null : `${(bytes / 1e6).toFixed(0)} MB`);
+  const lost = [stats.too_old && `${stats.too_old} too old`, stats.failed && `${stats.failed} failed`].filter(Boolean);
+  return [
+    ["model", status.model],
+    ["device", status.device],
+    ["detector", status.detector ?? "none"],
+    ["rate", stats.fps == null ? null : `${stats.fps.toFixed(1)} Hz`],
+    ["frames skipped", stats.received ? `${stats.skipped} of ${stats.received}${lost.length ? ` (${lost.join(", ")})` : ""}` : null],
+    ["host memory", mb(status.rss_bytes)],
+    ["GPU memory", status.device?.startsWith("cuda") ? mb(status.device_bytes) : null],
+    ["last error", stats.last_error],
+  ];
+}
+
+/** The list of events, the newest first. */
+export function showEvents(events) {
+  keepRows(
+    document.querySelector("#events"),
+    [...events].reverse().map((event) => [event.number, event]),
+    (key, event) => {
+      const time = new Date(event.time_ms).toTimeString().slice(0, 8);
+      return make("li", {}, make("time", { textContent: time }), `${event.op.replace("_", " ")} ${event.text}`);
+    },
+    () => {},
+  );
+}
+
+/** The names that the node looks for, each with a button that removes it. */
+export function showNames(names, canChange, remove) {
+  keepRows(
+    document.querySelector("#names"),
+    names.map((name) => [name, name]),
+    (name) => {
+      const button = make("button", { textContent: "✕", title: "Stop looking for it" });
+      button.setAttribute("aria-label", `Stop looking for ${name}`);
+      button.onclick = () => remove(name);
+      return make("li", {}, make("span", { textContent: name }), button);
+    },
+    (row) => {
+      row.lastChild.hidden = !canChange;
+    },
+  );
+}

@@ -1,0 +1,90 @@
+// The timeline: the last seconds of a live stream, or a whole recording with its doubtful and different frames.
+
+const LOW_IOU = 0.5;
+
+/** The slider and its strip. `go(place)` is called when the user moves it. */
+export class Timeline {
+  constructor(go) {
+    this.rows = [];
+    this.slider = document.querySelector("#place");
+    this.strip = document.querySelector("#strip");
+    this.time = document.querySelector("#time");
+    this.hint = document.querySelector("#place-hint");
+    this.slider.addEventListener("input", () => go(Number(this.slider.value)));
+    new ResizeObserver(() => this.draw()).observe(this.strip.parentElement);
+  }
+
+  /** Show the place in a live stream's history. */
+  showLive(place, places, ageMs, isFrozen) {
+    this.slider.max = Math.max(0, places - 1);
+    this.slider.value = place;
+    this.time.textContent = isFrozen ? `${(ageMs / 1000).toFixed(1)} s ago` : "live";
+    this.hint.textContent = isFrozen ? "Space or L: back to live" : "Space: freeze  ·  [ and ]: step back and forth";
+    this.slider.setAttribute("aria-valuetext", this.time.textContent);
+  }
+
+  /** Show the place in a recording. */
+  showRecorded(index) {
+    const row = this.rows[index];
+    this.index = index;
+    this.slider.value = index;
+    const iou = row?.iou == null ? "" : `   IoU ${row.iou.toFixed(2)}`;
+    this.time.textContent = row ? `${row.s.toFixed(2)} s of ${this.rows.at(-1).s.toFixed(2)} s   frame ${index + 1} of ${this.count}${iou}` : "";
+    this.slider.setAttribute("aria-valuetext", this.time.textContent);
+    this.draw();
+  }
+
+  /** Take rows of a recording: seconds, number of doubtful masks and IoU of each frame. */
+  add(start, rows, count) {
+    this.rows.length = start;
+    for (const row of rows) this.rows.push(row);
+    this.count = count;
+    this.slider.max = Math.max(0, count - 1);
+    this.draw();
+  }
+
+  /** Return the next index after the present one that satisfies a condition, from the start again at the end. */
+  findNext(matches) {
+    const count = this.rows.length;
+    for (let step = 1; step <= count; step++) {
+      const index = ((this.index ?? -1) + step) % count;
+      if (matches(this.rows[index])) return index;
+    }
+    return null;
+  }
+
+  draw() {
+    if (!this.rows.length) return;
+    const hasIou = this.rows.some((row) => row.iou !== null);
+    this.strip.classList.toggle("chart", hasIou);
+    const ratio = devicePixelRatio;
+    const [width, height] = [this.strip.clientWidth * ratio, this.strip.clientHeight * ratio];
+    if (this.strip.width !== width || this.strip.height !== height) Object.assign(this.strip, { width, height });
+    const context = this.strip.getContext("2d");
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    context.clearRect(0, 0, width, height);
+    const step = width / Math.max(1, this.count);
+    this.rows.forEach((row, index) => {
+      const x = index * step;
+      if (row.doubtful) {
+        context.fillStyle = colour("--warn");
+        context.fillRect(x, height - 7 * ratio, Math.max(step, ratio), 7 * ratio);
+      }
+      if (row.iou !== null) {
+        const low = row.iou < LOW_IOU;
+        context.fillStyle = colour(low ? "--bad" : "--accent");
+        const high = (height - 9 * ratio) * row.iou;
+        context.fillRect(x, height - 9 * ratio - high, Math.max(step - 0.2, ratio), high);
+        if (low) context.fillRect(x, 0, Math.max(step, ratio), 3 * ratio);
+      }
+    });
+    context.fillStyle = colour("--text");
+    context.fillRect((this.index ?? 0) * step - ratio, 0, Math.max(2 * ratio, step), height);
+  }
+}
+
+/** True for a frame where two results differ much. */
+export const isDifferent = (row) => row.iou !== null && row.iou < LOW_IOU;
+/** True for a frame with doubtful masks. */
+export const isDoubtful = (row) => row.doubtful > 0;

@@ -1,0 +1,235 @@
+// The worker that receives views, keeps the last 30 seconds, and draws them. It asks for the next view after it has
+// drawn one, at the screen's own rate: a slow page gets fewer views and never older ones.
+
+import { Painter } from "./paint.js";
+import { fromBase64, isInside, parseView, withoutPixels } from "./wire.js";
+
+const HISTORY_MS = 30_000;
+const HISTORY_BYTES = 160 << 20;
+const PING_MS = 2000;
+const RETRY_MS = 400;
+
+const cameras = new Map();
+const painter = new Painter();
+let socket = null;
+let isLive = true;
+let frozen = null; // {camera, place} while the pictures stand still
+let wanted = -1; // index in a recording
+let asked = -1;
+let selected = { camera: null, id: null };
+let shows = "both";
+let wayMs = 0; // half of the shortest recent round trip
+
+/** Return Unix time in ms with the resolution of performance.now(), which a step of the clock does not change. */
+const now = () => performance.timeOrigin + performance.now();
+const nextFrame = self.requestAnimationFrame?.bind(self) ?? ((run) => setTimeout(run, 16));
+
+function findCamera(name) {
+  if (!cameras.has(name)) {
+    cameras.set(name, { name, context: null, ratio: 1, history: [], bytes: 0, shown: null, turn: 0, ghosts: new Map() });
+    postMessage({ type: "camera", camera: name });
+  }
+  return cameras.get(name);
+}
+
+function open(url) {
+  socket = new WebSocket(url);
+  socket.binaryType = "arraybuffer";
+  const trips = [];
+  const ping = setInterval(() => send({ type: "ping", time: now() }), PING_MS);
+  socket.onopen = () => {
+    postMessage({ type: "open" });
+    send({ type: "ping", time: now() });
+    asked = -1;
+    askNext();
+  };
+  socket.onmessage = ({ data }) => {
+    if (typeof data !== "string") {
+      take(data);
+      return;
+    }
+    const message = JSON.parse(data);
+    if (message.type === "pong") {
+      trips.push(now() - message.time);
+      if (trips.length > 5) trips.shift();
+      wayMs = Math.min(...trips) / 2;
+    } else if (message.type === "damaged") {
+      postMessage(message);
+      asked = message.number;
+      nextFrame(askNext);
+    } else {
+      if (message.type === "state") isLive = message.mode === "live";
+      postMessage(message);
+    }
+  };
+  socket.onclose = () => {
+    clearInterval(ping);
+    postMessage({ type: "closed" });
+    setTimeout(() => open(url), RETRY_MS);
+  };
+}
+
+function send(message) {
+  if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
+}
+
+function askNext() {
+  if (isLive) send({ type: "next" });
+  else if (wanted >= 0 && asked !== wanted) {
+    asked = wanted;
+    send({ type: "get", index: wanted });
+  }
+}
+
+async function take(buffer) {
+  const view = parseView(buffer);
+  view.received = now();
+  view.drawnAt = 0;
+  if (view.age_ms != null) view.age_ms += wayMs;
+  const camera = findCamera(view.camera);
+  if (isLive) remember(camera, view, buffer.byteLength);
+  try {
+    if (!frozen) await show(camera, view);
+    else if (frozen.camera === camera.name) postPlace(camera);
+  } finally {
+    nextFrame(askNext);
+  }
+}
+
+function remember(camera, view, bytes) {
+  const { history } = camera;
+  history.push({ view, bytes });
+  camera.bytes += bytes;
+  const share = HISTORY_BYTES / cameras.size;
+  while (history.length > 1 && (view.received - history[0].view.received > HISTORY_MS || camera.bytes > share)) {
+    camera.bytes -= history.shift().bytes;
+    if (frozen?.camera === camera.name) frozen.place = Math.max(0, frozen.place - 1);
+  }
+}
+
+/** Decode and draw a view, unless a later one was drawn meanwhile. */
+async function show(camera, view) {
+  const turn = ++camera.turn;
+  camera.latest = view;
+  if (!camera.context) return;
+  let bitmap = null;
+  try {
+    if (view.picture.length) bitmap = await createImageBitmap(new Blob([view.picture], { type: view.image.type }));
+  } catch (error) {
+    postMessage({ type: "damaged", number: view.number, text: `the picture cannot be decoded: ${error.message}` });
+  }
+  if (turn !== camera.turn) {
+    bitmap?.close();
+    return;
+  }
+  noteBoxes(camera, view);
+  camera.shown = view;
+  painter.draw(camera.context, bitmap, view, {
+    ratio: camera.ratio,
+    shows,
+    selected: selected.camera === camera.name ? selected.id : null,
+    ghosts: camera.ghosts,
+  });
+  bitmap?.close();
+  view.drawnAt = now();
+  const place = frozen?.camera === camera.name ? frozen.place : camera.history.length - 1;
+  postMessage({ type: "shown", view: withoutPixels(view), frozen: frozen !== null, place, places: camera.history.length });
+}
+
+/** Keep where each object was seen last, for the time in which it is hidden. */
+function noteBoxes(camera, view) {
+  if (camera.epoch !== view.masks?.epoch && view.masks) {
+    camera.ghosts.clear();
+    camera.epoch = view.masks.epoch;
+  }
+  const instances = view.masks?.instances ?? [];
+  for (const instance of instances) if (instance.bits.length) camera.ghosts.set(instance.id, instance.box);
+  if (camera.ghosts.size > 512) camera.ghosts.clear();
+}
+
+function postPlace(camera) {
+  postMessage({ type: "place", camera: camera.name, place: frozen?.place ?? camera.history.length - 1, places: camera.history.length });
+}
+
+/** Show a place of a camera's history, and of the other cameras what was shown at that time. */
+function showHistory(name, place) {
+  const chosen = cameras.get(name);
+  if (!chosen?.history.length) return;
+  const index = Math.max(0, Math.min(place, chosen.history.length - 1));
+  frozen = { camera: name, place: index };
+  const time = chosen.history[index].view.received;
+  for (const camera of cameras.values()) {
+    const found = camera === chosen ? chosen.history[index] : camera.history.findLast((item) => item.view.received <= time);
+    if (found) show(camera, found.view);
+  }
+}
+
+function redraw() {
+  for (const camera of cameras.values()) if (camera.latest) show(camera, camera.latest);
+}
+
+const handlers = {
+  open: ({ url }) => open(url),
+  canvas: ({ camera, canvas }) => {
+    const found = findCamera(camera);
+    found.context = canvas.getContext("2d", { alpha: false });
+    if (found.latest) show(found, found.latest);
+  },
+  size: ({ camera, width, height, ratio }) => {
+    const found = findCamera(camera);
+    if (!found.context) return;
+    found.context.canvas.width = width;
+    found.context.canvas.height = height;
+    found.ratio = ratio;
+    if (found.latest) show(found, found.latest);
+  },
+  freeze: ({ camera }) => {
+    const found = cameras.get(camera);
+    const shown = found?.history.findIndex((item) => item.view === found.shown) ?? -1;
+    if (shown >= 0) showHistory(camera, shown);
+  },
+  scrub: ({ camera, place }) => showHistory(camera, place),
+  live: () => {
+    frozen = null;
+    for (const camera of cameras.values()) if (camera.history.length) show(camera, camera.history.at(-1).view);
+  },
+  get: ({ index }) => {
+    const idle = asked === wanted;
+    wanted = index;
+    if (idle) askNext();
+  },
+  // a reply's mask on the picture that stands still; without mask the object is taken away
+  patch: ({ camera, id, seq, label, score, mask }) => {
+    const view = cameras.get(camera)?.latest;
+    if (!view?.masks || (mask && view.seq !== seq)) return;
+    const before = view.masks.instances.find((instance) => instance.id === id);
+    view.masks.instances = view.masks.instances.filter((instance) => instance !== before);
+    if (mask) {
+      const fresh = { id, label: label ?? "object", state: "tracked", doubtful: false, age: 0, unseen: 0 };
+      const bits = fromBase64(mask.bits);
+      view.masks.instances.push({ ...fresh, ...before, score, box: mask.box, area: mask.area, bits });
+    }
+    show(cameras.get(camera), view);
+  },
+  select: ({ camera, id }) => {
+    selected = { camera, id };
+    redraw();
+  },
+  shows: (message) => {
+    shows = message.shows;
+    redraw();
+  },
+  hit: ({ request, camera, x, y }) => {
+    const instances = cameras.get(camera)?.shown?.masks?.instances ?? [];
+    const found = instances.filter((instance) => instance.bits.length && isInside(instance, x, y));
+    found.sort((a, b) => a.area - b.area); // the smallest is on top
+    postMessage({ type: "reply", request, value: found[0]?.id ?? null });
+  },
+  snapshot: async ({ request, camera }) => {
+    const canvas = cameras.get(camera)?.context?.canvas;
+    const value = canvas ? await canvas.convertToBlob({ type: "image/png" }) : null;
+    postMessage({ type: "reply", request, value });
+  },
+};
+
+self.onmessage = ({ data }) => handlers[data.type](data);

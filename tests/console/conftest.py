@@ -1,0 +1,54 @@
+"""A browser for all tests, and one camera, node and console for the tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.console_rig import ConsoleRig, Page, open_browser
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def rig(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
+    """The bundled recording, a node with the bundled weights, and a console; `rig.url` is its page."""
+    found = ConsoleRig(tmp_path_factory.mktemp("console"))
+    try:
+        _, found.url = found.console()
+        found.tabletop()
+        found.node()
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, rig: ConsoleRig) -> Iterator[Page]:
+    """A page that is connected to the node."""
+    page = Page(browser, rig.url)
+    page.wait('body[data-connected="yes"]')
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(rig: ConsoleRig, opened: Page) -> Iterator[Page]:
+    """The page while it shows masks of a node without objects and names, live."""
+    with rig.client() as client:
+        client.wait_for_camera()
+        client.set_prompts([])
+        client.reset()
+    opened.read("() => document.activeElement.blur()")
+    opened.press("l")
+    opened.wait('.tile[data-masks="0"]')
+    yield opened
+    complaints = [*opened.complaints]
+    opened.complaints.clear()
+    assert not complaints

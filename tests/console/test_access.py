@@ -1,0 +1,143 @@
+"""Tests of who may use the console: addresses, origins, tokens, and what a page without changes may do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra console is not installed")
+pytest.importorskip("uvicorn", reason="the extra console is not installed")
+
+from sam3_node.console.access import read_binding
+from sam3_node.errors import SettingsError
+from sam3_node.settings import Settings
+from tests.support.console_rig import ConsoleRig
+
+Headers = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
+    found = ConsoleRig(tmp_path_factory.mktemp("access"))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(rig: ConsoleRig) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key."""
+    key, path = rig.folder / "key.pem", rig.folder / "certificate.pem"
+    words = f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -keyout {key} -out {path}"
+    try:
+        subprocess.run(words.split(), check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return path, key
+
+
+def ask(
+    url: str, path: str, method: str = "GET", body: object = None, **headers: str
+) -> tuple[int, Headers, bytes]:
+    """Send one request, as the page itself would unless `headers` say something else."""
+    parts = urlsplit(url)
+    context = ssl._create_unverified_context()
+    secure = parts.scheme == "https"
+    connection = (
+        http.client.HTTPSConnection(parts.netloc, context=context)
+        if secure
+        else http.client.HTTPConnection(parts.netloc)
+    )
+    sent = {"Origin": f"{parts.scheme}://{parts.netloc}", **headers}
+    data = None if body is None else json.dumps(body)
+    connection.request(method, path, data, {name: value for name, value in sent.items() if value})
+    answer = connection.getresponse()
+    found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, b""
+    if answer.status != 101:
+        found = (*found[:2], answer.read())
+    connection.close()
+    return found
+
+
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+
+
+def test_other_hosts_and_origins_are_refused(rig: ConsoleRig) -> None:
+    _, url = rig.console()
+    assert ask(url, "/")[0] == 200
+    assert ask(url, "/", Host="evil.example:80")[0] == 403
+    assert ask(url, "/api/pause", "POST", {}, Origin="http://evil.example")[0] == 403
+    assert ask(url, "/api/pause", "POST", {}, Origin="")[0] == 403
+    assert ask(url, "/views", **UPGRADE)[0] == 101
+    assert ask(url, "/views", **UPGRADE | {"Origin": "http://evil.example"})[0] == 403
+
+
+def test_every_answer_has_a_policy_without_inline_scripts(rig: ConsoleRig) -> None:
+    _, url = rig.console()
+    for path in ("/", "/static/main.js", "/nothing"):
+        policy = ask(url, path)[1]["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+def test_read_only_refuses_every_change(rig: ConsoleRig) -> None:
+    _, url = rig.console(CONSOLE__READ_ONLY="true")
+    for op in ("add_object", "reset", "pause", "record", "segment"):
+        status, _, body = ask(url, f"/api/{op}", "POST", {})
+        assert (status, json.loads(body)["error"]["code"]) == (403, "read_only")
+
+
+def test_a_wrong_token_gives_nothing_and_the_right_one_a_cookie(
+    rig: ConsoleRig, certificate: tuple[Path, Path]
+) -> None:
+    settings = {"CONSOLE__CERTIFICATE": str(certificate[0]), "CONSOLE__KEY": str(certificate[1])}
+    _, printed = rig.console(CONSOLE__BIND="0.0.0.0:0", **settings)
+    url, _, token = printed.partition("#token=")
+    assert url.startswith("https://")
+    assert len(token) >= 32
+    for cookie in ("", f"sam3_console_{urlsplit(url).port}=guess"):
+        assert ask(url, "/api/words", Cookie=cookie)[0] == 401
+        assert ask(url, "/api/pause", "POST", {}, Cookie=cookie)[0] == 401
+        assert ask(url, "/views", **UPGRADE, Cookie=cookie)[0] == 403
+    assert ask(url, "/login", "POST", {"token": token[:-1]})[0] == 401
+    assert ask(url, "/login", "POST", {})[0] == 401
+    status, headers, _ = ask(url, "/login", "POST", {"token": token})
+    cookie, _, rest = headers["set-cookie"].partition(";")
+    assert status == 200
+    assert {"HttpOnly", "Secure", "SameSite=Strict"} <= set(rest.replace(" ", "").split(";"))
+    assert ask(url, "/api/words", Cookie=cookie)[0] == 200
+    assert ask(url, "/views", **UPGRADE, Cookie=cookie)[0] == 101
+
+
+def test_masks_are_no_way_to_upload(rig: ConsoleRig) -> None:
+    _, url = rig.console()
+    for body in ({"mask": {}}, {"points": [[1, 1]] * 100_000}, [1]):
+        status, _, answer = ask(url, "/api/add_object", "POST", body)
+        assert (status, json.loads(answer)["error"]["code"]) == (400, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("console", "reason"),
+    [
+        ({"bind": "0.0.0.0:8460"}, "without console.certificate"),
+        ({"bind": "8460"}, "expected HOST:PORT"),
+        ({"certificate": "a.pem"}, "expected both or none"),
+        ({"certificate": "a.pem", "key": "b.pem"}, "found none at a.pem"),
+    ],
+)
+def test_an_unsafe_address_is_refused(console: dict[str, str], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        read_binding(Settings(console=console))  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""Tests of the console with a real browser, camera and node: what a person sees, clicks and types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.console_rig import ConsoleRig, Page, best_iou, inner_point, true_mask
+
+MIN_IOU = 0.5  # the limit of the bundled weights
+ROW = "#tracks tbody tr"
+
+
+def read_area(page: Page) -> int:
+    return int(page.page.locator(ROW).get_attribute("data-area"))
+
+
+def add_mug(page: Page) -> tuple[int, int]:
+    """Freeze the picture and click the mug on it. Return the seq of the picture and the object's id."""
+    seq = page.freeze()
+    page.click(*inner_point(true_mask(seq, "red mug")))
+    page.wait(ROW)
+    (found,) = page.rows()
+    return seq, found
+
+
+def test_a_click_adds_the_object_that_was_on_the_screen(rig: ConsoleRig, page: Page) -> None:
+    _, found = add_mug(page)
+    assert best_iou(rig, found, "red mug") >= MIN_IOU
+
+
+def test_a_drag_adds_the_object_in_the_box(rig: ConsoleRig, page: Page) -> None:
+    seq = page.freeze()
+    page.drag(true_mask(seq, "green bottle").box)
+    page.wait(ROW)
+    (found,) = page.rows()
+    assert best_iou(rig, found, "green bottle") >= MIN_IOU
+
+
+def test_a_negative_point_shrinks_the_mask(page: Page) -> None:
+    seq, found = add_mug(page)
+    before = read_area(page)
+    x0, y0, x1, y1 = true_mask(seq, "red mug").box
+    page.click((x0 + x1) / 2, y0 + 0.85 * (y1 - y0), shift=True)
+    page.wait("#toast.shown:has-text('Corrected')")
+    page.wait(f"{ROW}:not([data-area='{before}'])")
+    assert page.rows() == [found]
+    assert read_area(page) < before
+
+
+def test_the_live_picture_shows_what_the_click_added(rig: ConsoleRig, page: Page) -> None:
+    _, found = add_mug(page)
+    page.live()
+    page.wait('.tile[data-masks="1"]')
+    assert page.rows() == [found]
+    page.wait(f"{ROW} td[data-state='sure'], {ROW} td[data-state='doubtful']")
+
+
+def test_the_keyboard_marks_an_object_and_removes_it(page: Page) -> None:
+    page.freeze()
+    page.page.locator("#main-tile .overlay").focus()
+    page.press("ArrowUp")
+    page.press("b")
+    for _ in range(6):
+        page.press("Control+ArrowRight" if _ % 2 else "Control+ArrowDown")
+    page.press("Enter")
+    page.wait(ROW)
+    page.press("Escape")
+    page.press("Delete")
+    page.wait_gone(ROW)
+
+
+def test_rename_gives_the_label_that_everybody_sees(rig: ConsoleRig, page: Page) -> None:
+    _, found = add_mug(page)
+    page.live()
+    page.press("F2")
+    page.page.locator("#label").fill("my mug")
+    page.press("Enter")
+    page.wait(f"{ROW} td:has-text('my mug')")
+    with rig.client() as client:
+        assert [(item.id, item.label) for item in client.list_objects()] == [(found, "my mug")]
+
+
+def test_reset_asks_first(page: Page) -> None:
+    add_mug(page)
+    page.live()
+    page.press("x")
+    page.wait("#reset-dialog[open]")
+    page.press("Escape")
+    page.wait_gone("#reset-dialog[open]")
+    assert len(page.rows()) == 1
+    page.press("x")
+    page.page.locator("#reset-dialog button[value=yes]").click()
+    page.wait_gone(ROW)
+
+
+def test_pause_and_resume_show_and_change_the_node(page: Page) -> None:
+    page.press("p")
+    page.wait("#pause[aria-pressed=true]")
+    page.wait("#badge[data-kind=wait]")
+    page.press("p")
+    page.wait("#pause[aria-pressed=false]")
+    page.wait("#badge[data-kind=live]")
+
+
+def test_a_typed_name_finds_the_object_and_the_button_ends_the_search(rig: ConsoleRig, page: Page) -> None:
+    page.press("/")
+    page.page.keyboard.type("red")
+    page.wait("#words option[value='red mug']", state="attached")
+    page.page.keyboard.type(" mug")
+    page.press("Enter")
+    page.wait("#names li")
+    page.wait(ROW)
+    (found,) = page.rows()
+    assert page.page.locator("#tracks tbody td").nth(1).inner_text() == "red mug"
+    assert best_iou(rig, found, "red mug") >= MIN_IOU
+    page.page.locator("#names button").click()
+    page.wait_gone(ROW)
+
+
+def test_an_unknown_name_is_refused_with_what_the_node_says(page: Page) -> None:
+    page.press("/")
+    page.page.keyboard.type("xylophone of glass")
+    page.press("Enter")
+    page.wait("#toast.shown[data-kind=error]")
+    page.complaints.clear()  # the browser logs the answer 400
+
+
+def test_scrubbing_goes_back_and_live_comes_back(page: Page) -> None:
+    page.wait("#place:not([max='0'])")
+    newest = page.freeze()
+    page.press("[")
+    page.wait(f"#main-tile .tile:not([data-seq='{newest}'])")
+    assert int(page.data("seq")) < newest
+    page.press("l")
+    page.wait("#badge[data-kind=live]")
+
+
+def test_a_snapshot_and_a_recording_are_written(rig: ConsoleRig, page: Page) -> None:
+    with page.page.expect_download() as download:
+        page.press("s")
+    assert download.value.suggested_filename.endswith(".png")
+    page.press("c")
+    page.wait("#record[aria-pressed=true]")
+    page.page.wait_for_timeout(1000)
+    page.press("c")
+    page.wait("#toast.shown:has-text('recorded')")
+    (written,) = (rig.folder / "recordings").glob("*.mcap")
+    assert written.stat().st_size > 10_000
+
+
+def test_no_request_leaves_the_host(rig: ConsoleRig, page: Page) -> None:
+    page.page.reload()
+    page.wait('body[data-connected="yes"]')
+    own = (rig.url, rig.url.replace("http:", "ws:"), f"blob:{rig.url}")
+    assert len(page.requests) > 8
+    assert not [url for url in page.requests if not url.startswith(own)]
+
+
+def test_axe_finds_nothing_serious(page: Page) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+    add_mug(page)
+    for theme in ("dark", "light"):
+        results: dict[str, Any] = axe.Axe().run(page.page).response
+        serious = [
+            (item["id"], [node["target"] for node in item["nodes"]])
+            for item in results["violations"]
+            if item["impact"] in ("serious", "critical")
+        ]
+        assert not serious, f"{theme}: {serious}"
+        page.press("t")
+
+
+def test_a_killed_node_is_told_and_the_page_heals_with_new_ids(rig: ConsoleRig, page: Page) -> None:
+    add_mug(page)
+    page.live()
+    node = rig.processes[-1]
+    node.kill()
+    page.wait('body[data-connected="no"]')
+    page.wait("#notice:has-text('node')")
+    page.wait("#main-tile .tile[data-masks='']")  # the camera goes on
+    rig.node()
+    page.wait('body[data-connected="yes"]')
+    page.wait("#main-tile .tile[data-masks='0']")
+    _, found = add_mug(page)
+    assert found == 1

@@ -1,0 +1,132 @@
+"""Tests of the console that plays a recording and compares two results, with a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.bags import RecordingReader, RecordingWriter
+from sam3_node.console.player import RecordedSource, compare
+from sam3_node.errors import BagError
+from sam3_node.types import Mask, MaskFrame
+from tests.support.console_rig import ConsoleRig, Page
+from tests.support.tabletop import TABLETOP, truth
+
+FRAMES = 24
+WRONG = 15
+"""Frame of which the second result has masks elsewhere."""
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first frames of the bundled recording, with their truth as the node's masks; one mask is doubtful."""
+    path = tmp_path_factory.mktemp("recordings") / "first.mcap"
+    with RecordingWriter(path) as writer:
+        for frame in RecordingReader([TABLETOP]).frames():
+            if frame.seq >= FRAMES:
+                break
+            writer.write_frame(frame, frame.capture_ns)
+            write(writer, doubted(truth()[frame.seq]) if frame.seq == 9 else truth()[frame.seq])
+    return path
+
+
+@pytest.fixture(scope="module")
+def other(recording: Path) -> Path:
+    """Another result of it, without pictures: all ids differ, and on one frame no mask is where it was."""
+    path = recording.with_name("masks.mcap")
+    with RecordingWriter(path) as writer:
+        for seq in range(FRAMES):
+            write(writer, moved(truth()[seq], seq == WRONG))
+    return path
+
+
+def write(writer: RecordingWriter, masks: MaskFrame) -> None:
+    from sam3_node.wire import pack_masks
+
+    writer.write_masks(pack_masks(masks)[1], masks, masks.capture_ns + 1)
+
+
+def doubted(masks: MaskFrame) -> MaskFrame:
+    return replace(
+        masks, instances=tuple(replace(item, doubtful=True, confidence=0.1) for item in masks.instances)
+    )
+
+
+def moved(masks: MaskFrame, away: bool) -> MaskFrame:
+    corner = np.zeros((masks.height, masks.width), np.bool_)
+    corner[:20, :20] = True
+    return replace(
+        masks,
+        instances=tuple(
+            replace(item, id=item.id + 100, mask=Mask.from_full(corner) if away else item.mask)
+            for item in masks.instances
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def player(
+    browser: Any, recording: Path, other: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    rig = ConsoleRig(tmp_path_factory.mktemp("player"))
+    try:
+        _, url = rig.console("--recording", str(recording), "--against", str(other))
+        page = Page(browser, url)
+        yield page
+        page.close()
+        assert not page.complaints
+    finally:
+        rig.close()
+
+
+def shown(page: Page, seq: int) -> None:
+    page.wait(f".tile[data-seq='{seq}']")
+
+
+def test_the_player_shows_each_frame_with_its_masks(player: Page) -> None:
+    shown(player, 0)
+    assert player.rows() == [item.id for item in truth()[0].instances]
+    player.press("]")
+    shown(player, 1)
+    player.press("[")
+    shown(player, 0)
+
+
+def test_the_player_jumps_to_doubtful_and_to_different_frames(player: Page) -> None:
+    player.wait(f"#place[max='{FRAMES - 1}']")
+    player.page.locator("#next-doubtful").click()
+    shown(player, 9)
+    player.page.locator("#next-different").click()
+    shown(player, WRONG)
+    assert "IoU 0." in player.page.locator("#time").inner_text()
+
+
+def test_the_player_plays_to_the_end(player: Page) -> None:
+    player.read("() => document.activeElement.blur()")
+    player.press(" ")
+    shown(player, FRAMES - 1)
+    player.wait("#play[aria-pressed=false]")
+
+
+def test_compare_pairs_masks_without_their_ids() -> None:
+    masks = truth()[0]
+    assert compare(masks, moved(masks, False)) == 1.0
+    assert compare(masks, replace(masks, instances=masks.instances[1:])) == pytest.approx(
+        1 - 1 / sum(item.area > 0 for item in masks.instances), abs=1e-6
+    )
+    assert compare(masks, None) is None
+
+
+def test_results_of_another_recording_are_refused(recording: Path, tmp_path: Path) -> None:
+    path = tmp_path / "masks.mcap"
+    with RecordingWriter(path) as writer:
+        write(writer, replace(truth()[0], camera="elsewhere"))
+    with pytest.raises(BagError, match="results of the same recording"):
+        RecordedSource(recording, path, lambda: None)
+    with pytest.raises(BagError, match="expected recorded frames"):
+        RecordedSource(path, None, lambda: None)

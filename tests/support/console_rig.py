@@ -1,0 +1,174 @@
+"""A camera, a node and a console as processes, and a browser that opens the console's page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sam3_node.types import Mask
+from tests.support.node_rig import Process, Rig, ids, masks_where
+from tests.support.tabletop import truth
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+VIEWPORT = {"width": 1280, "height": 720}
+PATIENCE_MS = 60_000
+CLIP_FRAMES = 225
+
+
+class ConsoleRig(Rig):
+    """The processes, with the bundled recording and weights, on ipc endpoints and a free port."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.environment |= {
+            "SAM3_MODEL__NAME": "nano",
+            "SAM3_DETECTOR__KIND": "yolo-world",
+            "SAM3_CAMERA__FPS": "5",
+            "SAM3_CAMERA__ENCODING": "jpeg",
+            "SAM3_CAMERA__LOOP": "true",
+            "SAM3_TRACKER__FEATURE_CACHE": "32",
+            "SAM3_CONSOLE__BIND": "127.0.0.1:0",
+            "SAM3_RECORD__OUT": str(folder / "recordings"),
+        }
+
+    def tabletop(self) -> Process:
+        """Start the camera, which plays the bundled recording again and again; its seq go on."""
+        return self.start("camera", "scene:tabletop")
+
+    def console(self, *arguments: str, **settings: str) -> tuple[Process, str]:
+        """Start the console and return its process and the page's URL."""
+        process = Process(self, ("console", *arguments), settings)
+        line = process.next_line()
+        assert line.startswith("console at "), line
+        return process, line.removeprefix("console at ")
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """Yield a browser; skip the test if there is none."""
+    pytest.importorskip("starlette", reason="the extra console is not installed")
+    pytest.importorskip("uvicorn", reason="the extra console is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    with playwright.sync_playwright() as running:
+        arguments = ["--no-sandbox", "--disable-background-networking", "--enable-precise-memory-info"]
+        browser = running.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+class Page:
+    """The console's page in a browser, and everything that it has asked for or complained about."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        options = {"viewport": VIEWPORT, "color_scheme": "dark"} | options
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.context.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("websocket", lambda socket: self.requests.append(socket.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.goto(url)
+
+    def close(self) -> None:
+        self.context.close()
+
+    def wait(self, selector: str, **options: Any) -> Any:
+        """Wait for an element and return its locator."""
+        self.page.wait_for_selector(selector, **options)
+        return self.page.locator(selector)
+
+    def wait_gone(self, selector: str) -> None:
+        """Wait until no such element exists."""
+        self.page.wait_for_selector(selector, state="detached")
+
+    def read(self, script: str, argument: Any = None) -> Any:
+        """Return the value of a function of JavaScript."""
+        return self.page.evaluate(script, argument)
+
+    def data(self, name: str) -> str:
+        """Return a data attribute of the large picture's tile."""
+        return str(self.page.locator("#main-tile .tile").get_attribute(f"data-{name}"))
+
+    def press(self, key: str) -> None:
+        self.page.keyboard.press(key)
+
+    def freeze(self) -> int:
+        """Freeze the picture and return its seq."""
+        self.page.locator("#freeze[aria-pressed=false]").click()
+        self.wait("#freeze[aria-pressed=true]")
+        self.page.wait_for_timeout(100)
+        return int(self.data("seq"))
+
+    def live(self) -> None:
+        self.page.locator("#freeze[aria-pressed=true]").click()
+        self.wait("#freeze[aria-pressed=false]")
+
+    def to_page(self, x: float, y: float, size: tuple[int, int] = (480, 640)) -> tuple[float, float]:
+        """Return the place in the page of a pixel of the frame."""
+        box = self.page.locator("#main-tile .overlay").bounding_box()
+        return box["x"] + x / size[1] * box["width"], box["y"] + y / size[0] * box["height"]
+
+    def click(self, x: float, y: float, shift: bool = False) -> None:
+        """Click a pixel of the frame."""
+        if shift:
+            self.page.keyboard.down("Shift")
+        self.page.mouse.click(*self.to_page(x, y))
+        if shift:
+            self.page.keyboard.up("Shift")
+
+    def drag(self, box: tuple[float, float, float, float]) -> None:
+        """Drag a box, in pixels of the frame."""
+        self.page.mouse.move(*self.to_page(*box[:2]))
+        self.page.mouse.down()
+        self.page.mouse.move(*self.to_page(*box[2:]), steps=4)
+        self.page.mouse.up()
+
+    def rows(self) -> list[int]:
+        """Return the ids in the table of objects."""
+        return [int(row.get_attribute("data-id")) for row in self.page.locator("#tracks tbody tr").all()]
+
+    def _note(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+
+def true_mask(seq: int, label: str) -> Mask:
+    """Return the true mask of an object on a frame of the looping clip."""
+    masks = truth()[seq % CLIP_FRAMES]
+    return next(instance.mask for instance in masks.instances if instance.label == label)
+
+
+def inner_point(mask: Mask) -> tuple[float, float]:
+    """Return a pixel well inside a mask, (x, y): the one of the middle run of its middle row."""
+    rows, columns = np.nonzero(mask.crop)
+    row = int(np.median(rows))
+    inside = columns[rows == row]
+    return mask.box[0] + float(np.median(inside)) + 0.5, mask.box[1] + row + 0.5
+
+
+def iou(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> float:
+    return float((a & b).sum() / max(1, (a | b).sum()))
+
+
+def best_iou(rig: ConsoleRig, object_id: int, label: str, messages: int = 3) -> float:
+    """Return the best IoU with the truth that an object's mask has in the next messages."""
+    found: list[float] = []
+    with rig.client() as client:
+        while len(found) < messages:
+            masks = masks_where(client, lambda masks: object_id in ids(masks), f"object {object_id}")
+            mask = next(instance.mask for instance in masks.instances if instance.id == object_id)
+            found.append(iou(mask.full(), true_mask(masks.seq, label).full()))
+    return max(found)
