@@ -63,20 +63,31 @@ def rotation_from_quaternion(quaternion_xyzw: npt.ArrayLike) -> Array:
 
 
 def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
-    """Return the unit quaternion (x, y, z, w), w >= 0, of a rotation matrix [3, 3]."""
-    r = np.asarray(rotation, np.float64)
+    """Return the unit quaternions (x, y, z, w) [..., 4], w >= 0, of rotation matrices [..., 3, 3]."""
+    flat = np.asarray(rotation, np.float64).reshape(-1, 9)
+    products = (flat @ _QUATERNION_PRODUCTS).reshape(-1, 4, 4) + _IDENTITY
     # row i is 4 * quaternion[i] * quaternion: dividing by the largest component is the well-conditioned choice
-    rows = np.array(
-        [
-            [1 + r[0, 0] - r[1, 1] - r[2, 2], r[0, 1] + r[1, 0], r[0, 2] + r[2, 0], r[2, 1] - r[1, 2]],
-            [r[0, 1] + r[1, 0], 1 - r[0, 0] + r[1, 1] - r[2, 2], r[1, 2] + r[2, 1], r[0, 2] - r[2, 0]],
-            [r[0, 2] + r[2, 0], r[1, 2] + r[2, 1], 1 - r[0, 0] - r[1, 1] + r[2, 2], r[1, 0] - r[0, 1]],
-            [r[2, 1] - r[1, 2], r[0, 2] - r[2, 0], r[1, 0] - r[0, 1], 1 + np.trace(r)],
-        ]
-    )
-    quaternion: Array = rows[np.argmax(np.diag(rows))]
-    quaternion = quaternion / np.linalg.norm(quaternion)
-    return -quaternion if quaternion[3] < 0 else quaternion
+    largest = products.diagonal(axis1=1, axis2=2).argmax(axis=1)
+    quaternions = products[np.arange(len(flat)), largest]
+    quaternions = quaternions / np.sqrt((quaternions * quaternions).sum(axis=1, keepdims=True))
+    quaternions = quaternions * np.where(quaternions[:, 3:] < 0, -1.0, 1.0)
+    found: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
+    return found
+
+
+def _quaternion_products() -> Array:
+    """Return the linear part [9, 16] of a rotation matrix's map to 4 * quaternion[i] * quaternion[j]."""
+    x, y, z = np.eye(9).reshape(3, 3, 9)
+    rows = [
+        [x[0] - y[1] - z[2], x[1] + y[0], x[2] + z[0], z[1] - y[2]],
+        [x[1] + y[0], y[1] - x[0] - z[2], y[2] + z[1], x[2] - z[0]],
+        [x[2] + z[0], y[2] + z[1], z[2] - x[0] - y[1], y[0] - x[1]],
+        [z[1] - y[2], x[2] - z[0], y[0] - x[1], x[0] + y[1] + z[2]],
+    ]
+    return np.array(rows).reshape(16, 9).T
+
+
+_QUATERNION_PRODUCTS, _IDENTITY = _quaternion_products(), np.eye(4)
 
 
 def rotation_from_vector(rotation_vector_rad: npt.ArrayLike) -> Array:

@@ -27,7 +27,7 @@ from .refinement import (
     outlier_limit,
     refine,
 )
-from .rigid_motion import average, invert_all, measure_rotations, to_motions
+from .rigid_motion import average, cross_matrices, invert_all, measure_rotations, to_motions
 
 Mounting = Literal["eye_in_hand", "eye_to_hand"]
 
@@ -154,8 +154,7 @@ def observe(
     b = np.array([view.camera_from_board for view in views], np.float64) @ centre
     # a rotation about the board's origin also moves its centre
     move_to_centre = np.eye(6)
-    x, y, z = board_centre_m
-    move_to_centre[:3, 3:] = -np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    move_to_centre[:3, 3:] = -cross_matrices(np.array([board_centre_m], np.float64))[0]
     covariances = np.array(
         [
             _DEFAULT_COVARIANCE

@@ -206,15 +206,20 @@ class PoseTrack:
         if len(self._stamps) > self._capacity:
             del self._stamps[0], self._poses[0]
 
-    def at(self, stamp_ns: int, max_gap_ns: int) -> Array:
+    def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> Array:
         """Return the pose [4, 4] at a time, between two poses at most `max_gap_ns` apart.
 
-        Positions are interpolated linearly, orientations at constant angular velocity. Raises CalibrationError for a
+        Positions are interpolated linearly, orientations at constant angular velocity. A time up to `max_ahead_ns`
+        after the last pose is extrapolated at the velocity of the last poses. Raises CalibrationError for another
         time outside the track or inside a longer gap, with the distance to the nearest pose.
         """
         after = bisect.bisect_left(self._stamps, stamp_ns)
         if after < len(self._stamps) and self._stamps[after] == stamp_ns:
             return self._poses[after]
+        if after == len(self._stamps) > 0 and stamp_ns - self._stamps[-1] <= max_ahead_ns:
+            before = self._find_before_last(stamp_ns - self._stamps[-1])
+            if before is not None and self._stamps[-1] - self._stamps[before] <= max_gap_ns:
+                return self._blend(before, after - 1, stamp_ns)
         if not 0 < after < len(self._stamps):
             nearest = min(
                 (abs(stamp - stamp_ns) for stamp in (self._stamps[:1] + self._stamps[-1:])), default=None
@@ -229,13 +234,20 @@ class PoseTrack:
                 f"stale pose: expected robot poses at most {max_gap_ns / 1e6:.0f} ms apart, found a gap of "
                 f"{(after_ns - before_ns) / 1e6:.0f} ms at the time of the image"
             )
-        return interpolate(
-            self._poses[after - 1], self._poses[after], (stamp_ns - before_ns) / (after_ns - before_ns)
-        )
+        return self._blend(after - 1, after, stamp_ns)
+
+    def _find_before_last(self, ahead_ns: int) -> int | None:
+        """Return the newest pose at least `ahead_ns` before the last, so that noise grows by a factor of 3 at most."""
+        index = bisect.bisect_right(self._stamps, self._stamps[-1] - ahead_ns) - 1
+        return min(index, len(self._stamps) - 2) if index >= 0 and len(self._stamps) > 1 else None
+
+    def _blend(self, first: int, second: int, stamp_ns: int) -> Array:
+        share = (stamp_ns - self._stamps[first]) / (self._stamps[second] - self._stamps[first])
+        return interpolate(self._poses[first], self._poses[second], share)
 
 
 def interpolate(first: Array, second: Array, share: float) -> Array:
-    """Return the pose [4, 4] at `share` (0..1) of the way from the first to the second."""
+    """Return the pose [4, 4] at `share` of the way from the first (0) to the second (1), or beyond it."""
     turn = vector_from_rotation(first[:3, :3].T @ second[:3, :3])
     position = first[:3, 3] + share * (second[:3, 3] - first[:3, 3])
     return rigid(first[:3, :3] @ rotation_from_vector(share * turn), position)

@@ -19,7 +19,7 @@ def list_cameras(folder: Path) -> Iterator[str]:
     A kind that cannot be listed gives a line that says why and what to do. Raises nothing.
     """
     for title, lines in (
-        ("RealSense", _list_realsense()),
+        ("RealSense", list_realsense()),
         ("V4L2", _list_v4l2()),
         (f"recordings in {folder}", _list_recordings(folder)),
     ):
@@ -47,7 +47,11 @@ def describe_modes(modes: Iterable[Mode]) -> Iterator[str]:
         yield f"{same[0].width}x{same[0].height} {same[0].form}: {rates} fps"
 
 
-def _list_realsense() -> Iterator[str]:
+def list_realsense() -> Iterator[str]:
+    """Yield a line for each RealSense camera, and below it a line for each mode.
+
+    Raises CameraError, or MissingExtraError without the SDK.
+    """
     from .realsense_sdk import explain, load_sdk, read_info
     from .realsense_streams import list_streams
 

@@ -212,6 +212,15 @@ def object_list(args: Namespace, settings: Settings) -> None:
         )
 
 
+def object_points(args: Namespace, settings: Settings) -> None:
+    """Print the points of an object's surface, one line of x, y and z in metres for each."""
+    with _connect(args, settings) as client:
+        found = client.points(args.id, count=args.count, camera=args.camera)
+    print(f"# frame {printable(found.frame)}, seq {found.seq}: x y z in metres")
+    for point in found.points_m.tolist():
+        print(*(f"{value:.4f}" for value in point))
+
+
 def segment(args: Namespace, settings: Settings) -> None:
     """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
     if args.out is not None:

@@ -17,7 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..errors import install_advice
+from ..cameras.listing import list_realsense
+from ..errors import Sam3NodeError, install_advice
 from ..settings import Settings
 
 PYTHON = ">=3.11"
@@ -58,6 +59,7 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield from _check_dependencies()
     yield from _check_opencv()
     yield from _check_torch()
+    yield _check_realsense()
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
     for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
         yield _check_endpoint(f"transport.{name}", endpoint)
@@ -185,6 +187,18 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
             f"gpu {index}", "warn", detail, "no bfloat16 before 8.0: use --model.dtype float16"
         )
     return CheckResult(f"gpu {index}", "ok", detail)
+
+
+def _check_realsense() -> CheckResult:
+    """Check that the RealSense SDK loads, and list its cameras. It may be missing: other cameras do not need it."""
+    try:
+        found = list(list_realsense())
+    except Sam3NodeError as error:
+        return CheckResult("realsense", "warn", f"{error}", "only RealSense cameras need it")
+    if not found:
+        hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
+        return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
+    return CheckResult("realsense", "ok", ", ".join(line for line in found if line.startswith("realsense:")))
 
 
 def _count_cpus() -> int:

@@ -154,14 +154,18 @@ def _add_camera_command(parsers: Any, add: AddCommand) -> None:
 
 def _add_object_commands(parsers: Any, add: AddCommand) -> None:
     objects = add_command_group(
-        parsers, "object", "add, correct, rename, remove and list the tracked objects of a running node"
+        parsers,
+        "object",
+        "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
     add_object = add(objects, "add", commands.object_add, "track a new object and print its id")
     add_object.add_argument("--label", help="name of the object")
     refine = add(objects, "refine", commands.object_refine, "correct the mask of an object")
     remove = add(objects, "remove", commands.object_remove, "stop tracking an object")
     rename = add(objects, "rename", commands.object_rename, "change the label of an object")
-    for parser in (refine, remove, rename):
+    points = add(objects, "points", commands.object_points, "print the points of an object's visible surface")
+    points.add_argument("--count", type=int, default=1000, help="number of points [1000], at most 10,000")
+    for parser in (refine, remove, rename, points):
         parser.add_argument("id", type=int, metavar="ID", help="id of the object")
     _add_prompt_options(add_object, "the next frame that arrives")
     _add_prompt_options(refine, "the latest frame")
@@ -174,9 +178,9 @@ def _add_object_commands(parsers: Any, add: AddCommand) -> None:
         )
     list_objects = add(objects, "list", commands.object_list, "list the tracked objects")
     rename.add_argument("label", metavar="LABEL", help="new label")
-    for parser in (remove, rename, list_objects):
+    for parser in (remove, rename, list_objects, points):
         _add_camera_option(parser)
-    for parser in (add_object, refine, remove, rename, list_objects):
+    for parser in (add_object, refine, remove, rename, list_objects, points):
         _add_timeout(parser)
 
 

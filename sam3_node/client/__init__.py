@@ -4,7 +4,7 @@ It needs pyzmq, msgpack, numpy and zstandard only.
 """
 
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
-from .values import AddedObject, Segmentation, TrackedObject
+from .values import AddedObject, Segmentation, SurfacePoints, TrackedObject
 
 __all__ = [
     "CONTROL_ENDPOINT",
@@ -12,5 +12,6 @@ __all__ = [
     "AddedObject",
     "PerceptionClient",
     "Segmentation",
+    "SurfacePoints",
     "TrackedObject",
 ]

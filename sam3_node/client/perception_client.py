@@ -24,12 +24,14 @@ from .values import (
     PixelBox,
     Points,
     Segmentation,
+    SurfacePoints,
     TrackedObject,
     check_begins,
     drop_none,
     pack_prompt,
     read_epoch,
     read_object,
+    read_points,
     read_segmentation,
     read_segmentations,
 )
@@ -266,6 +268,14 @@ class PerceptionClient(Closeable):
             camera=camera,
         )
         return read_segmentations(self._call("segment_everything", args))
+
+    def points(self, id: int, *, count: int = 1000, camera: str | None = None) -> SurfacePoints:
+        """Return up to `count` points of an object's visible surface on the latest frame, in metres.
+
+        Raises RequestError for an object without a mask or without depth on that frame.
+        """
+        args = {"id": id, "count": count}
+        return read_points(self._call_with_epoch("points", args, self._name_camera(camera)))
 
     def set_prompts(
         self,

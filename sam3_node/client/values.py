@@ -62,6 +62,17 @@ class AddedObject:
 
 
 @dataclass(frozen=True, slots=True)
+class SurfacePoints:
+    """Points of the visible surface of an object on frame `seq`."""
+
+    seq: int
+    frame: str
+    """"camera" or "base\""""
+    points_m: npt.NDArray[np.float32]
+    """[n, 3]"""
+
+
+@dataclass(frozen=True, slots=True)
 class MasksOfCameras:
     """The newest masks of several cameras."""
 
@@ -151,6 +162,16 @@ def read_segmentations(fields: Fields) -> list[Segmentation]:
         )
         for item in found
     ]
+
+
+def read_points(fields: Fields) -> SurfacePoints:
+    """Read the points in a reply."""
+    data = fields.blob("points_m")
+    if len(data) % 12:
+        raise fields.wrong("points_m", "bytes of three float32 for each point")
+    return SurfacePoints(
+        fields.integer("seq"), fields.text("frame"), np.frombuffer(data, "<f4").reshape(-1, 3)
+    )
 
 
 def read_epoch(fields: Fields) -> int | None:

@@ -17,6 +17,7 @@ from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
+from ..perception.spatial import SpatialStage
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
@@ -284,13 +285,18 @@ class Node:
             masks = self.perception.link(
                 pipeline.step(frame, received.received_ns, received.skipped, self._poses.find, prepared)
             )
-        self._warn_about_depth(frame.camera, self._poses.problem or pipeline.spatial.problem)
+        if frame.depth is not None:
+            self._note_spatial_problem(frame.camera, pipeline.spatial)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
         return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
 
-    def _warn_about_depth(self, camera: str, problem: str | None) -> None:
-        """Log why 3-D fields are missing, once for each camera and reason."""
+    def _note_spatial_problem(self, camera: str, spatial: SpatialStage) -> None:
+        """Tell in the status why 3-D fields are missing, and log it once for each camera and reason."""
+        problem = spatial.problem
+        if spatial.lacks_robot and self._poses.problem is not None:
+            problem = f"{problem}: {self._poses.problem}"
+        self._stats[camera].spatial_problem = problem
         reason = (camera, (problem or "").split(":")[0])
         if problem is not None and reason not in self._depth_warnings:
             self._depth_warnings.add(reason)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
-from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
+from ..errors import RequestError, Sam3NodeError, UnknownObjectError, WireError, did_you_mean
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import FramePrompt, PromptResult
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
 EVERYTHING_SHARES = ("min_iou", "min_stability", "max_overlap")
+DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
 PROMPT_ARGUMENTS = ("camera", "seq", "points", "labels", "box", "mask")
 
 
@@ -165,6 +166,23 @@ def _segment_everything(perception: Perception, args: Fields) -> dict[str, Any]:
     return {**_origin(pipeline), **age, "seq": seq, "masks": masks}
 
 
+def _points(perception: Perception, args: Fields) -> dict[str, Any]:
+    pipeline = _pipeline(perception, args)
+    object_id = args.integer("id")
+    count = args.integer("count", 1, MAX_POINTS) if args.has("count") else DEFAULT_POINTS
+    known = [status.id for status in pipeline.objects]
+    if object_id not in known:
+        raise UnknownObjectError(f"no object {object_id}; there are {known or 'none'}")
+    found = pipeline.spatial.points(object_id, count)
+    if found is None:
+        reason = pipeline.spatial.problem or "no mask, a doubtful one, or no valid depth under it"
+        raise RequestError(
+            f"points: expected object {object_id} with depth on the latest frame, found none: {reason}"
+        )
+    points = {"seq": found.seq, "frame": found.frame, "points_m": found.points_m.tobytes()}
+    return {"id": object_id, **_origin(pipeline), **points}
+
+
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
     scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
@@ -209,6 +227,7 @@ QUERIES: dict[str, tuple[Operation, tuple[str, ...]]] = {
     "list_objects": (_list_objects, ("camera",)),
     "segment": (_segment, PROMPT_ARGUMENTS),
     "segment_everything": (_segment_everything, ("camera", "seq", "grid", *EVERYTHING_SHARES, "most")),
+    "points": (_points, ("id", "count", "camera", "epoch")),
 }
 NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),

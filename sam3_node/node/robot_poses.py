@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 
 from ..calibration.poses import PoseTrack
@@ -12,8 +11,6 @@ from ..perception.spatial import BASE, GRIPPER
 from ..settings import SpatialSettings
 from ..transport.poses import PoseSubscriber
 from ..types import Clock, Frame, FramePose
-
-log = logging.getLogger(__name__)
 
 CAPACITY = 4096
 """Poses that are remembered: 4 s at 1000 Hz."""
@@ -29,13 +26,14 @@ class RobotPoses:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
+        self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
         self._subscriber = (
             stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,))) if settings.poses else None
         )
         self._tracks: dict[Clock, PoseTrack] = {}
 
     def find(self, frame: Frame) -> FramePose | None:
-        """Return the gripper's pose in the base at the frame's capture, interpolated; None if it is not known."""
+        """Return the gripper's pose in the base at the frame's capture; None if it is not known."""
         self.problem = None
         if self._subscriber is None:
             return None
@@ -46,16 +44,18 @@ class RobotPoses:
             track = self._tracks.get(frame.clock)
             if track is None:
                 self.problem = f"expected poses with the clock of the images, {frame.clock}, found none"
+                if rejected := self._subscriber.rejected:
+                    self.problem += f"; {rejected} were malformed, the last: {self._subscriber.last_error}"
                 return None
-            return pose_at(track, frame, self._max_gap_ns)
+            return pose_at(track, frame, self._max_gap_ns, self._max_ahead_ns)
         except (CalibrationError, TransportError) as error:
             self.problem = str(error)
             return None
 
 
-def pose_at(track: PoseTrack, frame: Frame, max_gap_ns: int) -> FramePose:
+def pose_at(track: PoseTrack, frame: Frame, max_gap_ns: int, max_ahead_ns: int = 0) -> FramePose:
     """Return the pose of the gripper in the base at the frame's capture. Raises CalibrationError as `PoseTrack.at`."""
-    matrix = track.at(frame.capture_ns, max_gap_ns)
+    matrix = track.at(frame.capture_ns, max_gap_ns, max_ahead_ns)
     x, y, z, w = quaternion_from_rotation(matrix[:3, :3]).tolist()
     px, py, pz = matrix[:3, 3].tolist()
     return FramePose(GRIPPER, BASE, frame.capture_ns, (px, py, pz), (x, y, z, w), frame.clock)

@@ -42,6 +42,8 @@ class CameraStats:
         self._epoch, self._silent_s = epoch, silent_s
         self.last_seq: int | None = None
         self.last_error: str | None = None
+        self.spatial_problem: str | None = None
+        """Why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing."""
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._arrivals_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
@@ -131,6 +133,7 @@ class CameraStats:
             "withheld": self.withheld,
             "last_seq": self.last_seq,
             "last_error": self.last_error,
+            "spatial_problem": self.spatial_problem,
             "fps": self._rate(),
             "masks_age_ms": None if origin_ns is None else _to_ms(time.time_ns() - origin_ns),
             "offset_ms": None if offset_ns is None else _to_ms(offset_ns),

@@ -1,27 +1,29 @@
 """Adds 3-D fields to the instances of one camera, from depth, calibration and the robot's pose. Runs on the host.
 
-Fields that need what a frame does not have are absent. Depth is used if it is `aligned` to colour, of colour's size or
+Fields that need what a frame does not have are absent, and so are those of a doubtful mask: it would give the position
+of something else. Depth is used if it is `aligned` to colour, of colour's size or
 of its aspect ratio (then depth is resampled to the nearest pixel). Intrinsics are the calibration's, else the frame's.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
 from ..calibration import Calibration
+from ..calibration.rigid_motion import cross_matrices
 from ..errors import Sam3NodeError
 from ..geometry import Array, quaternion_from_rotation, rigid, rotation_from_quaternion, transform_points
 from ..settings import SpatialSettings
-from ..types import Depth, Frame, FramePose, Instance, Intrinsics, State
+from ..types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
 from ..wire import decode_depth
-from .surfaces import Float, RayMap, Surface, measure_surface
+from .depth_samples import DepthMap, Float, RayMap
+from .surfaces import TARGET_PIXELS, Surfaces, measure_surfaces
 from .velocity import VelocityFilters
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ log = logging.getLogger(__name__)
 CAMERA, BASE, GRIPPER = "camera", "base", "gripper"
 _ASPECT_TOLERANCE = 0.01
 _DIGITS = 6  # of metres: a micrometre
+_UPPER = np.triu_indices(3)
+
+_Fields = dict[str, Any]  # of an Instance
 
 
 class SpatialFrame(NamedTuple):
@@ -40,18 +45,38 @@ class SpatialFrame(NamedTuple):
     """the camera's pose in the base; None if fields are in the camera's frame"""
 
 
+class SurfacePoints(NamedTuple):
+    """Points of an object's surface."""
+
+    seq: int
+    """of the frame"""
+    frame: str
+    """"camera" or "base\""""
+    points_m: Float
+    """[n, 3]"""
+
+
+class _LastFrame(NamedTuple):
+    seq: int
+    depth: DepthMap | None
+    masks: dict[int, Mask]
+    """by object"""
+
+
 class SpatialStage:
     """Measures the objects of one camera in 3-D, and keeps the filters of their velocities.
 
     `problem` says why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing.
+    `lacks_robot` is True if that is because the gripper's pose was not given.
     """
 
     def __init__(self, settings: SpatialSettings, calibration: Calibration | None) -> None:
         self.problem: str | None = None
+        self.lacks_robot = False
         self._settings, self._calibration = settings, calibration
         self._rays = RayMap()
         self._velocities = VelocityFilters()
-        self._points: dict[int, Float] = {}
+        self._last: _LastFrame | None = None
         self._place: Array | None = None
 
     def measure(
@@ -61,7 +86,7 @@ class SpatialStage:
 
         `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known.
         """
-        self.problem, self._points = None, {}
+        self.problem, self.lacks_robot = None, False
         place = SpatialFrame(robot_pose, self._locate(frame, robot_pose))
         camera_pose = place.camera_pose
         self._place = (
@@ -70,103 +95,115 @@ class SpatialStage:
             else rigid(rotation_from_quaternion(camera_pose.quaternion_xyzw), camera_pose.position_m)
         )
         intrinsics = self._intrinsics(frame)
-        depth = self._depth(frame) if intrinsics is not None and instances else None
-        if depth is None or intrinsics is None:
-            measured = [self._add_velocity(instance, frame.capture_ns) for instance in instances]
-            return tuple(measured), place
-        scale_m = self._scale_m(frame)
-        rays = self._rays.rays(intrinsics, (frame.height, frame.width))
-        focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
-        measured = [
-            self._measure_one(frame, instance, depth, scale_m, rays, focal_px) for instance in instances
-        ]
-        return tuple(measured), place
+        fits = frame.depth is not None and self._fits(frame.depth, frame)
+        shown = [item for item in instances if item.mask.crop.size and not item.doubtful]
+        depth = self._depth_map(frame, intrinsics) if shown and fits and intrinsics is not None else None
+        self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
+        fields = self._describe(frame, shown, depth) if depth is not None else {}
+        return self._complete(instances, fields, frame.capture_ns), place
 
-    def points(self, object_id: int, count: int) -> tuple[str, Float] | None:
-        """Return the frame and up to `count` measured points [n, 3] of an object on the last frame; None without."""
-        found = self._points.get(object_id)
-        if found is None:
+    def points(self, object_id: int, count: int) -> SurfacePoints | None:
+        """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""
+        last = self._last
+        mask = last.masks.get(object_id) if last is not None else None
+        if last is None or last.depth is None or mask is None:
             return None
-        return (CAMERA if self._place is None else BASE), self._sample(found, count)
+        surfaces = measure_surfaces([mask], last.depth, count)
+        frame = CAMERA if self._place is None else BASE
+        return (
+            SurfacePoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
+            if surfaces.indices
+            else None
+        )
 
     def remove(self, object_id: int) -> None:
         """Forget an object."""
         self._velocities.remove(object_id)
-        self._points.pop(object_id, None)
+        if self._last is not None:
+            self._last.masks.pop(object_id, None)
 
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return self._velocities.state()
 
     def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
+        """Continue from the moment at which `state` was called. There are no points before the next frame."""
+        self._last = None
         self._velocities.restore(state)
 
-    def _measure_one(
-        self,
-        frame: Frame,
-        instance: Instance,
-        depth: npt.NDArray[np.uint16],
-        scale_m: float,
-        rays: Float,
-        focal_px: float,
-    ) -> Instance:
-        if instance.mask.area == 0:
-            return self._add_velocity(instance, frame.capture_ns)
-        share, surface = measure_surface(instance.mask, depth, scale_m, rays, focal_px)
-        if surface is None:
-            instance = replace(instance, depth_share=round(share, 4))
-            return self._add_velocity(instance, frame.capture_ns)
-        self._points[instance.id] = surface.points_m
-        name, placed, covariance = self._place_surface(surface)
-        self._velocities.observe(instance.id, frame.capture_ns, name, placed.position_m, covariance)
+    def _describe(self, frame: Frame, instances: Sequence[Instance], depth: DepthMap) -> dict[int, _Fields]:
+        """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""
+        masks = [instance.mask for instance in instances]
+        surfaces = measure_surfaces(masks, depth, max(TARGET_PIXELS, self._settings.points))
+        fields: dict[int, _Fields] = {
+            instance.id: {"depth_share": round(share, 4)}
+            for instance, share in zip(instances, surfaces.shares, strict=True)
+        }
+        ids = [instances[index].id for index in surfaces.indices]
+        if ids:
+            for object_id, found in zip(
+                ids, self._place_surfaces(ids, surfaces, frame.capture_ns), strict=True
+            ):
+                fields[object_id] |= found
+        return fields
+
+    def _place_surfaces(self, ids: list[int], surfaces: Surfaces, stamp_ns: int) -> Iterator[_Fields]:
+        """Yield the fields of each surface in the base, or in the camera if its place is not known."""
+        name, covariances, axes = CAMERA, surfaces.covariances_m2, surfaces.axes
+        points = np.stack([surfaces.positions_m, surfaces.centres_m, surfaces.nearest_m], axis=1)
+        if self._place is not None:
+            name, rotation = BASE, self._place[:3, :3]
+            covariances = rotation @ self._add_hand_eye(covariances, surfaces.positions_m) @ rotation.T
+            axes, points = rotation @ axes, transform_points(self._place, points)
+        self._velocities.observe(ids, stamp_ns, name, points[:, 0], covariances)
+        others = np.stack([surfaces.extents_m, surfaces.positions_m], axis=1)
+        rows = np.round(np.concatenate([points, others], axis=1), _DIGITS).tolist()
+        quaternions, upper = quaternion_from_rotation(axes).tolist(), covariances[:, *_UPPER].tolist()
         count = self._settings.points
-        instance = replace(
-            instance,
-            depth_share=round(share, 4),
-            position_m=_triple(placed.position_m),
-            frame=name,
-            camera_position_m=_triple(surface.position_m) if name == BASE else None,
-            covariance_m2=tuple(covariance[np.triu_indices(3)].tolist()),
-            extent_m=_triple(surface.extent_m),
-            extent_centre_m=_triple(placed.centre_m),
-            extent_quaternion_xyzw=tuple(quaternion_from_rotation(placed.axes).tolist()),
-            nearest_m=_triple(placed.nearest_m),
-            points_m=self._sample(surface.points_m, count).tobytes() if count else None,
-        )
-        return self._add_velocity(instance, frame.capture_ns)
+        for points_m, row, quaternion, covariance in zip(
+            surfaces.points_m, rows, quaternions, upper, strict=True
+        ):
+            position, centre, nearest, extent, in_camera = map(tuple, row)
+            yield {
+                "position_m": position,
+                "frame": name,
+                "camera_position_m": in_camera if name == BASE else None,
+                "covariance_m2": tuple(covariance),
+                "extent_m": extent,
+                "extent_centre_m": centre,
+                "extent_quaternion_xyzw": tuple(quaternion),
+                "nearest_m": nearest,
+                "points_m": self._sample(points_m, count).tobytes() if count else None,
+            }
 
-    def _place_surface(self, surface: Surface) -> tuple[str, Surface, Array]:
-        """Return the frame, the surface in it (without points), and its covariance with the hand-eye's error."""
-        if self._place is None:
-            return CAMERA, surface, surface.covariance_m2
-        rotation = self._place[:3, :3]
+    def _add_hand_eye(self, covariances_m2: Array, positions_m: Array) -> Array:
+        """Return the covariances [n, 3, 3] with the error of the hand-eye calibration, if the file has one."""
         hand_eye = self._calibration.hand_eye if self._calibration is not None else None
-        covariance = surface.covariance_m2
-        if hand_eye is not None and hand_eye.measured is not None:
-            x, y, z = surface.position_m
-            turn = np.array([[0.0, z, -y], [-z, 0.0, x], [y, -x, 0.0]])  # of a point by a rotation vector
-            jacobian = np.hstack([np.eye(3), turn])
-            covariance = covariance + jacobian @ np.array(hand_eye.measured.covariance) @ jacobian.T
-        placed = replace(
-            surface,
-            position_m=transform_points(self._place, surface.position_m),
-            centre_m=transform_points(self._place, surface.centre_m),
-            nearest_m=transform_points(self._place, surface.nearest_m),
-            axes=rotation @ surface.axes,
+        if hand_eye is None or hand_eye.measured is None:
+            return covariances_m2
+        # of a point by a translation and a rotation vector
+        jacobians = np.concatenate(
+            [np.broadcast_to(np.eye(3), (len(positions_m), 3, 3)), -cross_matrices(positions_m)], axis=2
         )
-        return BASE, placed, rotation @ covariance @ rotation.T
+        covariance = np.array(hand_eye.measured.covariance)
+        added: Array = jacobians @ covariance @ jacobians.transpose(0, 2, 1)
+        return covariances_m2 + added
 
-    def _add_velocity(self, instance: Instance, stamp_ns: int) -> Instance:
-        found = self._velocities.velocity(instance.id, stamp_ns)
-        if found is None or instance.frame not in (None, found[0]):
-            return instance
-        frame, velocity, age_s = found
-        return replace(
-            instance, frame=frame, velocity_mps=_triple(velocity), velocity_age_s=round(age_s, _DIGITS)
-        )
+    def _complete(
+        self, instances: Sequence[Instance], fields: Mapping[int, _Fields], stamp_ns: int
+    ) -> tuple[Instance, ...]:
+        """Return the instances with their fields and velocities."""
+        completed = []
+        for instance in instances:
+            found = dict(fields.get(instance.id, {}))
+            velocity = self._velocities.velocity(instance.id, stamp_ns)
+            if velocity is not None and found.setdefault("frame", velocity.frame) == velocity.frame:
+                found["velocity_mps"] = tuple(round(value, _DIGITS) for value in velocity.mps.tolist())
+                found["velocity_age_s"] = round(velocity.age_s, _DIGITS)
+            completed.append(replace(instance, **found) if found else instance)
+        return tuple(completed)
 
-    def _sample(self, points: Float, count: int) -> npt.NDArray[np.float32]:
+    def _sample(self, points: Float, count: int) -> Float:
         chosen = (
             points if len(points) <= count else points[np.linspace(0, len(points) - 1, count).astype(int)]
         )
@@ -181,6 +218,7 @@ class SpatialStage:
         gripper = None
         if calibration.parent == GRIPPER:
             if robot_pose is None:
+                self.lacks_robot = frame.depth is not None
                 self.problem = (
                     "no pose of the gripper at the time of the image, so positions are in the camera's frame"
                 )
@@ -203,30 +241,27 @@ class SpatialStage:
             )
         return frame.intrinsics
 
-    def _scale_m(self, frame: Frame) -> float:
-        if self._calibration is not None and self._calibration.depth is not None:
-            return self._calibration.depth.scale_m
-        assert frame.depth is not None
-        return frame.depth.scale_m
+    def _fits(self, depth: Depth, frame: Frame) -> bool:
+        """Return True if depth can be used; else the reason goes into `problem`."""
+        refusal = _refuse(depth, frame)
+        self.problem = refusal or self.problem
+        return refusal is None
 
-    def _depth(self, frame: Frame) -> npt.NDArray[np.uint16] | None:
-        """Return the depth at the size of colour; None if there is none that fits, with the reason in `problem`."""
-        depth = frame.depth
-        if depth is None:
-            return None
-        self.problem = _refuse(depth, frame) or self.problem
-        if _refuse(depth, frame) is not None:
-            return None
+    def _depth_map(self, frame: Frame, intrinsics: Intrinsics) -> DepthMap | None:
+        """Return the depth at the size of colour; None if it cannot be decoded, with the reason in `problem`."""
+        depth, size = frame.depth, (frame.height, frame.width)
+        assert depth is not None
         try:
             image = decode_depth(depth)
         except Sam3NodeError as error:
             self.problem = f"{error}"
             return None
-        if image.shape == (frame.height, frame.width):
-            return image
-        return np.asarray(
-            cv2.resize(image, (frame.width, frame.height), interpolation=cv2.INTER_NEAREST), np.uint16
-        )
+        if image.shape != size:
+            image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_NEAREST), np.uint16)
+        found = self._calibration.depth if self._calibration is not None else None
+        scale_m = depth.scale_m if found is None else found.scale_m
+        focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
+        return DepthMap(image, scale_m, self._rays.rays(intrinsics, size), focal_px)
 
 
 def _refuse(depth: Depth, frame: Frame) -> str | None:
@@ -240,11 +275,6 @@ def _refuse(depth: Depth, frame: Frame) -> str | None:
             f"{depth.width}x{depth.height}; align it in the camera"
         )
     return None
-
-
-def _triple(values: Array) -> tuple[float, float, float]:
-    x, y, z = (round(value, _DIGITS) for value in values.tolist())
-    return x, y, z
 
 
 def _exact(values: Array) -> tuple[float, float, float]:

@@ -1,32 +1,34 @@
-"""Robust geometry of one object's visible surface, from its mask and an aligned depth image, on the host in numpy.
+"""Robust geometry of the visible surfaces of objects, from their masks and an aligned depth image, on the host.
 
-1. The mask is thinned to about MAX_PIXELS pixels, and eroded: depth at its rim belongs to the object or to what lies
-   behind it, or to neither (flying pixels).
-2. Depths of the eroded mask are separated into modes, at gaps of the histogram. The largest mode stays, and those at
-   most GAP_SHARE of the object's width away from it: the inner wall of a mug, but not the table behind its rim.
+1. Each mask is thinned to about TARGET_PIXELS pixels, and eroded: depth at its rim belongs to the object or to what
+   lies behind it, or to neither (flying pixels).
+2. Depths of the eroded mask are separated into modes where they are sparse over the length of a gap. The largest mode
+   stays, and those at most GAP_SHARE of the object's width away from it: the inner wall of a mug, but not the table
+   behind its rim.
 3. Rim pixels come back if their depth lies within the range of the inner pixels beside them. Those without such a
-   depth get the mean of these inner pixels, so that erosion and holes of the sensor at edges do not shift the position.
+   depth get the middle of this range, so that erosion and holes of the sensor at edges do not shift the position.
 
 The position is the mean of the visible surface's points, one for each pixel of the mask. All results are in the
 camera's frame, in metres.
+
+The masks of all objects are measured together, as `depth_samples` lays them out.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
-from ..geometry import Array, deproject
-from ..types import Intrinsics, Mask
+from ..geometry import Array
+from ..types import Mask
+from .depth_samples import Bools, DepthMap, Float, Ints, Samples
 
-Float = npt.NDArray[np.float32]
-
-MAX_PIXELS = 1600
-"""Pixels of a mask's box that are used at most, about."""
+TARGET_PIXELS = 400
+"""Pixels of a mask that are used, about."""
 MIN_PIXELS = 6
 """Valid depths that a position needs."""
 NOISE_PER_M = 0.0036
@@ -34,208 +36,241 @@ NOISE_PER_M = 0.0036
 447 px and a baseline of 50 mm; 0.08 px of disparity noise give 0.08 / (447 * 0.05).
 https://dev.intelrealsense.com/docs/tuning-depth-cameras-for-best-performance"""
 GAP_SHARE = 0.5
+_MIN_GAP_M, _GAP_PER_NOISE = 0.008, 4.0  # length of a gap between modes
+_MIN_DENSE, _SPARSE_SHARE = (
+    3,
+    0.15,
+)  # depths in a mode over this length: at least, and of those in the densest place
 _CORRELATED_PIXELS = 25.0  # neighbours share the stereo window, so that this many count as one measurement
 _EDGE_ERROR_PX = 0.5  # error of a mask's edges, as a whole
 _TRIMMED = 0.01  # share of points beyond each end of the extent
 _IDENTITY = np.eye(3)
 _KERNEL = np.ones((3, 3), np.uint8)
+_FAR_M = np.float32(1e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Surface:
-    """The visible surface of an object in the camera's frame."""
+class Surfaces:
+    """The visible surfaces of n objects in the camera's frame, of N masks."""
 
-    position_m: Array
-    """[3]"""
-    covariance_m2: Array
-    """[3, 3], of the position's error"""
-    extent_m: Array
-    """[3], sides of the oriented box around the surface, the longest first"""
-    centre_m: Array
-    """[3], of that box"""
-    axes: Array
-    """[3, 3], the directions of its sides in columns, right-handed"""
+    shares: list[float]
+    """N values: the share of each mask's pixels with a depth"""
+    indices: list[int]
+    """n values: the mask of each surface"""
+    positions_m: Array
+    """[n, 3]"""
+    centres_m: Array
+    """[n, 3], of the oriented boxes around the surfaces"""
     nearest_m: Array
-    """[3], the point nearest to the camera, behind the nearest 1 %"""
-    points_m: Float
-    """[n, 3], measured points"""
+    """[n, 3], the points nearest to the camera, behind the nearest 1 %"""
+    extents_m: Array
+    """[n, 3], sides of the boxes, the longest first"""
+    axes: Array
+    """[n, 3, 3], the directions of these sides in columns, right-handed"""
+    covariances_m2: Array
+    """[n, 3, 3], of the positions' errors"""
+    points_m: list[Float]
+    """n arrays [points, 3], measured points"""
 
 
-class RayMap:
-    """Directions (x / z, y / z) of all pixels, float32 [2, height, width], computed when the intrinsics change."""
+def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGET_PIXELS) -> Surfaces:
+    """Measure the surface of each mask from about `target` pixels. One with too few valid depths has none.
 
-    def __init__(self) -> None:
-        self._key: tuple[Intrinsics, tuple[int, int]] | None = None
-        self._rays: Float = np.empty((2, 0, 0), np.float32)
-
-    def rays(self, intrinsics: Intrinsics, size: tuple[int, int]) -> Float:
-        """Return the directions for an image of `size` (height, width)."""
-        if self._key != (intrinsics, size):
-            rows, columns = np.indices(size)
-            pixels = np.stack([columns, rows], axis=-1).reshape(-1, 2)
-            rays = deproject(pixels, 1.0, intrinsics)[:, :2]
-            self._rays = np.ascontiguousarray(rays.T.reshape(2, *size), np.float32)
-            self._key = (intrinsics, size)
-        return self._rays
-
-
-def measure_surface(
-    mask: Mask, depth: npt.NDArray[np.uint16], scale_m: float, rays: Float, focal_px: float
-) -> tuple[float, Surface | None]:
-    """Return the share of the mask's pixels with a depth, and the surface; None if too few depths are valid.
-
-    depth: uint16 [height, width] of the mask's size, in units of `scale_m`; 0 is unknown. rays: of `RayMap`.
+    No mask may be empty.
     """
-    x0, y0, x1, y1 = mask.box
-    step = max(1, math.ceil(math.sqrt(mask.crop.size / MAX_PIXELS)))
-    if (x1 - x0) < 8 * step or (y1 - y0) < 8 * step:  # a thin object keeps its pixels across
-        step = max(1, min(x1 - x0, y1 - y0) // 8)
-    # pixels are taken symmetrically about the box's centre, so that thinning does not shift the position
-    left, top = (x1 - x0 - 1) % step, (y1 - y0 - 1) % step
-    rows, columns = slice(top // 2, None, step), slice(left // 2, None, step)
-    inside = np.ascontiguousarray(mask.crop[rows, columns])
-    z = depth[y0:y1, x0:x1][rows, columns].astype(np.float32) * np.float32(scale_m)
-    rays = rays[:, y0:y1, x0:x1][:, rows, columns]
-    valid = inside & (z > 0)
-    count = np.count_nonzero(inside)
-    share = float(np.count_nonzero(valid) / count) if count else 0.0
-    core, radius = _erode(inside, valid)
-    if np.count_nonzero(core) < MIN_PIXELS:
-        return share, None
-    width_px = math.sqrt(count) * step
-    core = _keep_object(z, core, width_px / focal_px)
-    filled, measured = _restore_rim(z, inside, valid, core, radius)
-    if np.count_nonzero(measured) < MIN_PIXELS:
-        return share, None
-    surface = _describe(filled, measured, rays, focal_px, width_px)
-    surface.position_m[:2] += surface.position_m[2] / focal_px * 0.5 * np.array([left % 2, top % 2])
-    return share, surface
+    samples, focal_px = Samples(masks, depth, target), depth.focal_px
+    valid = samples.inside & (samples.z > 0)
+    counts = samples.count(samples.inside)
+    widths_px = np.sqrt(counts) * samples.steps
+    core, eroded = _erode(samples, valid, counts)
+    _keep_objects(samples, core, widths_px / focal_px)
+    filled, reached, measured = _restore_rim(samples, valid, core, eroded)
+    measured_counts = samples.count(measured)
+    enough = measured_counts >= MIN_PIXELS
+    for index in np.flatnonzero(~enough).tolist():
+        reached[samples.rows(index)] = measured[samples.rows(index)] = False
+    shares = (samples.count(valid) / np.maximum(counts, 1)).tolist()
+    indices = np.flatnonzero(enough)
+    if not indices.size:
+        vectors, matrices = np.zeros((0, 3)), np.zeros((0, 3, 3))
+        return Surfaces(shares, [], vectors, vectors, vectors, vectors, matrices, matrices, [])
+    return _describe(
+        samples, filled, reached, measured, shares, indices, widths_px, measured_counts, focal_px
+    )
 
 
-def _erode(inside: npt.NDArray[np.bool_], valid: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], int]:
-    """Return the valid pixels of the eroded mask, and the radius in pixels.
+def _erode(samples: Samples, valid: Bools, counts: Ints) -> tuple[Bools, Bools]:
+    """Return the valid samples of the eroded masks, and which masks [N] were eroded.
 
-    The radius is 0 if erosion leaves less than a sixth of the mask.
+    A mask stays as it is if erosion would leave less than a sixth.
     """
-    mask = inside.view(np.uint8)
-    count = np.count_nonzero(inside)
-    radius = 2 if count >= 400 else 1
-    for tried in range(radius, 0, -1):
-        eroded = cv2.erode(mask, _KERNEL, iterations=tried, borderType=cv2.BORDER_CONSTANT, borderValue=0)
-        core = (eroded > 0) & valid
-        if np.count_nonzero(core) * 6 >= count:
-            return core, tried
-    return valid, 0
+    inside = samples.inside.view(np.uint8)
+    core = cv2.erode(inside, _KERNEL, borderType=cv2.BORDER_CONSTANT, borderValue=0).view(np.bool_) & valid
+    eroded: Bools = samples.count(core) * 6 >= counts
+    for index in np.flatnonzero(~eroded).tolist():
+        core[samples.rows(index)] = valid[samples.rows(index)]
+    return core, eroded
 
 
-def _keep_object(z: Float, core: npt.NDArray[np.bool_], width_per_depth: float) -> npt.NDArray[np.bool_]:
-    """Return the pixels of the largest depth mode, and of those near it."""
-    depths = z[core]
-    middle = float(np.partition(depths, depths.size // 2)[depths.size // 2])
-    low, high = float(depths.min()), float(depths.max())
-    bin_m = max(0.004, 2 * NOISE_PER_M * middle * middle)
-    if high - low <= 2 * bin_m:
-        return core
-    bin_m = max(bin_m, (high - low) / 4096)  # bounds the histogram
-    counts = np.bincount(((depths - low) / bin_m).astype(np.int64))
-    occupied = np.flatnonzero(counts >= max(2, depths.size // 200))
-    if occupied.size == 0:
-        return core
-    gaps = np.flatnonzero(occupied[1:] - occupied[:-1] > 2)  # one empty bin does not separate
-    if gaps.size == 0:
-        return core
-    firsts, lasts = occupied[np.append(0, gaps + 1)], occupied[np.append(gaps, occupied.size - 1)]
-    totals = np.append(0, np.cumsum(counts))
-    largest = int(np.argmax(totals[lasts + 1] - totals[firsts]))
-    first, last = firsts[largest], lasts[largest]
-    near_bins = GAP_SHARE * width_per_depth * middle / bin_m
-    for index in range(largest - 1, -1, -1):
-        if first - lasts[index] > near_bins:
+def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> None:
+    """Keep the largest depth mode of each mask in `core`, and those near it."""
+    used = np.flatnonzero(core)
+    if not used.size:
+        return
+    bounds = samples.find_bounds(used)
+    sizes = bounds[1:] - bounds[:-1]
+    depths = samples.z.ravel().take(used)
+    farthest_m = float(depths.max())
+    # sorted together: all depths of the first mask, then those of the next one, farther apart than any gap is long
+    apart = np.repeat(np.arange(len(sizes)) * 2 * (farthest_m + _gap_m(farthest_m)), sizes)
+    keys = np.sort(depths + apart)
+    depths = keys - apart
+    gaps_m = np.maximum(_MIN_GAP_M, _GAP_PER_NOISE * NOISE_PER_M * depths * depths)
+    ends = np.searchsorted(keys, keys + gaps_m, side="right")  # of the depths within the length of a gap
+    near = ends - np.arange(used.size)
+    densest = np.maximum.reduceat(near, bounds[:-1][sizes > 0])
+    fewest = np.maximum(_MIN_DENSE, _SPARSE_SHARE * densest)
+    dense = np.zeros(used.size + 2, np.bool_)
+    np.greater_equal(near, np.repeat(fewest, sizes[sizes > 0]), out=dense[1:-1])
+    changes = np.flatnonzero(dense[1:] != dense[:-1])
+    firsts, owners = changes[::2], np.searchsorted(bounds, changes[::2], side="right") - 1
+    lasts = ends[changes[1::2] - 1] - 1
+    modes = zip(depths[firsts].tolist(), depths[lasts].tolist(), (lasts - firsts).tolist(), strict=True)
+    limits = np.full((2, len(sizes), 1), [[[-np.inf]], [[np.inf]]], np.float32)
+    widths = widths_per_depth.tolist()
+    for owner, group in itertools.groupby(zip(owners.tolist(), modes, strict=True), key=lambda item: item[0]):
+        low, high = _join_modes([mode for _, mode in group], GAP_SHARE * widths[owner])
+        limits[:, owner, 0] = low - _gap_m(high) / 2, high + _gap_m(high) / 2
+    low_rows, high_rows = limits.repeat(samples.heights, axis=1)
+    core &= (samples.z >= low_rows) & (samples.z <= high_rows)
+
+
+def _gap_m(depth_m: float) -> float:
+    """Return the length of a gap between modes at a depth."""
+    return max(_MIN_GAP_M, _GAP_PER_NOISE * NOISE_PER_M * depth_m * depth_m)
+
+
+def _join_modes(modes: Sequence[tuple[float, float, int]], near_per_depth: float) -> tuple[float, float]:
+    """Return the lowest and highest depth of the largest mode and of those near it.
+
+    `modes` are the lowest depth, the highest depth and the size of each mode, sorted by depth.
+    """
+    largest = max(range(len(modes)), key=lambda index: modes[index][2])
+    low, high, _ = modes[largest]
+    near_m = near_per_depth * (low + high) / 2
+    for begin, end, _ in reversed(modes[:largest]):
+        if low - end > near_m:
             break
-        first = firsts[index]
-    for index in range(largest + 1, firsts.size):
-        if firsts[index] - last > near_bins:
+        low = begin
+    for begin, end, _ in modes[largest + 1 :]:
+        if begin - high > near_m:
             break
-        last = lasts[index]
-    kept: npt.NDArray[np.bool_] = core & (z >= low + bin_m * (first - 1)) & (z <= low + bin_m * (last + 2))
-    return kept
+        high = end
+    return low, high
 
 
-def _restore_rim(
-    z: Float,
-    inside: npt.NDArray[np.bool_],
-    valid: npt.NDArray[np.bool_],
-    core: npt.NDArray[np.bool_],
-    radius: int,
-) -> tuple[Float, npt.NDArray[np.bool_]]:
-    """Return depths with the rim restored (0 outside the object), and which pixels have a depth of their own."""
-    if radius == 0:
-        return np.where(core, z, np.float32(0)), core
-    weight = core.astype(np.float32)
-    known = z * weight
-    size = (2 * radius + 1, 2 * radius + 1)
-    border = cv2.BORDER_CONSTANT
-    mass = cv2.boxFilter(weight, -1, size, normalize=False, borderType=border)
-    near = cv2.boxFilter(known, -1, size, normalize=False, borderType=border)
-    reached = inside & (mass > 0.5)
-    mean = near / np.maximum(mass, 1.0)
-    high = cv2.dilate(known, _KERNEL, iterations=radius)
-    low = cv2.erode(np.where(core, z, np.float32(1e9)), _KERNEL, iterations=radius)
-    slack = 1.5 * NOISE_PER_M * mean * mean + 0.5 * (high - low)
-    own = core | (valid & reached & (z <= high + slack) & (z >= low - slack))
-    return np.where(own, z, np.where(reached, mean, np.float32(0))), own
+def _restore_rim(samples: Samples, valid: Bools, core: Bools, eroded: Bools) -> tuple[Float, Bools, Bools]:
+    """Return depths with the rim restored, which samples have one, and which samples have a depth of their own."""
+    z = samples.z
+    high, low = cv2.dilate(z * core, _KERNEL), cv2.erode(np.where(core, z, _FAR_M), _KERNEL)
+    reached = samples.inside & (high > 0)
+    for index in np.flatnonzero(~eroded).tolist():
+        reached[samples.rows(index)] = core[samples.rows(index)]
+    middle = 0.5 * (high + low)
+    slack = 1.5 * NOISE_PER_M * middle * middle + (high - low)
+    own = core | (valid & reached & (np.abs(z - middle) <= slack))
+    return np.where(own, z, middle), reached, own
 
 
 def _describe(
-    z: Float, measured: npt.NDArray[np.bool_], rays: Float, focal_px: float, width_px: float
-) -> Surface:
-    used = np.flatnonzero(z > 0)
+    samples: Samples,
+    filled: Float,
+    reached: Bools,
+    measured: Bools,
+    shares: list[float],
+    indices: Ints,
+    widths_px: Array,
+    counts: Ints,
+    focal_px: float,
+) -> Surfaces:
+    """Describe the surfaces of the masks `indices` [n]; no other mask has samples in `reached`."""
+    used = np.flatnonzero(reached)
     points = np.empty((3, used.size), np.float32)
-    points[2] = z.ravel()[used]
-    points[:2] = rays.reshape(2, -1)[:, used] * points[2]
-    own = points[:, measured.ravel()[used]]
-    position = points.mean(axis=1, dtype=np.float64)
-    centred = points - position.astype(np.float32)[:, None]
-    scatter = (centred @ centred.T).astype(np.float64) / used.size
-    axes = np.linalg.eigh(scatter)[1]
-    along = axes.T.astype(np.float32) @ centred
-    first, last = int(_TRIMMED * used.size), used.size - 1 - int(_TRIMMED * used.size)
-    along.partition((first, last), axis=1)
-    low, high = along[:, first].astype(np.float64), along[:, last].astype(np.float64)
-    order = np.argsort(low - high, kind="stable")
-    ranges = np.einsum("ij,ij->j", own, own)
-    rank = min(own.shape[1] - 1, max(first, 2))
-    return Surface(
-        position_m=position,
-        covariance_m2=_predict_covariance(position, scatter, own.shape[1], focal_px, width_px),
-        extent_m=(high - low)[order],
-        centre_m=position + axes @ (low + high) / 2,
-        axes=_orient(axes[:, order]),
-        nearest_m=own[:, np.argpartition(ranges, rank)[rank]].astype(np.float64),
-        points_m=own.T,
+    filled.ravel().take(used, out=points[2])
+    np.multiply(samples.rays.reshape(2, -1).take(used, axis=1), points[2], out=points[:2])
+    own = points.compress(measured.ravel().take(used), axis=1)
+    bounds = samples.find_bounds(used)
+    starts, sizes = bounds[indices], (bounds[1:] - bounds[:-1])[indices]
+    positions = (np.add.reduceat(points, starts, axis=1, dtype=np.float64) / sizes).T
+    centred = _split(points - np.repeat(positions.T.astype(np.float32), sizes, axis=1), starts)
+    scatters = np.array([part @ part.T for part in centred], np.float64) / sizes[:, None, None]
+    axes = np.linalg.eigh(scatters)[1]
+    ends = [_trim(turned.T @ part) for turned, part in zip(axes.astype(np.float32), centred, strict=True)]
+    low, high = np.array(ends, np.float64).transpose(1, 0, 2)
+    rows, order = np.arange(len(indices))[:, None], np.argsort(low - high, axis=1, kind="stable")
+    own_starts = samples.find_bounds(np.flatnonzero(measured))[indices]
+    covariances = _predict_covariances(positions, scatters, counts[indices], focal_px, widths_px[indices])
+    middles = positions + (axes @ ((low + high) / 2)[:, :, None])[:, :, 0]
+    shifts = positions[:, 2:] / focal_px * samples.offsets_px[indices]
+    positions[:, :2] += shifts
+    middles[:, :2] += shifts
+    return Surfaces(
+        shares=shares,
+        indices=indices.tolist(),
+        positions_m=positions,
+        centres_m=middles,
+        nearest_m=_find_nearest(own, own_starts),
+        extents_m=(high - low)[rows, order],
+        axes=_orient(axes.transpose(0, 2, 1)[rows, order].transpose(0, 2, 1)),
+        covariances_m2=covariances,
+        points_m=[part.T for part in _split(own, own_starts)],
     )
+
+
+def _split(points: Float, starts: Ints) -> list[Float]:
+    """Return the points [3, size] of each object."""
+    ends = [*starts.tolist(), points.shape[1]]
+    return [points[:, start:end] for start, end in itertools.pairwise(ends)]
+
+
+def _trim(along: Float) -> tuple[Float, Float]:
+    """Return the ends [3] of points [3, size] along each axis, without the outermost ones."""
+    along.sort(axis=1)
+    outermost = int(_TRIMMED * along.shape[1])
+    return along[:, outermost], along[:, -1 - outermost]
+
+
+def _find_nearest(points: Float, starts: Ints) -> Array:
+    """Return a point of each object [n, 3], the nearest to the camera behind the outermost ones."""
+    squares = np.einsum("ij,ij->j", points, points)
+    found = []
+    for start, end in itertools.pairwise([*starts.tolist(), squares.size]):
+        rank = min(end - start - 1, max(int(_TRIMMED * (end - start)), 2))
+        found.append(start + squares[start:end].argpartition(rank)[rank])
+    return points[:, found].T.astype(np.float64)
 
 
 def _orient(axes: Array) -> Array:
-    """Return the axes [3, 3] right-handed, with the largest component of the first two positive."""
-    first, second = (
-        axis * (1.0 if axis[np.argmax(np.abs(axis))] > 0 else -1.0) for axis in (axes[:, 0], axes[:, 1])
-    )
-    (a, b, c), (d, e, f) = first.tolist(), second.tolist()
-    return np.array([[a, d, b * f - c * e], [b, e, c * d - a * f], [c, f, a * e - b * d]])
+    """Return axes [n, 3, 3] right-handed, with the largest component of the first two positive."""
+    extremes = np.where(axes.max(axis=1) >= -axes.min(axis=1), 1.0, -1.0)
+    axes = axes * extremes[:, None, :]
+    (a, b, c), (d, e, f) = axes[:, :, 0].T, axes[:, :, 1].T
+    axes[:, 0, 2], axes[:, 1, 2], axes[:, 2, 2] = b * f - c * e, c * d - a * f, a * e - b * d
+    return axes
 
 
-def _predict_covariance(
-    position: Array, scatter: Array, count: int, focal_px: float, width_px: float
+def _predict_covariances(
+    positions: Array, scatters: Array, counts: Ints, focal_px: float, widths_px: Array
 ) -> Array:
-    """Return the covariance [3, 3] of a position's error: noise of depth along the ray, the mask's edges across it.
+    """Return covariances [n, 3, 3] of positions' errors: noise of depth along the ray, the mask's edges across it.
 
     An error of an edge moves the mean along the surface, so an inclined surface turns it into an error of depth.
     """
-    distance = math.sqrt(float(position @ position))
-    along = np.multiply.outer(position, position) / distance**2
-    noise_m2 = (NOISE_PER_M * distance * distance) ** 2 / max(1.0, count / _CORRELATED_PIXELS)
-    edge_m2 = (_EDGE_ERROR_PX * distance / focal_px) ** 2
+    squares = np.einsum("ij,ij->i", positions, positions)[:, None, None]
+    along = positions[:, :, None] * positions[:, None, :] / squares
+    noise_m2 = (NOISE_PER_M * squares) ** 2 / np.maximum(1.0, counts / _CORRELATED_PIXELS)[:, None, None]
+    edge_m2 = (_EDGE_ERROR_PX / focal_px) ** 2 * squares
     # of the relative size of an edge's error and the object, the same share of the surface's own spread
-    share = (_EDGE_ERROR_PX / max(width_px, 1.0)) ** 2
-    return (noise_m2 - edge_m2) * along + edge_m2 * _IDENTITY + share * scatter
+    share = (_EDGE_ERROR_PX / np.maximum(widths_px, 1.0)) ** 2
+    covariances: Array = (noise_m2 - edge_m2) * along + edge_m2 * _IDENTITY + share[:, None, None] * scatters
+    return covariances

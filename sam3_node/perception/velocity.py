@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,16 @@ MIN_POSITIONS = 3
 _IDENTITY = np.eye(3)
 
 
+class Velocity(NamedTuple):
+    """The velocity of an object."""
+
+    frame: str
+    mps: Array
+    """[3]"""
+    age_s: float
+    """time since the position that it is from"""
+
+
 @dataclass(slots=True)
 class _Filter:
     frame: str
@@ -28,28 +40,7 @@ class _Filter:
     """[6], position and velocity"""
     covariance: Array
     """[6, 6]"""
-    count: int = field(default=1)
-
-    def update(self, stamp_ns: int, position_m: Array, covariance_m2: Array) -> None:
-        dt = (stamp_ns - self.stamp_ns) / NANOSECONDS
-        noise = ACCELERATION_MPS2**2 * _IDENTITY
-        # blocks of the covariance [6, 6]: of position, of position and velocity, of velocity
-        old_cross, speed = self.covariance[:3, 3:], self.covariance[3:, 3:]
-        place = self.covariance[:3, :3] + dt * (old_cross + old_cross.T) + dt * dt * speed + dt**3 / 3 * noise
-        cross = old_cross + dt * speed + dt * dt / 2 * noise
-        speed = speed + dt * noise
-        inverse = np.linalg.inv(place + covariance_m2)
-        mean = self.mean[:3] + dt * self.mean[3:]
-        correction = inverse @ (position_m - mean)
-        self.mean = np.concatenate([mean + place @ correction, self.mean[3:] + cross.T @ correction])
-        gain = place @ inverse
-        covariance = np.empty((6, 6))
-        covariance[:3, :3] = place - gain @ place
-        covariance[:3, 3:] = cross - gain @ cross
-        covariance[3:, :3] = covariance[:3, 3:].T
-        covariance[3:, 3:] = speed - cross.T @ inverse @ cross
-        self.covariance = (covariance + covariance.T) / 2
-        self.stamp_ns, self.count = stamp_ns, self.count + 1
+    count: int = 1
 
 
 class VelocityFilters:
@@ -59,29 +50,34 @@ class VelocityFilters:
         self._filters: dict[int, _Filter] = {}
 
     def observe(
-        self, object_id: int, stamp_ns: int, frame: str, position_m: Array, covariance_m2: Array
+        self, ids: Sequence[int], stamp_ns: int, frame: str, positions_m: Array, covariances_m2: Array
     ) -> None:
-        """Take the position [3] of an object at a time, with the covariance [3, 3] of its error."""
-        found = self._filters.get(object_id)
-        if (
-            found is None
-            or found.frame != frame
-            or not 0 < stamp_ns - found.stamp_ns <= MAX_AGE_S * NANOSECONDS
-        ):
+        """Take positions [n, 3] of objects at one time, with the covariances [n, 3, 3] of their errors."""
+        known = []
+        for row, object_id in enumerate(ids):
+            found = self._filters.get(object_id)
+            if (
+                found is not None
+                and found.frame == frame
+                and 0 < stamp_ns - found.stamp_ns <= MAX_AGE_S * NANOSECONDS
+            ):
+                known.append((row, found))
+                continue
             covariance = np.zeros((6, 6))
-            covariance[:3, :3], covariance[3:, 3:] = covariance_m2, START_SPEED_MPS**2 * np.eye(3)
-            mean = np.append(position_m, np.zeros(3))
+            covariance[:3, :3], covariance[3:, 3:] = covariances_m2[row], START_SPEED_MPS**2 * _IDENTITY
+            mean = np.append(positions_m[row], np.zeros(3))
             self._filters[object_id] = _Filter(frame, stamp_ns, mean, covariance)
-        else:
-            found.update(stamp_ns, position_m, covariance_m2)
+        if known:
+            rows = [row for row, _ in known]
+            _update([item for _, item in known], stamp_ns, positions_m[rows], covariances_m2[rows])
 
-    def velocity(self, object_id: int, stamp_ns: int) -> tuple[str, Array, float] | None:
-        """Return the frame, the velocity [3] in m/s, and the seconds since the last position; None if unknown."""
+    def velocity(self, object_id: int, stamp_ns: int) -> Velocity | None:
+        """Return the velocity of an object; None if it is unknown or too old."""
         found = self._filters.get(object_id)
         if found is None or found.count < MIN_POSITIONS:
             return None
         age_s = (stamp_ns - found.stamp_ns) / NANOSECONDS
-        return (found.frame, found.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
+        return Velocity(found.frame, found.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
 
     def remove(self, object_id: int) -> None:
         """Forget an object."""
@@ -112,3 +108,27 @@ class VelocityFilters:
             )
             for object_id, item in state.items()
         }
+
+
+def _update(filters: Sequence[_Filter], stamp_ns: int, positions_m: Array, covariances_m2: Array) -> None:
+    """Predict n filters at a time, and correct them by positions [n, 3] with covariances [n, 3, 3]."""
+    stamps_ns = np.array([item.stamp_ns for item in filters])
+    dt = ((stamp_ns - stamps_ns) / NANOSECONDS)[:, None, None]
+    means = np.array([item.mean for item in filters])[:, :, None]
+    old = np.array([item.covariance for item in filters])
+    noise = ACCELERATION_MPS2**2 * dt * _IDENTITY
+    # blocks of the covariances [n, 6, 6]: of position, of position and velocity, of velocity
+    old_cross, speed = old[:, :3, 3:], old[:, 3:, 3:]
+    place = old[:, :3, :3] + dt * (old_cross + old_cross.transpose(0, 2, 1) + dt * (speed + noise / 3))
+    cross = old_cross + dt * (speed + noise / 2)
+    predicted = np.concatenate([place, cross.transpose(0, 2, 1)], axis=1)  # [n, 6, 3], with the position
+    gain = predicted @ np.linalg.inv(place + covariances_m2)
+    means[:, :3] += dt * means[:, 3:]
+    means += gain @ (positions_m[:, :, None] - means[:, :3])
+    covariances = np.empty_like(old)
+    covariances[:, :3, :3], covariances[:, :3, 3:] = place, cross
+    covariances[:, 3:, :3], covariances[:, 3:, 3:] = cross.transpose(0, 2, 1), speed + noise
+    covariances -= gain @ predicted.transpose(0, 2, 1)
+    covariances = (covariances + covariances.transpose(0, 2, 1)) / 2
+    for item, mean, covariance in zip(filters, means[:, :, 0], covariances, strict=True):
+        item.mean, item.covariance, item.stamp_ns, item.count = mean, covariance, stamp_ns, item.count + 1

@@ -41,10 +41,13 @@ class LossCounter:
 
     cameras: dict[str, CameraCounts] = field(default_factory=dict)
     events: int = 0
+    poses: int = 0
+    """Number of recorded poses of the robot, of at most MAX_CAMERAS frames."""
     node_starts: int = 0
     """Number of restarts of the node during the recording."""
     rejected: int = 0
     last_error: str | None = None
+    _posed: set[str] = field(default_factory=set)
     _seqs: dict[str, _LastSeqs] = field(default_factory=dict)
     _event_gaps: int = 0
     _first_event: int | None = None
@@ -58,6 +61,12 @@ class LossCounter:
         if len(self.cameras) >= MAX_CAMERAS:
             raise WireError(f"expected at most {MAX_CAMERAS} cameras, found another: {camera}")
         self.cameras[camera], self._seqs[camera] = CameraCounts(), _LastSeqs()
+
+    def admit_pose(self, frame: str) -> None:
+        """Add the name of a frame of the robot if it is new; WireError if there are too many."""
+        if frame not in self._posed and len(self._posed) >= MAX_CAMERAS:
+            raise WireError(f"expected poses of at most {MAX_CAMERAS} frames, found another: {frame}")
+        self._posed.add(frame)
 
     def add_frame(self, frame: Frame) -> None:
         """Count a recorded frame of an admitted camera."""
@@ -121,6 +130,7 @@ class LossCounter:
         return {
             "cameras": {camera: asdict(counts) for camera, counts in self.cameras.items()},
             "events": self.events,
+            "poses": self.poses,
             "events_lost": self.events_lost,
             "node_starts": self.node_starts,
             "rejected": self.rejected,

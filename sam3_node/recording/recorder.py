@@ -70,7 +70,13 @@ class Recorder(Closeable):
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control))
             self._tap = opened.enter_context(
-                StreamTap(transport.frames, transport.masks, record.cameras, int(record.queue_mb * 1e6))
+                StreamTap(
+                    transport.frames,
+                    transport.masks,
+                    record.cameras,
+                    int(record.queue_mb * 1e6),
+                    settings.spatial.poses,
+                )
             )
             if self._ring is None:
                 self._begin_series(_choose_path(record.out))
@@ -239,8 +245,10 @@ class Recorder(Closeable):
 def _format_counts(series: RecordedSeries) -> str:
     cameras = series.counter.cameras.values()
     frames, masks = sum(counts.frames for counts in cameras), sum(counts.masks for counts in cameras)
+    poses = f", {series.counter.poses} poses" if series.counter.poses else ""
     return (
-        f"{frames} frames, {masks} masks, {series.counter.events} events, {series.files.bytes / 1e6:.1f} MB"
+        f"{frames} frames, {masks} masks, {series.counter.events} events{poses}, "
+        f"{series.files.bytes / 1e6:.1f} MB"
     )
 
 

@@ -18,7 +18,7 @@ from ..errors import OutputError
 from ..settings import RecordSettings
 from ..transport import ReceivedMessage
 from ..types import Closeable, Frame
-from ..wire import EVENTS_TOPIC, Event, unpack_event, unpack_frame, unpack_masks
+from ..wire import EVENTS_TOPIC, POSES_ROOT, Event, unpack_event, unpack_frame, unpack_masks, unpack_pose
 from ..wire.images import CHANNELS
 from .loss_counter import LossCounter
 
@@ -113,6 +113,10 @@ class RecordedSeries(Closeable):
             masks = unpack_masks(parts)
             self.counter.admit(masks.camera)
             self._waiting.append(_Waiting(partial(self._write_masks, masks, parts[1], received_ns)))
+        elif parts[0][: len(POSES_ROOT)] == POSES_ROOT:
+            pose = unpack_pose(parts)
+            self.counter.admit_pose(pose.frame)
+            self._waiting.append(_Waiting(partial(self._write_pose, pose.frame, parts[1], received_ns)))
         else:
             frame = unpack_frame(parts)
             self.counter.admit(frame.camera)
@@ -142,6 +146,10 @@ class RecordedSeries(Closeable):
     def _write_masks(self, masks: Any, body: memoryview, received_ns: int) -> None:
         self.files.current().write_masks(body, masks, received_ns)
         self.counter.add_masks(masks)
+
+    def _write_pose(self, frame: str, body: memoryview, received_ns: int) -> None:
+        self.files.current().write_robot_pose(body, frame, received_ns)
+        self.counter.poses += 1
 
     def _write_frame(self, frame: Frame, received_ns: int) -> None:
         self.files.current().write_frame(frame, received_ns)

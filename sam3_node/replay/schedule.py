@@ -21,7 +21,7 @@ from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, ReplayError
 from ..node.operations import CHANGES
 from ..node.robot_poses import pose_at
-from ..perception.spatial import GRIPPER
+from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import CAUGHT_UP, Event, encode_mask
 from .actions import ADD_EVERYTHING, Action, Edit, Notes, Step
@@ -98,14 +98,16 @@ class Schedule(Closeable):
         yield from add_everything(actions) if self.job.everything else actions
 
     def _make_robot_finder(self) -> Callable[[Frame], FramePose | None]:
-        """Return a function that gives the gripper's pose at a frame, from the poses in the recorded masks."""
+        """Return a function that gives the gripper's pose at a frame.
+
+        It is interpolated between the recorded poses of the robot, or between those in the recorded masks.
+        """
         calibrations = calibrations_for(self.job, self.description)
         if not any(found.parent == GRIPPER for found in calibrations):
             return lambda _: None
         tracks: defaultdict[Clock, PoseTrack] = defaultdict(PoseTrack)
-        for masks in self.recorded_masks():
-            if masks.robot_pose is not None:
-                tracks[masks.robot_pose.clock].add(masks.robot_pose)
+        for pose in self._read_gripper_poses():
+            tracks[pose.clock].add(pose)
         max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
 
         def find(frame: Frame) -> FramePose | None:
@@ -115,6 +117,13 @@ class Schedule(Closeable):
                 return None
 
         return find
+
+    def _read_gripper_poses(self) -> Iterator[FramePose]:
+        poses = self._recorded.robot_poses() if self._recorded else iter(())
+        gripper = [pose for pose in poses if (pose.frame, pose.parent) == (GRIPPER, BASE)]
+        if gripper:
+            return iter(gripper)
+        return (masks.robot_pose for masks in self.recorded_masks() if masks.robot_pose is not None)
 
     def _note_inexact_recording(self) -> None:
         """Note what keeps masks from being those of the live node: compressed colour, or a ring's late beginning."""

@@ -218,7 +218,9 @@ class SpatialSettings(Section):
     poses: str = ""
     """Endpoint of the robot's poses, such as tcp://127.0.0.1:5553, for cameras on the gripper. Empty: none."""
     max_pose_gap_ms: float = Field(100.0, gt=0.0, le=10_000.0)
-    """Longest time between the two poses before and after an image. Poses are never extrapolated."""
+    """Longest time between the two poses before and after an image."""
+    max_pose_ahead_ms: float = Field(20.0, ge=0.0, le=1000.0)
+    """Longest time from the last pose to an image: the pose is extrapolated up to there at constant velocity."""
     points: int = Field(0, ge=0, le=2000)
     """Number of surface points of each instance in the masks messages; 0: none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -180,6 +180,12 @@ class Listener(Closeable):
             self._update_sockets()
 
     def _drain(self, source: ReconnectingSocket) -> None:
+        """Read the messages of one turn."""
+        for parts, received_ns in self._read(source):
+            self._accept(parts, received_ns, source)
+
+    def _read(self, source: ReconnectingSocket) -> Iterator[tuple[list[memoryview], int]]:
+        """Yield the waiting messages and their arrival (`time.time_ns`), at most those of one turn, without beats."""
         for _ in range(self._per_turn):
             parts = receive_parts(source.socket)
             if parts is None or self._closing:
@@ -187,4 +193,4 @@ class Listener(Closeable):
             is_beat = len(parts) == 1 and parts[0] == BEAT_TOPIC
             source.hear(is_beat)
             if not is_beat:
-                self._accept(parts, time.time_ns(), source)
+                yield parts, time.time_ns()

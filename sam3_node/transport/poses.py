@@ -6,11 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from ..errors import WireError
 from ..types import FramePose
-from ..wire import pack_pose, pose_topic, unpack_pose
+from ..wire import POSES_ROOT, pack_pose, pose_topic, unpack_pose
 from .channels import Publisher
-from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
+from .connection import ReconnectingSocket, connect_all, open_subscriber
+from .receiver import UnpackingListener
 from .sockets import MAX_MESSAGE_BYTES
 
 POSES_QUEUE = 256
@@ -32,7 +32,7 @@ class PosePublisher(Publisher):
         return self._send(lambda: pack_pose(pose), 0)
 
 
-class PoseSubscriber(Listener):
+class PoseSubscriber(UnpackingListener[FramePose]):
     """A subscriber of poses: a thread collects all of them in the order of arrival, for `take`.
 
     Poses are needed from before and after each image, so none is skipped: the newest MAX_POSES wait, of all frames or
@@ -41,25 +41,13 @@ class PoseSubscriber(Listener):
     """
 
     def __init__(self, endpoint: str, frames: Sequence[str] = ()) -> None:
-        self._topics = frozenset(map(pose_topic, frames))
+        topics = [pose_topic(frame) for frame in frames]
         self._changed = threading.Condition()
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
         self._ended = False
-        self._rejected = 0
-        self._last_error: str | None = None
-        socket = open_subscriber(self._topics or (b"pose/",), MAX_MESSAGE_BYTES)
-        super().__init__(connect_all([(socket, endpoint)]), POSES_QUEUE)
+        socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
+        super().__init__(connect_all([(socket, endpoint)]), POSES_QUEUE, topics, unpack_pose)
         self._listen()
-
-    @property
-    def rejected(self) -> int:
-        """Number of messages dropped because they were malformed."""
-        return self._rejected
-
-    @property
-    def last_error(self) -> str | None:
-        """Reason for which the last message was dropped."""
-        return self._last_error
 
     def take(self, timeout_ms: int | None = None) -> list[FramePose]:
         """Return all poses that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
@@ -75,16 +63,9 @@ class PoseSubscriber(Listener):
             self._raise_failure()
         return taken
 
-    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
-        if self._topics and parts[0] not in self._topics:
-            return  # a subscription also matches longer topics
-        try:
-            pose = unpack_pose(parts)
-        except WireError as error:
-            self._last_error, self._rejected = str(error), self._rejected + 1
-            return
+    def _store(self, message: FramePose, received_ns: int, source: ReconnectingSocket) -> None:
         with self._changed:
-            self._poses.append(pose)
+            self._poses.append(message)
             self._changed.notify_all()
 
     def _wake(self) -> None:

@@ -20,6 +20,7 @@ from .sockets import Socket, open_socket
 EVERY_CAPACITY = 4
 EVERY_QUEUE = 2
 MAX_PER_TURN = 64
+MAX_TOPIC_BYTES = 256  # of a topic are compared; no valid one is longer
 
 T = TypeVar("T")
 
@@ -135,6 +136,59 @@ class Inbox(Generic[T]):
         return key in self._items or len(self._items) < self._capacity
 
 
+M = TypeVar("M")
+Unpack = Callable[[Sequence[memoryview]], M]
+
+
+class UnpackingListener(Listener, Generic[M]):
+    """Base of receivers that unpack messages in their thread. Malformed ones are dropped and counted.
+
+    Messages of other topics than `topics` are ignored; all are accepted without it.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[ReconnectingSocket],
+        per_turn: int,
+        topics: Sequence[bytes],
+        unpack: Unpack[M],
+    ) -> None:
+        self._topics = frozenset(topics)
+        self._unpack = unpack
+        self._rejected = 0
+        self._last_error: str | None = None
+        super().__init__(sockets, per_turn)
+
+    @property
+    def rejected(self) -> int:
+        """Number of messages that were dropped: malformed, or not admitted."""
+        return self._rejected
+
+    @property
+    def last_error(self) -> str | None:
+        """Reason for which the last message was dropped."""
+        return self._last_error
+
+    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
+        if self._topics and parts[0] not in self._topics:
+            return  # a subscription also matches longer topics, and PULL sockets do not filter
+        try:
+            message = self._unpack(parts)
+            self._admit(message, source)
+        except Exception as error:  # no message may end this thread, however unpacking fails
+            self._last_error = str(error) or repr(error)
+            self._rejected += 1
+            return
+        self._store(message, received_ns, source)
+
+    def _admit(self, message: M, source: ReconnectingSocket) -> None:
+        """Raise WireError for a message that is not admitted."""
+
+    def _store(self, message: M, received_ns: int, source: ReconnectingSocket) -> None:
+        """Keep a message for its taker."""
+        raise NotImplementedError
+
+
 class FromCamera(Protocol):
     """A message that names its camera."""
 
@@ -142,17 +196,17 @@ class FromCamera(Protocol):
     def camera(self) -> str: ...
 
 
-M = TypeVar("M", bound=FromCamera)
-Unpack = Callable[[Sequence[memoryview]], M]
+C = TypeVar("C", bound=FromCamera)
 
 
-class Receiver(Listener, Generic[M]):
+class Receiver(UnpackingListener[C]):
     """Base of subscribers: a thread drains SUB (`newest`) or PULL (`every`) sockets into an inbox.
 
-    `newest` keeps the newest message of each of at most `max_cameras` cameras. `every` keeps all messages in order,
-    and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher. CameraNames says which
-    names are received, and from which endpoint. Without `topics`, all topics that start with `root` are accepted.
-    Raises TransportError for a malformed endpoint.
+    `newest` keeps the newest message of each of at most `max_cameras` cameras. Of the messages of a turn it unpacks the
+    newest of each topic only, so that older ones of a flooding camera cost no more than their reading. `every` keeps
+    all messages in order, and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher.
+    CameraNames says which names are received, and from which endpoint. Without `topics`, all topics that start with
+    `root` are accepted. Raises TransportError for a malformed endpoint.
     """
 
     root = b""
@@ -162,33 +216,20 @@ class Receiver(Listener, Generic[M]):
         endpoints: Sequence[str],
         delivery: Delivery,
         topics: Sequence[bytes],
-        unpack: Unpack[M],
+        unpack: Unpack[C],
         max_bytes: int,
         max_cameras: int,
     ) -> None:
         self._newest = delivery == "newest"
-        self._topics = frozenset(topics)
-        self._unpack = unpack
         self._max_cameras = max_cameras
         self._names = CameraNames(max_cameras, max(1, len(endpoints)))
         self._numbers = itertools.count()
-        self._rejected = 0
-        self._last_error: str | None = None
-        super().__init__(self._connect(endpoints, max_bytes), MAX_PER_TURN if self._newest else 1)
-        self._inbox: Inbox[tuple[M, int, str]] = Inbox(
+        sockets = self._connect(endpoints, topics, max_bytes)
+        super().__init__(sockets, MAX_PER_TURN if self._newest else 1, topics, unpack)
+        self._inbox: Inbox[tuple[C, int, str]] = Inbox(
             self._names.capacity if self._newest else EVERY_CAPACITY
         )
         self._listen()
-
-    @property
-    def rejected(self) -> int:
-        """Number of messages dropped: malformed, of a camera beyond `max_cameras`, or of a name of another endpoint."""
-        return self._rejected
-
-    @property
-    def last_error(self) -> str | None:
-        """Reason for which the last message was dropped."""
-        return self._last_error
 
     @property
     def wakeup(self) -> int:
@@ -205,7 +246,7 @@ class Receiver(Listener, Generic[M]):
             super().close()
             self._inbox.release()
 
-    def _take(self, timeout_ms: int | None) -> tuple[M, int, str] | None:
+    def _take(self, timeout_ms: int | None) -> tuple[C, int, str] | None:
         """Return the next message, its arrival (`time.time_ns`) and endpoint, or None when none arrives in time.
 
         Raises TransportError when the thread has failed.
@@ -215,33 +256,38 @@ class Receiver(Listener, Generic[M]):
             self._raise_failure()
         return taken
 
-    def _connect(self, endpoints: Sequence[str], max_bytes: int) -> list[ReconnectingSocket]:
+    def _connect(
+        self, endpoints: Sequence[str], topics: Sequence[bytes], max_bytes: int
+    ) -> list[ReconnectingSocket]:
         if not endpoints:
             raise TransportError("expected at least one endpoint to connect to, found none")
-        return connect_all((self._open(max_bytes), endpoint) for endpoint in endpoints)
+        return connect_all((self._open(topics, max_bytes), endpoint) for endpoint in endpoints)
 
-    def _open(self, max_bytes: int) -> Socket:
+    def _open(self, topics: Sequence[bytes], max_bytes: int) -> Socket:
         if not self._newest:
             return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes, lossless=True)
-        return open_subscriber(self._topics or (self.root,), max_bytes)
+        return open_subscriber(topics or (self.root,), max_bytes)
 
     def _wake(self) -> None:
         self._inbox.close()
 
-    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
-        if self._topics and parts[0] not in self._topics:
-            return  # a subscription also matches longer topics, and PULL sockets do not filter
-        try:
-            message = self._unpack(parts)
-            replaced = self._names.admit(message.camera, source)
-        except Exception as error:  # no message may end this thread, however unpacking fails
-            self._last_error = str(error) or repr(error)
-            self._rejected += 1
-            return
+    def _drain(self, source: ReconnectingSocket) -> None:
+        newest: dict[bytes, tuple[list[memoryview], int]] = {}  # the topic that came last is the last
+        for parts, received_ns in self._read(source):
+            topic = bytes(parts[0][:MAX_TOPIC_BYTES])
+            newest.pop(topic, None)
+            newest[topic] = parts, received_ns
+        for parts, received_ns in newest.values():
+            self._accept(parts, received_ns, source)
+
+    def _admit(self, message: C, source: ReconnectingSocket) -> None:
+        replaced = self._names.admit(message.camera, source)
         if replaced is not None:
             self._inbox.discard(replaced)
+
+    def _store(self, message: C, received_ns: int, source: ReconnectingSocket) -> None:
         key: Hashable = message.camera if self._newest else next(self._numbers)
-        item = (message, received_ns, source.endpoint)
         group = source.endpoint if self._newest else ""
+        item = (message, received_ns, source.endpoint)
         while not self._inbox.put(key, item, UPDATE_MS, group) and not self._closing:
             self._update_sockets()

@@ -1,4 +1,4 @@
-"""A subscriber for recorders: it receives all messages of cameras and node, in the order of arrival."""
+"""A subscriber for recorders: it receives all messages of cameras, node and robot, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import zmq
 
 from ..errors import TransportError
-from ..wire import EVENTS_TOPIC, frame_topic, masks_topic
+from ..wire import EVENTS_TOPIC, POSES_ROOT, frame_topic, masks_topic
 from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
 from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Socket
 
@@ -30,12 +30,15 @@ class ReceivedMessage(NamedTuple):
 class StreamTap(Listener):
     """A receiver of all frames, masks and events of live (`newest`) delivery, in the order of arrival.
 
-    It is a context manager. At most `max_bytes` wait to be taken; further messages are dropped and counted.
-    Publishers never wait for a tap. With `cameras`, frames and masks of other cameras are ignored. Messages are
-    neither unpacked nor checked. Raises TransportError for a malformed endpoint; the peers may start later.
+    With `poses`, it also receives all poses of that endpoint. It is a context manager. At most `max_bytes` wait to be
+    taken; further messages are dropped and counted. Publishers never wait for a tap. With `cameras`, frames and masks
+    of other cameras are ignored. Messages are neither unpacked nor checked. Raises TransportError for a malformed
+    endpoint; the peers may start later.
     """
 
-    def __init__(self, frames: Sequence[str], masks: str, cameras: Sequence[str], max_bytes: int) -> None:
+    def __init__(
+        self, frames: Sequence[str], masks: str, cameras: Sequence[str], max_bytes: int, poses: str = ""
+    ) -> None:
         if not frames:
             raise TransportError("expected at least one frame endpoint to connect to, found none")
         self.dropped = 0
@@ -49,6 +52,8 @@ class StreamTap(Listener):
         mask_topics = [*([masks_topic(camera) for camera in cameras] or [b"masks/"]), EVENTS_TOPIC]
         self._topics = frozenset(frame_topics + mask_topics) if cameras else frozenset()
         peers = [(endpoint, frame_topics) for endpoint in frames] + [(masks, mask_topics)]
+        if poses:
+            peers.append((poses, [POSES_ROOT]))
         super().__init__(connect_all((_open(topics), endpoint) for endpoint, topics in peers), MAX_PER_TURN)
         self._listen()
 
@@ -68,7 +73,8 @@ class StreamTap(Listener):
         return None
 
     def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
-        if self._topics and parts[0] not in self._topics:
+        is_pose = parts[0][: len(POSES_ROOT)] == POSES_ROOT
+        if self._topics and parts[0] not in self._topics and not is_pose:
             return  # a subscription also matches longer topics
         message = ReceivedMessage(parts, received_ns)
         with self._changed:
@@ -86,7 +92,8 @@ class StreamTap(Listener):
 
 
 def _open(topics: Sequence[bytes]) -> Socket:
-    socket = open_subscriber(topics, MAX_MESSAGE_BYTES if EVENTS_TOPIC in topics else MAX_FRAME_BYTES)
+    is_small = EVENTS_TOPIC in topics or POSES_ROOT in topics
+    socket = open_subscriber(topics, MAX_MESSAGE_BYTES if is_small else MAX_FRAME_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket

@@ -16,7 +16,7 @@ from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
 from .messages import DEPTH_FIELDS, MAX_EPOCH, pack_masks, unpack_masks
-from .poses import pack_pose, pose_fields, pose_topic, read_pose, unpack_pose
+from .poses import POSES_ROOT, pack_pose, pose_fields, pose_topic, read_pose, unpack_pose
 from .topics import BEAT_TOPIC, frame_topic, masks_topic
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "INTERNAL_ERROR",
     "MAX_EPOCH",
     "MAX_INT",
+    "POSES_ROOT",
     "SERVED",
     "VERSION",
     "Event",

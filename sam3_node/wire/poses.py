@@ -11,13 +11,15 @@ from ..types import Buffer, Clock, FramePose
 from .codec import VERSION, Fields, Limits, describe, pack, unpack
 from .topics import check_name
 
+POSES_ROOT = b"pose/"
+"""Beginning of the topics of all poses."""
 _LIMITS = Limits(total_bytes=64 << 10)
 _UNIT_TOLERANCE = 1e-3
 
 
 def pose_topic(frame: str) -> bytes:
     """Return the topic of the poses of a frame."""
-    return f"pose/{check_name(frame, 'frame')}".encode()
+    return POSES_ROOT + check_name(frame, "frame").encode()
 
 
 def pack_pose(pose: FramePose) -> list[bytes]:

@@ -123,6 +123,28 @@ def test_poses_are_interpolated() -> None:
     np.testing.assert_allclose(make_track().at(300, 100)[0, 3], 3.0)
 
 
+def test_poses_are_extrapolated_up_to_a_bound() -> None:
+    track = make_track()
+    expected = rigid(rotation_from_vector([0, 0, 0.34]), [3.4, 0, 0])
+    np.testing.assert_allclose(track.at(340, 100, 50), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        track.at(420, 200, 150)[0, 3], 4.2
+    )  # from a pose that is as far before the last
+    for stamp_ns, gap_ns, ahead_ns in (
+        (351, 100, 50),
+        (340, 99, 50),
+        (420, 199, 150),
+        (520, 1000, 300),
+        (99, 100, 50),
+    ):
+        with pytest.raises(CalibrationError, match="before and after"):
+            track.at(stamp_ns, gap_ns, ahead_ns)
+    lonely = PoseTrack()
+    lonely.add_matrix(0, np.eye(4))
+    with pytest.raises(CalibrationError, match="before and after"):
+        lonely.at(1, 100, 50)
+
+
 @pytest.mark.parametrize(
     ("stamp_ns", "gap_ns", "named"),
     [(50, 100, "before and after"), (301, 100, "before and after"), (150, 99, "a gap of")],

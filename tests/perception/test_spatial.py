@@ -72,8 +72,11 @@ def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
     assert place.robot_pose == GRIPPER
     listed = stage.points(3, 20)
     assert listed is not None
-    assert listed[0] == "base"
-    assert np.abs(listed[1].mean(axis=0) - expected).max() < 0.05
+    assert (listed.seq, listed.frame, listed.points_m.shape) == (0, "base", (20, 3))
+    assert np.abs(listed.points_m.mean(axis=0) - expected).max() < 0.05
+    many = stage.points(3, 2000)
+    assert many is not None
+    assert len(many.points_m) == 2000
     assert stage.points(9, 20) is None
 
 
@@ -104,8 +107,18 @@ def test_what_lacks_gives_absent_fields(frame: Frame, problem: str | None) -> No
 def test_an_empty_mask_and_unknown_depth_give_no_position() -> None:
     stage = SpatialStage(SpatialSettings(), None)
     unknown = encode_depth(np.zeros(SIZE, np.uint16), "z16", 0.001, True)
-    found = stage.measure(make_frame(depth=unknown), [instance(), instance(Mask.empty(SIZE))], None)[0]
+    hidden = replace(instance(Mask.empty(SIZE)), id=4)
+    found = stage.measure(make_frame(depth=unknown), [instance(), hidden], None)[0]
     assert [(item.position_m, item.depth_share) for item in found] == [(None, 0.0), (None, None)]
+
+
+def test_a_doubtful_mask_gives_neither_position_nor_points() -> None:
+    stage = SpatialStage(SpatialSettings(), None)
+    sure, doubtful = instance(), replace(instance(), id=4, doubtful=True)
+    found = stage.measure(make_frame(), [sure, doubtful], None)[0]
+    assert [(item.position_m is None, item.depth_share) for item in found] == [(False, 1.0), (True, None)]
+    assert stage.points(3, 10) is not None
+    assert stage.points(4, 10) is None
 
 
 def test_depth_of_another_size_is_resampled_and_the_file_has_the_scale() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from sam3_node.perception.velocity import VelocityFilters
 
-NOISE = np.eye(3) * 1e-6
+NOISE = np.eye(3)[None] * 1e-6
 MS = 1_000_000
 
 
@@ -15,7 +15,7 @@ def feed(filters: VelocityFilters, count: int, speed_mps: float, noise_m: float 
     random = np.random.default_rng(1)
     for step in range(count):
         position = np.array([speed_mps * step / 30, 0.0, 0.8]) + noise_m * random.normal(size=3)
-        filters.observe(3, step * 1000 * MS // 30, "base", position, NOISE)
+        filters.observe([3], step * 1000 * MS // 30, "base", position[None], NOISE)
 
 
 def test_a_uniform_motion_gives_its_velocity() -> None:
@@ -46,7 +46,7 @@ def test_a_velocity_needs_three_positions_and_grows_old() -> None:
 def test_older_late_and_other_positions_start_anew(stamp_ns: int, frame: str) -> None:
     filters = VelocityFilters()
     feed(filters, 4, 0.3)
-    filters.observe(3, stamp_ns, frame, np.zeros(3), NOISE)
+    filters.observe([3], stamp_ns, frame, np.zeros((1, 3)), NOISE)
     assert filters.velocity(3, stamp_ns) is None
 
 
@@ -55,10 +55,10 @@ def test_a_restored_filter_goes_on_bit_for_bit() -> None:
     feed(filters, 9, 0.3, noise_m=0.001)
     other.restore(filters.state())
     for item in (filters, other):
-        item.observe(3, 333 * MS, "base", np.array([0.1, 0.0, 0.8]), NOISE)
+        item.observe([3], 333 * MS, "base", np.array([[0.1, 0.0, 0.8]]), NOISE)
     first, second = filters.velocity(3, 333 * MS), other.velocity(3, 333 * MS)
     assert first is not None
     assert second is not None
-    assert np.array_equal(first[1], second[1])
+    assert np.array_equal(first.mps, second.mps)
     filters.remove(3)
     assert filters.velocity(3, 333 * MS) is None

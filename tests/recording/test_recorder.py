@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 import zmq
 
+from sam3_node.calibration import Calibration
+from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.errors import OutputError, SettingsError, TransportError
 from sam3_node.processes.group import RECORD_READY, list_processes
 from sam3_node.recording.recorder import run_record
 from sam3_node.recording.ring import Trigger
-from sam3_node.settings import GroupSettings, RecordSettings, Settings, TransportSettings
+from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
-from sam3_node.types import Depth, MaskFrame
-from sam3_node.wire import Event, Reply, pack_event, pack_frame, pack_masks
+from sam3_node.types import Depth, FramePose, MaskFrame
+from sam3_node.wire import Event, Reply, pack_event, pack_frame, pack_masks, pack_pose
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, read_seqs
 from tests.support.wire_examples import masks
@@ -34,6 +36,9 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags.native.layout import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordingReader
+from sam3_node.replay.actions import Step
+from sam3_node.replay.job import Job
+from sam3_node.replay.schedule import Schedule
 
 
 def settings_for(folder: Path, **record: Any) -> Settings:
@@ -130,6 +135,44 @@ def test_a_recording_without_a_node_is_one_of_frames(tmp_path: Path, monkeypatch
     assert "no node answered at ipc://" in out.getvalue()
     assert NODE not in RecordingReader([path]).metadata()
     assert len(read_seqs(path)) >= 3
+
+
+def test_poses_of_the_robot_are_recorded_and_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    settings = settings_for(tmp_path, cameras=("cam0",))
+    settings = settings.model_copy(update={"spatial": SpatialSettings(poses=f"ipc://{tmp_path}/poses")})
+    poses = [  # around the captures of the frames
+        FramePose("gripper", "base", ms * 10**6, (ms / 1000, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
+        for ms in (999, 1001)
+    ]
+    tool = dataclasses.replace(poses[0], frame="tool")
+    with (
+        peer(f"ipc://{tmp_path}/poses") as robot,
+        Camera(f"ipc://{tmp_path}/frames", 50),
+        recording(settings) as out,
+    ):
+
+        def send_all() -> bool:
+            for parts in (*map(pack_pose, (*poses, tool)), [b"pose/gripper", b"\xc1"]):
+                robot.send_multipart(parts)
+            return path.exists() and {tool, *poses} <= set(RecordingReader([path]).robot_poses())
+
+        until(send_all, "the poses on the disk", READY_S)
+        until(lambda: len(read_seqs(path)) > 2, "frames", READY_S)
+    counts = RecordingReader([path]).metadata()[RECORDING][0]
+    assert counts["poses"] >= 3
+    assert counts["rejected"] >= 1
+    assert f"{counts['poses']} poses" in out.getvalue()
+    hand_eye = HandEye(kind="eye_in_hand", translation_m=(0, 0, 0.1), rotation_vector_rad=(0, 0, 0))
+    pinhole = PinholeSection(width_px=640, height_px=480, fx_px=600, fy_px=600, cx_px=319.5, cy_px=239.5)
+    calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)
+    job = Job((str(path),), str(tmp_path / "out"), calibrations=(calibration.model_dump_json(),))
+    with Schedule(job, path) as schedule:
+        steps = [action for action in schedule.actions() if isinstance(action, Step)]
+    assert len(steps) > 2
+    for step in steps:
+        assert step.robot_pose is not None
+        assert step.robot_pose.position_m == pytest.approx((step.frame.capture_ns / 1e9, 0.0, 0.5))
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:

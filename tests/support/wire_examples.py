@@ -192,6 +192,10 @@ def _reply(reply: Reply) -> Example:
     return Example(reply, lambda value: [pack_reply(value)], lambda parts: unpack_reply(parts[0]))
 
 
+def _points() -> dict[str, Any]:
+    return {"seq": 41, "frame": "base", "points_m": np.arange(6, dtype="<f4").tobytes()}
+
+
 EXAMPLES = {
     "frame-raw": Example(raw_frame(), pack_frame, unpack_frame),
     "frame-jpeg": Example(jpeg_frame(), pack_frame, unpack_frame),
@@ -216,12 +220,14 @@ EXAMPLES = {
     "request-remove-object-epoch": _request("remove_object", id=3, camera="wrist-1", epoch=2**53 - 1),
     "request-list-objects": _request("list_objects"),
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
+    "request-points": _request("points", id=3, count=2, camera="wrist-1", epoch=2**53 - 1),
     "request-reset": _request("reset"),
     "request-pause": _request("pause"),
     "request-resume": _request("resume"),
     "request-status": _request("status"),
     "reply-id": _reply(Reply(17, {"id": 3})),
     "reply-mask": _reply(Reply(17, {"mask": encode_mask(DRIVER, "rle"), "score": 0.5})),
+    "reply-points": _reply(Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_points()})),
     "reply-node": _reply(Reply(17, {"id": 3}, node=NODE)),
     "reply-error-node": _reply(
         Reply(17, error=Failure("node_restarted", "object ids of wrist-1 have begun again"), node=NODE)

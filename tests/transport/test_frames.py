@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from sam3_node.transport import ControlServer, FramePublisher, FrameSubscriber, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
+from sam3_node.wire import pack_frame, unpack_frame
 from tests.support.transport_peer import make_frame, next_line, output_of, peer, wait_until
 
 TCP = "tcp://127.0.0.1:*"
@@ -85,6 +88,44 @@ def test_the_newest_frame_wins_and_every_skipped_one_is_counted(interval_ms: int
     assert sum(received.skipped for received in taken) > len(taken)
     # from a queue none would be fresh; on a machine that starves the receiver, now and then one is not
     assert fresh > 5
+
+
+def test_a_flood_is_unpacked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[int] = []
+    begun, flooded = threading.Event(), threading.Event()
+
+    def unpack(parts: Sequence[memoryview]) -> Frame:
+        found = unpack_frame(parts)
+        unpacked.append(found.seq)
+        begun.set()
+        assert flooded.wait(20)
+        return found
+
+    monkeypatch.setattr("sam3_node.transport.channels.unpack_frame", unpack)
+    with zmq.Context() as context, context.socket(zmq.PUB) as flood, context.socket(zmq.PUB) as quiet:
+        endpoints = []
+        for socket in (flood, quiet):
+            socket.set_hwm(0)
+            socket.linger = 0
+            endpoints.append(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+        with FrameSubscriber(endpoints) as subscriber:
+            wait_until(lambda: flood.send_multipart(pack_frame(make_frame(0, "flood"))) or begun.wait(0.02))
+            for seq in range(1, 1001):
+                flood.send_multipart(pack_frame(make_frame(seq, "flood")))
+            flooded.set()
+            last: dict[str, int] = {}
+
+            def take() -> bool:
+                quiet.send_multipart(pack_frame(make_frame(0, "quiet")))
+                taken = subscriber.take(20)
+                if taken is not None:
+                    last[taken.frame.camera] = taken.frame.seq
+                return last.get("flood") == 1000 and "quiet" in last
+
+            wait_until(take)
+    of_flood = [seq for seq in unpacked if seq]
+    assert of_flood == sorted(of_flood)
+    assert len(of_flood) < 500  # about one in 64, if all have arrived before the turn
 
 
 def test_cameras_take_turns() -> None:

@@ -98,7 +98,7 @@ def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
                 publisher.send_multipart(parts)
                 if number % 100 == 0:
                     subscriber.take(10)
-            wait_until(lambda: subscriber.rejected > 500)
+            wait_until(lambda: subscriber.rejected > 0)
             subscriber.take(20)
             wait_until(lambda: publisher.send_multipart(GOOD[kind]) or subscriber.take(20))
 

@@ -9,7 +9,7 @@ from .tables import code, table
 
 _PROMPT = ("points", "labels", "box", "mask")
 _SHARES = ("min_iou", "min_stability", "max_overlap")
-_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "grid", *_SHARES, "most")
+_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "grid", *_SHARES, "most", "count")
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
@@ -22,6 +22,8 @@ RESULTS = {
     "segment_everything": "`camera`, `epoch`, `seq`, `age_ms` and `masks`, a list of `mask score`, the surest first. "
     "`grid` is 1..32 points a side (16), `min_iou` (0.88), `min_stability` (0.95) and `max_overlap` (0.7) are in 0..1, "
     "`most` is 1..256 (100)",
+    "points": "`id`, `camera`, `epoch`, `seq`, `frame`, `points_m`: up to `count` (1000 if absent, at most 10,000) "
+    "points of the object's visible surface on the latest frame, as in a masks message",
     "reset": "forgets all objects, of that camera or of all",
     "pause": "`paused`: true",
     "resume": "`paused`: false",

@@ -8,6 +8,7 @@ masks/<camera>         the body of a masks message, msgpack, as it arrived
 /<camera>/annotations  foxglove.ImageAnnotations of the same masks
 events                 the body of an event, msgpack, as it arrived
 truth/<camera>         optional ground truth: the body of a masks message, an instance for each object, in view or not
+poses/<frame>          the body of a pose message of the robot, msgpack, as it arrived
 pose/<camera>          optional camera pose, msgpack: {v, camera, seq, camera_to_world}, the matrix row by row
 
 Messages are logged at their arrival; publish times are those of sending. The values of metadata records are JSON.
@@ -38,7 +39,7 @@ RING = "sam3_node.ring"
 """Metadata record of files that a trigger had written: {trigger_ns, ring_s, dropped}. `dropped` is the number of
 messages that the recorder received before those of the file."""
 EVENTS = "events"
-MASKS_ROOT, TRUTH_ROOT, POSE_ROOT = "masks/", "truth/", "pose/"
+MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
 FRAME_ROOT = "frame/"
 """Topics of an earlier layout, still read: {header, colour, depth?} in one msgpack message, without a LAYOUT record."""
 NO_SCHEMA = 0

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import BagError, WireError, require
-from ...types import Buffer, Frame, FrameKey, MaskFrame
+from ...types import Buffer, Frame, FrameKey, FramePose, MaskFrame
 from ...wire import (
     EVENTS_TOPIC,
+    POSES_ROOT,
     Event,
     Fields,
     Limits,
@@ -25,6 +26,7 @@ from ...wire import (
     unpack_frame,
     unpack_masks,
 )
+from ...wire import unpack_pose as unpack_robot_pose
 from ..formats.mcap_stream import WHOLE, McapStream, Row
 from ..samples import Losses
 from ..time_span import TimeSpan
@@ -35,6 +37,7 @@ from .layout import (
     LAYOUT_VERSION,
     MASKS_ROOT,
     POSE_ROOT,
+    ROBOT_POSES_ROOT,
     TRUTH_ROOT,
     Pose,
     unpack_pose,
@@ -177,6 +180,10 @@ class RecordingReader:
         """Yield the camera poses; nothing if there are none."""
         return self._unpack_all(POSE_ROOT, lambda row: unpack_pose(row.data))
 
+    def robot_poses(self) -> Iterator[FramePose]:
+        """Yield the poses that the robot published, in the order of their arrival; nothing if there are none."""
+        return self._unpack_all(ROBOT_POSES_ROOT, _unpack_robot_pose)
+
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
         """Return the metadata records by their names, those of one name in the order of writing."""
         records: dict[str, list[dict[str, Any]]] = {}
@@ -282,6 +289,11 @@ def _unpack_action(row: Row) -> Action:
 
 def _unpack_masks(row: Row, root: str) -> MaskFrame:
     return unpack_masks([masks_topic(row.channel.topic.removeprefix(root)), row.data])
+
+
+def _unpack_robot_pose(row: Row) -> FramePose:
+    frame = row.channel.topic.removeprefix(ROBOT_POSES_ROOT)
+    return unpack_robot_pose([POSES_ROOT + frame.encode(), row.data])
 
 
 def _parse_json(text: str) -> Any:

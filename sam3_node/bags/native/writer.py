@@ -38,6 +38,7 @@ from .layout import (
     NO_SCHEMA,
     POSE_ROOT,
     RECORDING,
+    ROBOT_POSES_ROOT,
     TRUTH_ROOT,
     Pose,
     pack_pose,
@@ -106,6 +107,10 @@ class RecordingWriter(Closeable):
     def write_event(self, body: Buffer, n: int, logged_ns: int) -> None:
         """Append the node's n-th event, which arrived at `logged_ns`: the body of its message."""
         self._add(EVENTS, bytes(body), n, logged_ns, logged_ns)
+
+    def write_robot_pose(self, body: Buffer, frame: str, logged_ns: int) -> None:
+        """Append a pose of the robot's frame that arrived at `logged_ns`: the body of its message."""
+        self._add(ROBOT_POSES_ROOT + frame, bytes(body), 0, logged_ns, logged_ns)
 
     def write_truth(self, truth: MaskFrame) -> None:
         """Append the true masks of the frame with the same camera, seq and capture_ns."""

@@ -3,14 +3,15 @@
 python -m tools.bench.accuracy.spatial [--clips N] [--kitchen FOLDER] [--picture FILE] [--json FILE]
 
 The true position is the mean of the visible surface's points, by exact depth under the exact mask. `--kitchen` is a
-folder of RGB-D frames with camera poses, in which the mug on the table is tracked from a box. Rendering needs the extra
-`scenes` and OSMesa.
+folder of RGB-D frames with camera poses, in which a book and a mug on the table are tracked from boxes. Rendering needs
+the extra `scenes` and OSMesa.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,18 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, quaternion_from_rotation
+from sam3_node.perception.depth_samples import DepthMap, Float, RayMap
 from sam3_node.perception.loading import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.spatial import SpatialStage
-from sam3_node.perception.surfaces import Float, RayMap, measure_surface
+from sam3_node.perception.surfaces import measure_surfaces
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
-from sam3_node.wire import encode_depth, encode_image
+from sam3_node.wire import decode_depth, encode_depth, encode_image
 from tools.bench.accuracy.depth_noise import add_noise
 from tools.bench.accuracy.spatial_cases import CAMERA, SIZE, Case, make_cases
 from tools.bench.common import SHARED, Figures, make_parser
@@ -36,8 +39,8 @@ from tools.scenes.clips import Clip
 CLIPS, FRAMES, SEED, CASE_DRAWS = 10, 4, 7, 5
 MIN_AREA_PX = 300
 MAX_DISTANCE_M = 2.0
-MUG_BOX = (362, 163, 402, 204)
-TIMED_OBJECTS, TIMED_RUNS = 5, 300
+KITCHEN_BOXES = {"book": (517, 262, 600, 342), "mug": (362, 163, 402, 204)}
+TIMED_OBJECTS, TIMED_RUNS, STEPPED_FRAMES = 5, 300, 60
 
 
 def arguments() -> argparse.Namespace:
@@ -54,6 +57,7 @@ def main() -> None:
     measure_cases(figures, args.picture)
     measure_kitchen(figures, args.kitchen)
     measure_time(figures)
+    measure_step(figures)
     measure_rendered(figures, args.clips)
     figures.write(args.json)
 
@@ -80,14 +84,15 @@ def measure_cases(figures: Figures, picture: Path | None) -> None:
     for draw in range(CASE_DRAWS):
         for case in make_cases(random):
             noisy = add_noise(case.seen_m, random)
-            share, surface = measure_surface(Mask.from_full(case.inside), noisy, 0.001, rays, CAMERA.fx)
+            surfaces = measure_surfaces(
+                [Mask.from_full(case.inside)], DepthMap(noisy, 0.001, rays, CAMERA.fx)
+            )
             truth = compute_truth(case.depth_m, case.inside, rays)
-            shares.setdefault(case.name, []).append(share)
-            if surface is not None:
-                error_m = float(np.linalg.norm(surface.position_m - truth))
-                errors.setdefault(case.name, []).append(1000 * error_m)
+            shares.setdefault(case.name, []).append(surfaces.shares[0])
+            for position in surfaces.positions_m:
+                errors.setdefault(case.name, []).append(1000 * float(np.linalg.norm(position - truth)))
             if draw == 0:
-                tiles.append(draw_case(case, noisy, None if surface is None else surface.position_m, truth))
+                tiles.append(draw_case(case, noisy, [*surfaces.positions_m, None][0], truth))
     for name, found in shares.items():
         show(figures, f"{name} object: position error, median", float(np.median(errors[name])), "mm")
         show(figures, f"{name} object: share of valid depth", float(np.median(found)), "of 1")
@@ -199,7 +204,7 @@ def _find(pose: FramePose, _: object) -> FramePose:
 
 
 def measure_kitchen(figures: Figures, folder: Path) -> None:
-    """Track the mug over the moving frames, with its position in the world by the data's poses."""
+    """Track a book and a mug over the moving frames, with their positions in the world by the data's poses."""
     matrix = np.loadtxt(folder / "camera-intrinsics.txt")
     pinhole = {
         "width_px": 640, "height_px": 480, "fx_px": matrix[0, 0], "fy_px": matrix[1, 1],
@@ -208,7 +213,8 @@ def measure_kitchen(figures: Figures, folder: Path) -> None:
     hand_eye = {"kind": "eye_in_hand", "translation_m": (0, 0, 0), "rotation_vector_rad": (0, 0, 0)}
     calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)
     pipeline = make_pipeline(calibration)
-    positions, moved = [], []
+    added: dict[int, str] = {}
+    tracked: dict[str, list[Instance]] = {name: [] for name in KITCHEN_BOXES}
     for seq, file in enumerate(sorted(folder.glob("*.color.jpg"))):
         stem = file.name.removesuffix(".color.jpg")
         image = cv2.imread(str(file))
@@ -222,15 +228,42 @@ def measure_kitchen(figures: Figures, folder: Path) -> None:
         frame = make_frame(image, depth, calibration.intrinsics_for(SIZE), seq, 30.0)
         masks = pipeline.step(frame, find_robot=partial(_find, gripper))
         if seq == 0:
-            pipeline.add(FramePrompt(box=list(MUG_BOX)), seq=0)
-        moved.append(pose[:3, 3])
-        positions += [item.position_m for item in masks.instances if item.position_m is not None]
-    offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
-    travelled = float(np.linalg.norm(moved[-1] - moved[0]))
-    what = f"kitchen: mug on {len(positions)} frames, camera moves {travelled:.2f} m: distance from the median position"
-    show(figures, f"{what}, median", 100 * float(np.median(offsets)), "cm")
-    show(figures, f"{what}, maximum", 100 * float(offsets.max()), "cm", "under 3 cm")
-    show(figures, f"{what}, share of frames within 3 cm", 100 * float(np.mean(offsets < 0.03)), "%")
+            prompts = {name: FramePrompt(box=list(box)) for name, box in KITCHEN_BOXES.items()}
+            added = {pipeline.add(prompt, seq=0).id: name for name, prompt in prompts.items()}
+        for item in masks.instances:
+            tracked[added[item.id]].append(item)
+    for name, found in tracked.items():
+        show_static(figures, name, found)
+
+
+def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> None:
+    """Show how far the positions of an object that rests lie from their median."""
+    whole = [item for item in tracked if item.area and _is_inside(item)]
+    positions = [item.position_m for item in whole if item.position_m is not None]
+    what = f"kitchen, {name} on {len(whole)} frames wholly in view"
+    sure = sum(not item.doubtful for item in whole)
+    show(figures, f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
+    if positions:
+        offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
+        show(
+            figures,
+            f"{what}: distance from the median position, median",
+            100 * float(np.median(offsets)),
+            "cm",
+        )
+        show(
+            figures,
+            f"{what}: distance from the median position, maximum",
+            100 * float(offsets.max()),
+            "cm",
+            "under 3 cm",
+        )
+
+
+def _is_inside(item: Instance) -> bool:
+    """Return True if a mask does not touch the border of the image, beyond which an object may go on."""
+    x0, y0, x1, y1 = item.box
+    return x0 > 0 and y0 > 0 and x1 < SIZE[1] and y1 < SIZE[0]
 
 
 def measure_time(figures: Figures) -> None:
@@ -244,25 +277,50 @@ def measure_time(figures: Figures) -> None:
         depth_m[inside > 0] = 0.8 + 0.02 * index
         mask = Mask.from_full(inside > 0)
         instances.append(Instance(index + 1, "", 1.0, "tracked", 0, 0, mask))
-    image = np.zeros((*SIZE, 3), np.uint8)
+    image, noisy = np.zeros((*SIZE, 3), np.uint8), add_noise(depth_m, random)
     cv2.setNumThreads(1)
     for encoding in ("z16", "z16+zstd"):
-        noisy = add_noise(depth_m, random)
-        spent: dict[bool, list[float]] = {False: [], True: []}
-        stage = SpatialStage(SpatialSettings(), None)
+        spent: dict[str, list[float]] = {"without": [], "with": [], "decoding": []}
+        stage, depth = SpatialStage(SpatialSettings(), None), encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
-            for has_depth in (False, True):
-                depth = encode_depth(noisy, encoding, 0.001, True) if has_depth else None
-                timed = replace(frame, depth=depth)
-                begin = time.thread_time()
+            for name, timed in (
+                ("without", replace(frame, depth=None)),
+                ("with", replace(frame, depth=depth)),
+            ):
+                begin = time.process_time()
                 stage.measure(timed, instances, None)
-                spent[has_depth].append(time.thread_time() - begin)
-        extra = 1000 * (np.median(spent[True][10:]) - np.median(spent[False][10:]))
+                spent[name].append(time.process_time() - begin)
+            begin = time.process_time()
+            decode_depth(depth)
+            spent["decoding"].append(time.process_time() - begin)
+        medians = {name: 1000 * float(np.median(found[10:])) for name, found in spent.items()}
+        extra = medians["with"] - medians["without"]
         what = (
             f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
         )
-        show(figures, what, float(extra), "ms", "under 1 ms")
+        show(figures, what, extra, "ms", "under 1 ms")
+        show(figures, f"{what}, of which decoding", medians["decoding"], "ms")
+
+
+def measure_step(figures: Figures) -> None:
+    """Time the whole step on the bundled recording, by two pipelines in turn: one gets frames without depth."""
+    clip = LabelledClip.load(TABLETOP)
+    boxes = [Mask.from_full(mask).box for mask in clip.truth(0).values()][:TIMED_OBJECTS]
+    pipelines = {"with": make_pipeline(), "without": make_pipeline()}
+    spent: dict[str, list[float]] = {name: [] for name in pipelines}
+    for seq, frame in enumerate(clip.frames[:STEPPED_FRAMES]):
+        for name, pipeline in pipelines.items():
+            timed = frame if name == "with" else replace(frame, depth=None)
+            begin = time.process_time()
+            pipeline.step(timed)
+            spent[name].append(time.process_time() - begin)
+            if seq == 0:
+                for box in boxes:
+                    pipeline.add(FramePrompt(box=list(box)), seq=frame.seq)
+    ratios = np.divide(spent["with"][5:], spent["without"][5:])
+    what = f"step of nano with {len(boxes)} objects on the CPU, with depth / without: CPU time, median"
+    show(figures, what, float(np.median(ratios)), "ratio")
 
 
 if __name__ == "__main__":

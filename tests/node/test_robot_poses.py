@@ -1,0 +1,107 @@
+"""The gripper's pose at the capture of an image, from poses that arrive over a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+import zmq
+
+from sam3_node.errors import TransportError
+from sam3_node.node.robot_poses import RobotPoses
+from sam3_node.settings import SpatialSettings
+from sam3_node.transport import PosePublisher
+from sam3_node.types import Clock, Frame, FramePose
+from tests.support.node_rig import until
+
+MS = 1_000_000
+TURNED = (0.0, 0.0, 2**-0.5, 2**-0.5)
+
+
+def pose(stamp_ms: int, clock: Clock = "system", **changes: str) -> FramePose:
+    """Return the pose of a gripper that moves at 1 m/s along x."""
+    return replace(
+        FramePose("gripper", "base", stamp_ms * MS, (stamp_ms / 1000, 0.2, 0.5), TURNED, clock), **changes
+    )
+
+
+def frame(capture_ms: float, clock: Clock = "system") -> Frame:
+    return Frame("cam0", 0, round(capture_ms * MS), 4, 3, "mono8", bytes(12), clock=clock)
+
+
+@pytest.fixture
+def publisher() -> Iterator[PosePublisher]:
+    with PosePublisher("tcp://127.0.0.1:*") as publisher:
+        yield publisher
+
+
+def follow(publisher: PosePublisher, stack: ExitStack, *poses: FramePose) -> RobotPoses:
+    """Return a follower that has received these poses, of which the last is found at its own time."""
+    found = RobotPoses(
+        SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10), stack
+    )
+    last = poses[-1]
+
+    def has_arrived() -> bool:
+        for item in poses:
+            publisher.send(item)
+        return found.find(frame(last.stamp_ns / MS, last.clock)) is not None
+
+    until(has_arrived, "the poses")
+    return found
+
+
+def test_the_pose_is_interpolated_and_extrapolated_within_bounds(publisher: PosePublisher) -> None:
+    with ExitStack() as stack:
+        poses = follow(publisher, stack, pose(100), pose(110), pose(150), pose(160))
+        between = poses.find(frame(104))
+        assert between is not None
+        assert (between.frame, between.parent) == ("gripper", "base")
+        assert (between.stamp_ns, between.clock) == (104 * MS, "system")
+        assert between.position_m == pytest.approx((0.104, 0.2, 0.5))
+        assert between.quaternion_xyzw == pytest.approx(TURNED)
+        assert poses.problem is None
+        ahead = poses.find(frame(169))
+        assert ahead is not None
+        assert ahead.position_m == pytest.approx((0.169, 0.2, 0.5))
+        for capture_ms, problem in ((171, "11 ms away"), (99, "1 ms away"), (130, "a gap of 40 ms")):
+            assert poses.find(frame(capture_ms)) is None
+            assert problem in str(poses.problem)
+        assert poses.find(frame(105)) is not None
+        assert poses.problem is None
+
+
+def test_only_the_grippers_poses_in_the_base_count_and_only_on_the_clock_of_the_image(
+    publisher: PosePublisher,
+) -> None:
+    with ExitStack() as stack:
+        others = (pose(101, parent="world"), pose(102, frame="gripper2"), pose(103, frame="tool"))
+        poses = follow(publisher, stack, *others, pose(100, "device"), pose(110, "device"))
+        assert poses.find(frame(105, "device")) is not None
+        assert poses.find(frame(105)) is None
+        assert "clock of the images, system" in str(poses.problem)
+
+
+def test_without_an_endpoint_there_is_no_pose_and_no_problem() -> None:
+    with ExitStack() as stack:
+        poses = RobotPoses(SpatialSettings(), stack)
+        assert poses.find(frame(1)) is None
+        assert poses.problem is None
+        with pytest.raises(TransportError, match="expected tcp://"):
+            RobotPoses(SpatialSettings(poses="http://robot"), stack)
+
+
+def test_malformed_poses_are_told() -> None:
+    with ExitStack() as stack, zmq.Context() as context, context.socket(zmq.PUB) as robot:
+        robot.linger = 0
+        port = robot.bind_to_random_port("tcp://127.0.0.1")
+        poses = RobotPoses(SpatialSettings(poses=f"tcp://127.0.0.1:{port}"), stack)
+
+        def is_told() -> bool:
+            robot.send_multipart([b"pose/gripper", b"\xc1"])
+            assert poses.find(frame(1)) is None
+            return "malformed, the last: pose" in str(poses.problem)
+
+        until(is_told, "the reason")
