@@ -312,7 +312,8 @@ function describeBadge(problem) {
   if (!isLive()) return ["still", player.timer ? "playing" : "recording"];
   if (frozen) return ["still", "frozen"];
   if (state?.status?.paused) return ["wait", "paused"];
-  return problem ? ["wait", "waiting"] : ["live", "live"];
+  if (problem) return ["wait", "waiting"];
+  return cameras.main?.isStale() ? ["wait", "late"] : ["live", "live"];
 }
 
 function refresh() {

@@ -52,7 +52,7 @@ export class Tracks {
     swatch.style.background = cssColour(id);
     const pick = make("button", { className: "pick", title: `Choose object ${id}` }, swatch, String(id));
     pick.onclick = () => this.actions.select(id);
-    const rename = make("button", { className: "change rename", textContent: "Name", title: "Rename (F2)" });
+    const rename = make("button", { className: "change rename", textContent: "✎", title: "Rename (F2)" });
     rename.setAttribute("aria-label", `Rename object ${id}`);
     rename.onclick = () => this.actions.rename(id);
     const remove = make("button", { className: "change remove", textContent: "✕", title: "Remove (Delete)" });
@@ -117,6 +117,7 @@ export class Stages {
       place(track.children[1], row.begin / end, row.worst / end);
       setText(value, `${format(row.median)} / ${format(row.worst)} ms`);
     });
+    this.host.parentElement.hidden = !rows.length;
     const sorted = [...this.latencies].sort((a, b) => a - b);
     setText(this.total, sorted.length ? `p50 ${quantile(sorted, 0.5).toFixed(0)} · p99 ${quantile(sorted, 0.99).toFixed(0)} ms` : "");
   }

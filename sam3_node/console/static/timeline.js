@@ -30,6 +30,7 @@ export class Timeline {
     this.slider.value = index;
     const iou = row?.iou == null ? "" : `   IoU ${row.iou.toFixed(2)}`;
     this.time.textContent = row ? `${row.s.toFixed(2)} s of ${this.rows.at(-1).s.toFixed(2)} s   frame ${index + 1} of ${this.count}${iou}` : "";
+    this.hint.textContent = "Space: play  ·  D: next doubtful  ·  [ and ]: step";
     this.slider.setAttribute("aria-valuetext", this.time.textContent);
     this.draw();
   }
@@ -79,6 +80,10 @@ export class Timeline {
         if (low) context.fillRect(x, 0, Math.max(step, ratio), 3 * ratio);
       }
     });
+    if (hasIou) {
+      context.fillStyle = colour("--soft");
+      context.fillRect(0, height - 9 * ratio - (height - 9 * ratio) * LOW_IOU, width, 1);
+    }
     context.fillStyle = colour("--text");
     context.fillRect((this.index ?? 0) * step - ratio, 0, Math.max(2 * ratio, step), height);
   }
