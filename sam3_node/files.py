@@ -108,6 +108,14 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_private_atomically(path: Path, data: bytes) -> None:
+    """Write a file of mode 0600 in the place of an earlier one: completely, or not at all. Raises OSError."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
+        new = Path(folder) / path.name
+        write_private(new, data)
+        new.replace(path)
+
+
 def read_private(path: Path) -> bytes:
     """Read a file. Raises OSError, PermissionError if `describe_exposure` finds a reason at the opened file."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:

@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread a process, since tests start several processes on few cores."""
+"""Shared by all tests: one thread a process, since tests start several processes on few cores.
+
+On a CPU, models run in float32 unless a test says otherwise.
+"""
 
 import os
 
@@ -6,6 +9,7 @@ import pytest
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")  # `model.dtype auto` takes bfloat16 beyond it
 
 LONGEST_FIRST = (
     "replay/cluster/test_scheduler.py",

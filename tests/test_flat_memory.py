@@ -1,4 +1,4 @@
-"""A tracker that has run for long holds no more memory than one that has just filled its bank."""
+"""What has run for long holds no more memory than when it had just filled its bank and its cache of frames."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from torch._subclasses import FakeTensor
 
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.node.stats import rss_bytes
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.settings import TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
-from tests.support.tiny import random_source
+from sam3_node.types import Frame
+from tests.support.tiny import random_source, tiny_model
 
 OBJECTS = 4
 WARM_STEPS, STEPS = 200, 400
@@ -62,4 +66,36 @@ def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
     tensors, resident = tensor_bytes(), rss_bytes()
     run(STEPS)
     assert tensor_bytes() == tensors
+    assert rss_bytes() - resident < MAX_RSS_GROWTH
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_frames_that_are_kept_for_prompts_take_the_memory_of_their_limit() -> None:
+    """Prompts on the oldest of them are made all the time, and catch up beside the steps."""
+    limit_mb = 0.4
+    settings = TrackerSettings(max_objects=3, feature_cache_s=60, feature_cache_mb=limit_mb)
+    pipeline = Pipeline(tiny_model(presence=60.0, hidden=64, size=56), settings, "cam0")
+    colour = torch.randint(0, 255, (48, 64, 3), dtype=torch.uint8).numpy().tobytes()
+    caught_up = 0
+
+    def run(first: int, last: int) -> None:
+        nonlocal caught_up
+        for seq in range(first, last):
+            pipeline.step(Frame("cam0", seq, seq * 10**8, 64, 48, "bgr8", colour))
+            usage = pipeline.cache_usage
+            assert usage["cached_bytes"] <= limit_mb * 1e6
+            if seq % 10 == 9:
+                pipeline.reset()
+                oldest = seq - usage["cached_frames"] + 1
+                pipeline.add(FramePrompt(points=[(32, 24)]), seq=oldest)
+                pipeline.add(FramePrompt(box=(8, 8, 50, 40)), seq=oldest + 2)
+            caught_up += sum(pipeline.catch_ups.advance() is not None for _ in range(8))
+
+    run(0, 60)
+    assert pipeline.cache_usage["cached_frames"] > 5
+    one_frame = limit_mb * 1e6 / pipeline.cache_usage["cached_frames"]
+    tensors, resident = tensor_bytes(), rss_bytes()
+    run(60, 160)
+    assert caught_up > 20
+    assert abs(tensor_bytes() - tensors) < 2 * one_frame
     assert rss_bytes() - resident < MAX_RSS_GROWTH

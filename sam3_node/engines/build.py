@@ -9,7 +9,7 @@ from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..settings import EngineSettings, Settings
 from .build_progress import BuildStep, ReportProgress, ignore_progress
-from .export import export
+from .export import MAX_OBJECTS, export
 from .inductor import INDUCTOR, build_package, require_compiler
 from .key import FP8, compute_key, resolve_dtype
 from .oom import reraise_out_of_memory
@@ -17,8 +17,11 @@ from .quantize import Quantisation, Scales, export_quantised
 from .recipes import load_recipe
 from .specs import StageSpec, tracker_stages
 from .store import EngineKey, EngineStore, StoredEngine
-from .tensorrt.build import build, count_fp8_layers
+from .tensorrt.build import OPTIMAL_OBJECTS, build, count_fp8_layers
 from .tensorrt.library import LOCAL, find_library
+
+OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
+"""Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
 
 
 class _TensorRTBuilder:
@@ -35,7 +38,8 @@ class _TensorRTBuilder:
                 self.fp8_layers = _export_fp8(self._model, self._quantisation, path)
             else:
                 export(stage, path)
-            return build(path, stage, self._key.gpu, self._key.max_objects, step.update)
+            most = min(self._key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+            return build(path, stage, self._key.gpu, most, step.update)
 
 
 class _InductorBuilder:

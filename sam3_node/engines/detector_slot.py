@@ -89,7 +89,7 @@ class DetectorSlot(EngineSlot):
 
     def load(self, stored: StoredEngine) -> LoadedEngines:
         spec = specify_network(self.detector.model, resolve_detector_dtype(self.settings))
-        run = TensorRTRun(stored.read_plan(DETECT), spec, self._device)
+        run = TensorRTRun(stored.read_plan(DETECT), spec, self._device, kernels=stored.kernels_path(DETECT))
         return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
 
     def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:

@@ -42,6 +42,7 @@ class GraphedStage:
     def __init__(self, run: Run, capture: Capture) -> None:
         self.run, self._capture = run, capture
         self.takes_any_width = getattr(run, "takes_any_width", False)  # see `MemoryRead`
+        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
 
     @torch.inference_mode()

@@ -14,6 +14,7 @@ from ..models import TrackerModel
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
 from ..models.weight_files import CONFIG, check_weight_files, list_weight_files
+from ..models.weight_loading import pick_device
 from ..settings import EngineSettings, Settings
 from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target
@@ -21,6 +22,8 @@ from .store import EngineKey
 from .tensorrt.library import LOCAL, find_library, find_target
 
 FP8 = "fp8"
+MIN_GENERATION = {"bfloat16": 80, FP8: 89}
+"""Oldest generation of GPU, as in sm80, that computes in a precision."""
 
 
 def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> EngineKey:
@@ -43,6 +46,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
 def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
     library = find_library()
     target = find_target(library, gpu)
+    _require_arithmetic(settings.engine.precision, target.generation)
     return {
         "max_objects": round_up_objects(settings.tracker.max_objects),
         "library": library.name,
@@ -50,6 +54,16 @@ def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict
         "gpu": target.generation,
         "gpu_name": target.name,
     }
+
+
+def _require_arithmetic(precision: str, generation: str) -> None:
+    """Raise EngineError for a precision that GPUs of a generation, such as sm89, do not compute in."""
+    needed = MIN_GENERATION.get(precision, 0)
+    if int(generation.removeprefix("sm")) < needed:
+        raise EngineError(
+            f"engine.precision {precision}: expected a GPU of generation sm{needed} or newer, found {generation}; use "
+            f"--engine.precision {'float16' if precision == 'bfloat16' else 'bfloat16'}"
+        )
 
 
 def _inductor_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
@@ -76,10 +90,25 @@ def require_compilable(engine: EngineSettings, device: torch.device) -> None:
 
 
 def resolve_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of the inputs and outputs of engines. With fp8, all that is not in FP8 is in float16."""
-    dtype = getattr(torch, "float16" if precision == FP8 else precision)
+    """Return the dtype of the inputs and outputs of engines. With fp8, all that is not in FP8 is in bfloat16.
+
+    Not in float16: fused attention would add up the products of tens of thousands of keys in float16, and the products
+    of FP8 numbers can leave its range before their scales apply.
+    """
+    dtype = getattr(torch, "bfloat16" if precision == FP8 else precision)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def choose_model_dtype(settings: Settings) -> str | torch.dtype:
+    """Return the dtype to load the tracker in: on a GPU that of its engines, unless `model.dtype` names another.
+
+    Nothing is rounded then between the stages, and torch answers prompts in the same arithmetic.
+    """
+    model, engine = settings.model, settings.engine
+    if engine.kind == "torch" or model.dtype != "auto" or pick_device(model.device).type != "cuda":
+        return model.dtype
+    return resolve_dtype(engine.precision)
 
 
 def round_up_objects(max_objects: int) -> int:

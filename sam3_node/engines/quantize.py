@@ -36,9 +36,7 @@ from .store import StoredEngine
 
 EXTRA = "quantize"
 MAX_E4M3 = 448.0
-MIN_SCALE = (
-    2.0**-14
-)  # the smallest normal float16; smaller scales gain nothing, because FP8 has its own exponents
+MIN_SCALE = 2.0**-14  # smaller scales gain nothing, because FP8 has its own exponents
 CALIBRATE_HINT = "make them: sam3-node calibrate fp8 SOURCE -o FILE"
 SCALES_FILE, RECIPE_FILE = "scales.json", "recipe.json"
 
@@ -76,8 +74,8 @@ class QuantisedLayer(nn.Module):
 
 
 def compute_scale(amax: Tensor, like: Tensor) -> Tensor:
-    """Return the scale that maps `amax` to the largest FP8 number: a float16 number in the dtype of `like`."""
-    return (amax.float() / MAX_E4M3).clamp(min=MIN_SCALE).half().to(like)
+    """Return the scale that maps `amax` to the largest FP8 number: a bfloat16 number in the dtype of `like`."""
+    return (amax.float() / MAX_E4M3).clamp(min=MIN_SCALE).bfloat16().to(like)
 
 
 def round_fp8(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
@@ -105,8 +103,8 @@ class Scales(Section):
     digest identifies them.
     """
 
-    version: int = Field(1, ge=1, le=1)
-    """Version of this format."""
+    version: int = Field(2, ge=2, le=2)
+    """Version of this format. Version 1 identified weights in float16."""
     model: str
     """Name of the weights, for people."""
     digest: str = Field(pattern="[0-9a-f]{64}")
@@ -153,7 +151,7 @@ class Scales(Section):
 
 
 def weights_digest(model: TrackerModel) -> str:
-    """Compute the SHA-256 of the encoder's weights in float16; a model in float32 and one in float16 have the same.
+    """Compute the SHA-256 of the encoder's weights in bfloat16; a model in float32 has the same as one in bfloat16.
 
     Only the backbone counts. The weights of the pyramid are folded in the model's own dtype, so rounding may differ.
     """
@@ -161,7 +159,7 @@ def weights_digest(model: TrackerModel) -> str:
     backbone = model.encode_stage.get_submodule("backbone")
     for name, weight in backbone.named_parameters():
         digest.update(f"{name} {list(weight.shape)}\n".encode())
-        digest.update(weight.detach().half().cpu().contiguous().numpy().tobytes())
+        digest.update(weight.detach().bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -224,7 +222,7 @@ def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe | None 
 def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None, path: Path) -> Path:
     """Export the encode stage with FP8 QuantizeLinear and DequantizeLinear around the layers of the recipe.
 
-    The rest is in the model's dtype: float16 for an engine, float32 to compare on a CPU. Raises EngineError as
+    The rest is in the model's dtype: bfloat16 for an engine, float32 to compare on a CPU. Raises EngineError as
     `quantise_encoder`, and where the export fails.
     """
     module = quantise_encoder(model, scales, recipe)
@@ -290,7 +288,7 @@ def _check_image(image: Image, number: int) -> Image:
 
 
 def _check_dtype(model: TrackerModel) -> None:
-    if model.dtype not in (torch.float32, torch.float16):
+    if model.dtype not in (torch.float32, torch.bfloat16):
         raise EngineError(
-            f"FP8: expected a model in float32 or float16, found {model.dtype}; load it with --model.dtype float16"
+            f"FP8: expected a model in float32 or bfloat16, found {model.dtype}; load it with --model.dtype bfloat16"
         )

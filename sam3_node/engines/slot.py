@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -81,7 +81,7 @@ class EngineSlot(ABC):
         Where they cannot serve and `engine.fallback` is on, torch serves and says why. Otherwise raises EngineError,
         MissingExtraError, or what a damaged recording raises where the gate has to run first.
         """
-        reason = self._try_engines()
+        reason = attempt(self._serve_engines, self.settings.engine)
         if reason is not None:
             self.fall_back(reason)
 
@@ -120,24 +120,28 @@ class EngineSlot(ABC):
         write_report(engines.stored, report)
         return report
 
-    def _try_engines(self) -> EngineError | None:
-        """Put the engines in place; return the reason if that fails and torch may serve.
+    def _serve_engines(self) -> None:
+        engines = self.open()
+        self.require_passed(engines)
+        self.install(engines)
 
-        The reason has no reference to the failed engines, so their memory is free when this returns. Without
-        `engine.fallback`, raises the error, as an EngineError if it is none of this package's.
-        """
-        try:
-            engines = self.open()
-            self.require_passed(engines)
-            self.install(engines)
-            return None
-        except STAGE_ERRORS as error:
-            if isinstance(error, Sam3NodeError) and not self.settings.engine.fallback:
-                raise
-            reason = to_engine_error(error, "while they were loaded and compared")
-            if not self.settings.engine.fallback:
-                raise reason from error
-            return reason
+
+def attempt(serve: Callable[[], None], engine: EngineSettings) -> EngineError | None:
+    """Put engines in place by `serve`; return the reason if that fails and torch may serve.
+
+    The reason has no reference to the failed engines, so their memory is free when this returns. Without
+    `engine.fallback`, raises the error, as an EngineError if it is none of this package's.
+    """
+    try:
+        serve()
+        return None
+    except STAGE_ERRORS as error:
+        if isinstance(error, Sam3NodeError) and not engine.fallback:
+            raise
+        reason = to_engine_error(error, "while they were loaded and compared")
+        if not engine.fallback:
+            raise reason from error
+        return reason
 
 
 def require_gpu(device: torch.device) -> None:

@@ -6,6 +6,7 @@ adapts an engine to a model that computes in another dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -187,8 +188,17 @@ def _check_is_tensor(stage: StageSpec, spec: TensorSpec, tensor: object) -> None
 
 def ensure_aligned(tensor: Tensor) -> Tensor:
     """Return the tensor itself if it is contiguous and aligned for every engine, else a copy that is."""
-    contiguous = tensor.contiguous()
-    return contiguous if contiguous.data_ptr() % ALIGNMENT == 0 else contiguous.clone()
+    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    return allocate_aligned(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
+
+
+def allocate_aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate a contiguous tensor that is aligned for every engine; torch aligns those on a CPU to 64 bytes alone."""
+    size = math.prod(shape) * dtype.itemsize
+    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
+    start = -block.data_ptr() % ALIGNMENT
+    return block[start : start + size].view(dtype).view(shape)
 
 
 class DtypeAdapter:
@@ -199,6 +209,7 @@ class DtypeAdapter:
 
     def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:
         self.run, self.inside, self.outside = run, inside, outside
+        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
 
     def __call__(self, *inputs: Tensor) -> Any:
         results = as_tuple(self.run(*cast_tensors(inputs, self.inside.inputs)))

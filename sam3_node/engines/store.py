@@ -93,7 +93,10 @@ class Manifest(Section):
 
 
 class StoredEngine(NamedTuple):
-    """Engines in the store. `folder` holds STAGE.plan for each stage, and the gate's report once there is one."""
+    """Engines in the store. `folder` holds STAGE.plan for each stage, and the gate's report once there is one.
+
+    TensorRT-RTX adds STAGE.kernels.
+    """
 
     folder: Path
     manifest: Manifest
@@ -102,6 +105,10 @@ class StoredEngine(NamedTuple):
     def plan_bytes(self) -> int:
         """Size of all plans on disk; plans that are absent count as 0."""
         return sum(path.stat().st_size for path in self.folder.glob("*.plan"))
+
+    def kernels_path(self, stage: str) -> Path:
+        """Return the path of the kernels that are compiled when the plan of a stage first runs; it may not exist."""
+        return self.folder / f"{stage}.kernels"
 
     def read_plan(self, stage: str) -> bytes:
         """Read the plan of a stage.

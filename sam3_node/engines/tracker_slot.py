@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
-from ..models.sam.stages import Stages
+from ..models.sam.stages import Run, Stages
 from ..settings import Settings
 from ..types import Image
 from .inductor import INDUCTOR, InductorRun
@@ -21,9 +21,9 @@ from .oom import reraise_out_of_memory
 from .quantize import Quantisation, quantise_encoder
 from .report import Report
 from .slot import EngineSlot, LoadedEngines, require_gpu, shorten_reason
-from .specs import STAGES, tracker_stages
+from .specs import STAGES, StageSpec, tracker_stages
 from .store import EngineKey, StoredEngine
-from .tensorrt.run import TensorRTRun
+from .tensorrt.run import TensorRTRun, Workspace
 from .validation import adapt_dtypes, compare_stages
 
 _log = logging.getLogger(__name__)
@@ -73,9 +73,25 @@ class TrackerSlot(EngineSlot):
 
     def load(self, stored: StoredEngine) -> LoadedEngines:
         specs = tracker_stages(self.model, dtype=resolve_dtype(self.settings.engine.precision))
-        run = InductorRun if self.settings.engine.kind == INDUCTOR else TensorRTRun
-        runs = {name: run(stored.read_plan(name), specs[name], self.model.device) for name in STAGES}
-        return LoadedEngines(stored, runs, specs)
+        load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
+        return LoadedEngines(stored, load(stored, specs), specs)
+
+    def _load_packages(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
+        device = self.model.device
+        return {name: InductorRun(stored.read_plan(name), specs[name], device) for name in STAGES}
+
+    def _load_plans(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
+        """Load plans that share one block of memory, and allocate it: it is known now whether it fits."""
+        device = self.model.device
+        workspace = Workspace(device)
+        runs: dict[str, Run] = {
+            name: TensorRTRun(
+                stored.read_plan(name), specs[name], device, workspace, stored.kernels_path(name)
+            )
+            for name in STAGES
+        }
+        workspace.allocate()
+        return runs
 
     def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:
         engine = self.settings.engine
@@ -88,6 +104,7 @@ class TrackerSlot(EngineSlot):
             engine.min_iou,
             dtype=resolve_dtype(engine.precision),
             find_module=partial(self._load_module, engines),
+            served=self.model,
         )
 
     def install(self, engines: LoadedEngines) -> None:

@@ -1,8 +1,9 @@
 """The gate: engines are compared with the torch stages in float32 before they serve.
 
 There are two comparisons. First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the
-candidate on the reference's own inputs and compares the outputs. Then all stages together: the candidates track the
-same clip, and their masks are compared with those of the reference.
+candidate on the reference's own inputs and compares the outputs. Then all stages together, as they will serve: in the
+served model, whose modules preprocess and answer the prompts, the candidates track the same clip. Their masks are
+compared with those of the reference.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ def compare_stages(
     dtype: torch.dtype = torch.float32,
     prompts: Sequence[ObjectPrompt] | None = None,
     find_module: ModuleLookup | None = None,
+    served: TrackerModel | None = None,
 ) -> Report:
     """Compare `stages` with the reference, a model in float32 whose stages are its own modules.
 
     frames: a clip, BGR uint8 [h, w, 3] each. dtype: that of the inputs and outputs of `stages`. prompts: of the first
     frame; by default, the objects that the reference itself segments there with confidence. find_module: gives the
-    module whose layers are compared for a stage that is no torch module itself. Raises EngineError where there is
-    nothing to compare, ModelError for weights that cannot track.
+    module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
+    `stages` will run, in its own dtype and with its own modules still there; by default, the reference. Raises
+    EngineError where there is nothing to compare, ModelError for weights that cannot track.
     """
     clip = [reference.preprocess(frame) for frame in frames]
     if len(clip) < 2:
@@ -76,8 +79,10 @@ def compare_stages(
     outputs = tuple(row for comparator in comparators for row in comparator.figures())
     tracks = None
     if not faults:
-        adapted = adapt_dtypes(stages, specs, tracker_stages(reference))
-        masks = _track(reference, adapted, clip, clip_prompts)
+        chain = served or reference
+        adapted = adapt_dtypes(stages, specs, tracker_stages(chain))
+        chain_clip = [chain.preprocess(frame) for frame in frames]
+        masks = _track(chain, adapted, chain_clip, clip_prompts)
         tracks = _compare_masks(expected, masks, [prompt.object_id for prompt in clip_prompts])
     report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults)
     return report if report.passed else replace(report, layers=_find_worst_layers(comparators, find_module))
@@ -210,14 +215,14 @@ def without_tf32() -> Iterator[None]:
 @without_tf32()
 @torch.inference_mode()
 def _track(
-    reference: TrackerModel,
+    model: TrackerModel,
     stages: Stages,
     clip: Sequence[Tensor],
     prompts: Sequence[ObjectPrompt],
     comparators: Sequence[StageComparator] = (),
 ) -> list[Tensor]:
     """Track the clip; return the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
-    model = copy.copy(reference)
+    model = copy.copy(model)
     model.stages, model.static_shapes = stages, True  # engines read the whole bank
     tracker, masks = Tracker(model, max_objects=len(prompts)), []
     for number, pixels in enumerate(clip):

@@ -64,7 +64,7 @@ def load_tracker(
     family = CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
     normalisation = read_normalisation(files, family)
     model = TrackerModel(
-        _cast(source, target, chosen_dtype),
+        cast_source(source, target, chosen_dtype),
         name=Path(name).name if os.path.isdir(name) else name,
         mean=normalisation.mean,
         std=normalisation.std,
@@ -88,7 +88,7 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
     return source, not missing
 
 
-def _cast(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move the model to device and dtype. Rotary frequencies stay float32, as in the reference."""
     exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith("inv_freq")}
     model: nn.Module = source.to(device=device, dtype=dtype)

@@ -25,7 +25,7 @@ def resize_frame(
 
     size: (H, W).
     """
-    pixels = _as_tensor(image).to(device, non_blocking=True).permute(2, 0, 1)[None]
+    pixels = _upload(_as_tensor(image), torch.device(device)).permute(2, 0, 1)[None]
     if pixels.device.type != "cpu":
         pixels = pixels.float()
     pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
@@ -83,6 +83,11 @@ def unit_letterbox(image: npt.NDArray[np.uint8]) -> Letterbox:
     """Return the position of a frame for a network whose boxes are fractions of its width and height."""
     height, width = image.shape[:2]
     return Letterbox(width, height, (1 / width, 1 / height), (0, 0))
+
+
+def _upload(image: Tensor, device: torch.device) -> Tensor:
+    """Copy an image to the device through pinned memory, so that the host does not wait for the device."""
+    return image if device.type == "cpu" else image.pin_memory().to(device, non_blocking=True)
 
 
 def _as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:

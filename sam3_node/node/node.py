@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -15,14 +15,16 @@ from typing import Any, Self
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
 from ..types import MaskFrame
-from ..wire import DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
+from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
+from .decode_ahead import DecodeAhead
 from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
@@ -31,7 +33,9 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 100
 STEP_SHARE_OF_REQUESTS = 0.5
-"""Between two steps, requests take at most this share of a step, or one request."""
+"""Between two steps, requests take at most this share of a step, or one request. So do objects that catch up."""
+MIN_CATCH_UP_FRAMES = 2
+"""Between two steps, objects catch up by at least this number of frames: a step adds one to their way."""
 FIRST_BUDGET_S = 0.05  # before the first step
 STATS_LOG_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
@@ -58,8 +62,10 @@ class Node:
         self._publishing = threading.Lock()
         """Held from publishing masks or an event until the snapshot contains their effect."""
         self._watchdog = Watchdog()
+        self._ahead: DecodeAhead | None = None
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
+        self._catch_up_turns = 0
         self._depth_warnings: set[tuple[str, str]] = set()
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
@@ -95,6 +101,9 @@ class Node:
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
         )
         self._poses = RobotPoses(self._settings.spatial, self._open_sockets)
+        if prepares_ahead(self.perception.model):
+            prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
+            self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
@@ -111,6 +120,7 @@ class Node:
             self._answer_requests()
             if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
+            self._catch_up()
             self._log_stats()
 
     def shutdown(self) -> None:
@@ -139,6 +149,7 @@ class Node:
             **snapshot.perception,
             "stepping": self._stepping,
             "rss_bytes": rss_bytes(),
+            "device_bytes": self.perception.device_bytes,
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,
@@ -153,7 +164,9 @@ class Node:
 
     def _take_snapshot(self) -> None:
         cameras = {
-            camera: CameraSnapshot(self._stats[camera], len(pipeline.objects), pipeline.turned_away)
+            camera: CameraSnapshot(
+                self._stats[camera], len(pipeline.objects), pipeline.turned_away, pipeline.cache_usage
+            )
             for camera, pipeline in self.perception.pipelines.items()
         }
         self._snapshot = NodeSnapshot(self.perception.status(), cameras, self._events)
@@ -193,6 +206,25 @@ class Node:
             took_s = time.monotonic() - begin_s
             left_s -= took_s
             received = self._control.receive() if took_s <= left_s else None
+
+    def _catch_up(self) -> None:
+        """Track objects that were prompted on a past frame on the frames after it, while the budget lasts.
+
+        This comes right after a step, when the time until the next frame is longest. Cameras take turns.
+        """
+        end_s = time.monotonic() + self._request_budget_s
+        frames, took_s = 0, 0.0
+        while waiting := [found for found in self.perception.pipelines.values() if found.catch_ups.behind]:
+            begin_s = time.monotonic()
+            if frames >= MIN_CATCH_UP_FRAMES and begin_s + took_s > end_s:
+                return
+            self._catch_up_turns += 1
+            pipeline = waiting[self._catch_up_turns % len(waiting)]
+            done = pipeline.catch_ups.advance()
+            if done is not None:
+                error = {"error": describe_error(done.error)} if done.error else {}
+                self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
+            frames, took_s = frames + 1, time.monotonic() - begin_s
 
     def _answer(self, request: Request) -> Reply:
         """Carry out a request. If it has changed the state, publish it as an event for recorders."""
@@ -248,9 +280,11 @@ class Node:
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
         frame = received.frame
-        masks = self.perception.link(
-            pipeline.step(frame, received.received_ns, received.skipped, self._poses.find)
-        )
+        prepared = self._ahead.take(frame) if self._ahead else None
+        with self._ahead.during_step() if self._ahead else nullcontext():
+            masks = self.perception.link(
+                pipeline.step(frame, received.received_ns, received.skipped, self._poses.find, prepared)
+            )
         self._warn_about_depth(frame.camera, self._poses.problem or pipeline.spatial.problem)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}

@@ -11,8 +11,8 @@ from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import RequestError, Sam3NodeError, WireError, did_you_mean
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline, PromptResult
-from ..perception.prompts import FramePrompt
+from ..perception.pipeline import Pipeline
+from ..perception.prompts import FramePrompt, PromptResult
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)

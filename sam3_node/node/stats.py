@@ -162,7 +162,7 @@ def _to_ms(duration_ns: int) -> float:
     return round(duration_ns / 1e6, 3)
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: Exception | str) -> str:
     """Return the text of an error as a message can carry it: short, and without lone surrogates."""
     return str(error)[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
@@ -174,10 +174,13 @@ class CameraSnapshot:
     stats: CameraStats
     objects: int
     turned_away: int
+    cache: Mapping[str, int]
+    """`Pipeline.cache_usage`"""
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
-        """Return the counts, and the number of objects and of detections that found no free slot."""
-        return {**self.stats.describe(offset_ns), "objects": self.objects, "turned_away": self.turned_away}
+        """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
+        own = {"objects": self.objects, "turned_away": self.turned_away}
+        return {**self.stats.describe(offset_ns), **own, **self.cache}
 
 
 @dataclass(frozen=True, slots=True)

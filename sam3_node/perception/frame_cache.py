@@ -1,10 +1,11 @@
-"""The newest frames of one camera, kept so that users can prompt on a frame that they have just seen."""
+"""The newest frames of one camera with their features, kept so that users can prompt on a frame that they have seen."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from typing import NamedTuple
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,33 +13,56 @@ from torch import Tensor
 from ..errors import UnknownFrameError
 from ..geometry import Scaling
 from ..models import Features
+from ..settings import TrackerSettings
+from ..tracking.host_copy import copy_pinned
 from ..types import State
 
+MAX_DEVICE_SHARE = 1 / 16
+"""Largest share of a GPU's memory that the features of one camera may take."""
 
-class CachedFrame(NamedTuple):
+
+@dataclass(slots=True, eq=False)
+class CachedFrame:
     """A tracked frame."""
 
     seq: int
     frame_number: int
     """the tracker's step"""
     features: Features
+    """without the trunk; in memory of the device or of the host"""
     logits: dict[int, Tensor]
     """[h, w] of each object on the frame, as tracked or as prompted later"""
     scaling: Scaling
+    capture_ns: int = 0
     age_origin_ns: int = 0
     """Unix time from which its age is measured; 0 for a frame from a saved state"""
+    nbytes: int = field(init=False)
+    """memory of features and logits"""
+
+    def __post_init__(self) -> None:
+        tensors = (*self.features, *self.logits.values())
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def set_logits(self, object_id: int, logits: Tensor) -> None:
+        """Keep the mask that a prompt gave an object on this frame."""
+        if object_id not in self.logits:
+            self.nbytes += logits.nbytes
+        self.logits[object_id] = logits
+
+    def features_on(self, device: torch.device) -> Features:
+        """Return the features on the device, ready for the current stream."""
+        return _map(self.features, lambda part: part.to(device, non_blocking=True))
 
     def state(self) -> State:
         """Return the state that `from_state` takes."""
         return {
             "seq": self.seq,
             "frame_number": self.frame_number,
-            "features": {
-                name: part.cpu() for name, part in self.features._asdict().items() if part is not None
-            },
+            "features": [part.cpu() for part in self.features if part is not None],
             "logits": [[object_id, logits.cpu()] for object_id, logits in self.logits.items()],
             "frame_size": list(self.scaling.frame_size),
             "model_size": self.scaling.model_size,
+            "capture_ns": self.capture_ns,
         }
 
     @classmethod
@@ -48,41 +72,95 @@ class CachedFrame(NamedTuple):
         return cls(
             state["seq"],
             state["frame_number"],
-            Features(**{name: part.to(device) for name, part in state["features"].items()}),
+            Features(*(part.to(device) for part in state["features"])),
             {object_id: logits.to(device) for object_id, logits in state["logits"]},
             Scaling((height, width), state["model_size"]),
+            state["capture_ns"],
         )
 
 
-class FrameCache:
-    """The last `capacity` frames of a camera."""
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """The frames to keep: the newest `frames` in any case, others while they are within `span_ns` and `nbytes`."""
 
-    def __init__(self, camera: str, capacity: int) -> None:
-        self._camera, self._capacity = camera, capacity
-        self._frames: OrderedDict[int, CachedFrame] = OrderedDict()
+    frames: int
+    span_ns: int
+    """between the captures of the oldest and the newest"""
+    nbytes: int
+    """of all frames"""
+    on_host: bool = False
+    """True: all but the newest `frames` lie in memory of the host."""
+
+    @classmethod
+    def from_settings(cls, settings: TrackerSettings, device: torch.device) -> CacheLimits:
+        """Return the limits for a model on this device."""
+        nbytes = int(settings.feature_cache_mb * 1e6)
+        small = device.type == "cuda" and nbytes > MAX_DEVICE_SHARE * torch.cuda.mem_get_info(device)[1]
+        return cls(settings.feature_cache, int(settings.feature_cache_s * 1e9), nbytes, small)
+
+
+class FrameCache:
+    """The newest frames of a camera, within limits."""
+
+    def __init__(self, camera: str, limits: CacheLimits) -> None:
+        self._camera, self._limits = camera, limits
+        self._frames: deque[CachedFrame] = deque()
+
+    def __len__(self) -> int:
+        return len(self._frames)
 
     def __iter__(self) -> Iterator[CachedFrame]:
-        return iter(self._frames.values())
+        """Yield the frames, the oldest first."""
+        return iter(self._frames)
 
-    def add(self, frame: CachedFrame) -> None:
-        """Add the newest frame and drop the oldest."""
-        self._frames.pop(frame.seq, None)  # a restarted camera counts from the beginning
-        self._frames[frame.seq] = frame
-        while len(self._frames) > self._capacity:
-            self._frames.popitem(last=False)
+    @property
+    def nbytes(self) -> int:
+        """Memory of all frames in bytes."""
+        return sum(frame.nbytes for frame in self._frames)
+
+    def add(self, frame: CachedFrame) -> list[CachedFrame]:
+        """Add the newest frame. Drop the oldest ones beyond the limits, and return them."""
+        self._frames.append(frame)
+        self._move_to_host()
+        dropped = []
+        nbytes = self.nbytes
+        while len(self._frames) > self._limits.frames and (
+            nbytes > self._limits.nbytes
+            or abs(frame.capture_ns - self._frames[0].capture_ns) > self._limits.span_ns
+        ):
+            dropped.append(self._frames.popleft())
+            nbytes -= dropped[-1].nbytes
+        return dropped
+
+    def _move_to_host(self) -> None:
+        """Move the features of the frame that is no longer among the newest `frames`."""
+        place = len(self._frames) - 1 - self._limits.frames
+        if self._limits.on_host and place >= 0:
+            self._frames[place].features = _map(self._frames[place].features, copy_pinned)
 
     def get(self, seq: int | None) -> CachedFrame:
-        """Return the frame `seq`, or the latest for None; UnknownFrameError if it is not in the cache."""
+        """Return the frame `seq`, or the latest for None; UnknownFrameError if it is not in the cache.
+
+        After a restart of the camera, several frames may have this number: the newest of them is returned.
+        """
         if not self._frames:
             raise UnknownFrameError(f"camera {self._camera}: expected a frame to prompt on, found none yet")
-        if seq is None:
-            return next(reversed(self._frames.values()))
-        if seq not in self._frames:
-            raise UnknownFrameError(
-                f"camera {self._camera}: expected one of the cached seq, {list(self._frames)}, found {seq}; "
-                "prompt on a later frame, or raise tracker.feature_cache"
-            )
-        return self._frames[seq]
+        for frame in reversed(self._frames):
+            if seq in (None, frame.seq):
+                return frame
+        raise UnknownFrameError(
+            f"camera {self._camera}: expected one of the {len(self)} cached seq from {self._frames[0].seq} to "
+            f"{self._frames[-1].seq}, found {seq}; prompt on a later frame, or raise tracker.feature_cache_s"
+        )
+
+    def count_after(self, frame_number: int) -> int:
+        """Return the number of frames after step `frame_number`."""
+        return len(self) - bisect_right(self._frames, frame_number, key=lambda frame: frame.frame_number)
+
+    def next_after(self, frame_number: int) -> CachedFrame | None:
+        """Return the oldest frame after step `frame_number`, None if there is none."""
+        count = self.count_after(frame_number)
+        return self._frames[-count] if count else None
 
     def remove_object(self, object_id: int) -> None:
         """Drop the masks of an object."""
@@ -95,5 +173,8 @@ class FrameCache:
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""
-        frames = (CachedFrame.from_state(frame, device) for frame in state["frames"])
-        self._frames = OrderedDict((frame.seq, frame) for frame in frames)
+        self._frames = deque(CachedFrame.from_state(frame, device) for frame in state["frames"])
+
+
+def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
+    return Features(change(features.fine), change(features.middle), change(features.top))

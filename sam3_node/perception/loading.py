@@ -6,12 +6,15 @@ import torch
 
 from ..detection.base import Detector
 from ..detection.load import load_detector
+from ..engines.auto_dtype import has_open_dtype, load_by_gate
 from ..engines.detector_slot import serve_detector
 from ..engines.graphs import use_graphs
 from ..engines.inductor import keep_compiled
+from ..engines.key import choose_model_dtype
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
+from ..engines.torch_slot import serve_fast_torch
 from ..engines.tracker_slot import serve_tracker, use_torch
-from ..errors import ModelError
+from ..errors import ModelError, SettingsError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
@@ -57,21 +60,40 @@ def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
     model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
-    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
-        model = load_tracker(
+
+    def load(dtype: str | torch.dtype) -> TrackerModel:
+        return load_tracker(
             model_settings.name,
             device=model_settings.device,
-            dtype=model_settings.dtype,
+            dtype=dtype,
             compile=model_settings.compile,
             image_size=model_settings.image_size,
         )
+
+    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
+        model = (
+            load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
+        )
+        _use_read(model, settings)
         torch_stages = model.stages
         serve_tracker(model, settings)
+        serve_fast_torch(model, settings)
         if model_settings.compile:
             keep_compiled(settings.engine.folder)
         if settings.engine.graphs:
             use_graphs(model)
     return model, torch_stages
+
+
+def _use_read(model: TrackerModel, settings: Settings) -> None:
+    """Let the model attend to memories as the settings say. Raises SettingsError for an approximation with engines."""
+    method, kind = settings.tracker.read, settings.engine.kind
+    if method != "exact" and kind != "torch":
+        raise SettingsError(
+            f"tracker.read {method}: expected engine.kind torch, found {kind}, whose engines read exactly; use "
+            "--tracker.read exact"
+        )
+    model.use_read(method)
 
 
 def _warm_up_if_slow(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,15 +16,17 @@ from torch import Tensor
 from ..detection.base import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
-from ..models import TrackerModel
+from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
-from ..types import Frame, FramePose, Instance, Mask, MaskFrame, State
+from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
-from .frame_cache import CachedFrame, FrameCache
+from .catch_up import MAX_CORRECTIONS, CatchUps
+from .frame_cache import CachedFrame, CacheLimits, FrameCache
 from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
-from .prompts import FramePrompt
+from .prepared_frame import PreparedFrame
+from .prompts import AddedObject, FramePrompt, PromptResult
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
 from .spatial import SpatialStage
@@ -37,31 +38,13 @@ log = logging.getLogger(__name__)
 FindRobot = Callable[[Frame], FramePose | None]
 
 
-class PromptResult(NamedTuple):
-    """The result of a prompt on a frame."""
-
-    seq: int
-    """of the frame"""
-    mask: Mask
-    """at the frame's size"""
-    score: float
-    """0..1"""
-
-
-class AddedObject(NamedTuple):
-    """A new object."""
-
-    id: int
-    result: PromptResult | None
-    """its mask if it was prompted on a past frame; None if it enters on the next frame"""
-
-
 class Pipeline:
     """Turns the frames of one camera into MaskFrames. Between frames, objects can be added, corrected and removed.
 
     Prompts and masks are in pixels of the frame. A prompt takes effect at once, on the cached features of frame `seq`
-    or of the latest frame; the last `settings.feature_cache` frames are cached. An object added without `seq` enters
-    on the next frame. With a detector, `set_prompts` selects which objects are found automatically.
+    or of the latest frame; `CacheLimits` says which frames are cached. An object that was prompted on an earlier frame
+    catches up from there, in calls of `catch_ups.advance`, and then joins the next step. An object added without `seq`
+    enters on the next frame. With a detector, `set_prompts` selects which objects are found automatically.
     """
 
     def __init__(
@@ -79,13 +62,23 @@ class Pipeline:
         self._max_frame_pixels = settings.max_frame_pixels
         self._model = model
         self._tracker = Tracker(
-            model, settings.max_objects, settings.bank_size, settings.selection, settings.feature_cache
+            model,
+            settings.max_objects,
+            settings.bank_size,
+            settings.selection,
+            history=1,
+            corrections=MAX_CORRECTIONS,
         )
         self._objects = ObjectRegistry(settings.max_objects)
-        self._confidence = ConfidenceEstimator(settings.max_objects, model.mask_size[0], model.hidden)
+        self._confidence = ConfidenceEstimator(
+            settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
+        )
         self._min_confidence = settings.min_confidence
         self._pending: dict[int, ObjectPrompt] = {}
-        self._frame_cache = FrameCache(camera, settings.feature_cache)
+        self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
+        self.catch_ups = CatchUps(
+            self._tracker, self._frame_cache, self._objects, self._confidence, self.remove
+        )
         self._timer = StageTimer(model.device)
         self.spatial = spatial or SpatialStage(SpatialSettings(), None)
         self._track_manager: TrackManager | None = None
@@ -104,23 +97,22 @@ class Pipeline:
 
     @torch.inference_mode()
     def step(
-        self, frame: Frame, received_ns: int = 0, skipped: int = 0, find_robot: FindRobot = lambda _: None
+        self,
+        frame: Frame,
+        received_ns: int = 0,
+        skipped: int = 0,
+        find_robot: FindRobot = lambda _: None,
+        prepared: PreparedFrame | None = None,
     ) -> MaskFrame:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
+        `prepared` holds this frame if a thread has decoded it already; the result is the same.
         The result's `stages_us` holds the stages that ran. Packing the result is not among them. Raises WireError if
         the image cannot be decoded; nothing is changed then.
         """
-        timer, model = self._timer, self._model
+        timer = self._timer
         timer.start()
-        with timer.host("decode"):
-            image = decode_image(frame, self._max_frame_pixels)
-        with timer.device("preprocess"):
-            pixels = model.preprocess(image)
-        with timer.device("encode"):
-            features = model.encode(pixels)
-        if self._track_manager is not None:
-            self._track_manager.mark_encoded()
+        image, features = self._encode(frame, prepared)
         with timer.device("track"), self._pending_prompts() as prompts:
             number = self._tracker.frame_number
             tracks = self._tracker.step_features(features, prompts)
@@ -130,8 +122,7 @@ class Pipeline:
             with timer.device("detect"):
                 tracks = self._detect(context, tracks)
         origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
-        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        self._frame_cache.add(CachedFrame(frame.seq, number, features, logits, scaling, origin_ns))
+        self._cache(frame, number, features, tracks, origin_ns)
         on_host = copy_to_host(tracks)
         with timer.host("masks"):
             instances = self._instances(on_host, (frame.height, frame.width), frame.capture_ns)
@@ -146,13 +137,44 @@ class Pipeline:
             height=frame.height,
             received_ns=received_ns,
             skipped=skipped,
-            model=model.name,
+            model=self._model.name,
             prompts=self.prompts,
             stages_us=timer.read(),
             instances=instances,
             camera_pose=place.camera_pose,
             robot_pose=place.robot_pose,
         )
+
+    def _encode(self, frame: Frame, prepared: PreparedFrame | None) -> tuple[Image, Features]:
+        """Return the image of a frame, and its features."""
+        timer, model = self._timer, self._model
+        with timer.host("decode"):
+            image = prepared.image if prepared else decode_image(frame, self._max_frame_pixels)
+        with timer.device("preprocess"):
+            pixels = prepared.take_pixels() if prepared else model.preprocess(image)
+        with timer.device("encode"):
+            features = model.encode(pixels)
+        if self._track_manager is not None:
+            self._track_manager.mark_encoded()
+        return image, features
+
+    def _cache(
+        self, frame: Frame, number: int, features: Features, tracks: Tracks, age_origin_ns: int
+    ) -> None:
+        """Keep a frame for prompts. Objects that catch up and need a frame that is dropped now are tracked on it."""
+        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
+        kept = features._replace(trunk=None)  # no prompt needs it
+        scaling = self._scaling(frame)
+        for dropped in self._frame_cache.add(
+            CachedFrame(frame.seq, number, kept, logits, scaling, frame.capture_ns, age_origin_ns)
+        ):
+            self.catch_ups.use_dropped(dropped)
+
+    @property
+    def cache_usage(self) -> dict[str, int]:
+        """Number of cached frames and their memory in bytes, and number of objects that catch up."""
+        cache = self._frame_cache
+        return {"cached_frames": len(cache), "cached_bytes": cache.nbytes, "catching_up": len(self.catch_ups)}
 
     def frame_size(self, seq: int | None = None) -> tuple[int, int]:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
@@ -215,6 +237,7 @@ class Pipeline:
         if self._track_manager is not None:
             self._track_manager.forget(object_id)
         self._pending.pop(object_id, None)
+        self.catch_ups.forget(object_id)
         self._frame_cache.remove_object(object_id)
         self._confidence.remove(object_id)
         self.spatial.remove(object_id)
@@ -248,7 +271,10 @@ class Pipeline:
         """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
         cached = self._frame_cache.get(seq)
         return _to_prompt_result(
-            cached, *self._tracker.segment(cached.features, prompt.to_model(0, cached.scaling))
+            cached,
+            *self._tracker.segment(
+                cached.features_on(self._model.device), prompt.to_model(0, cached.scaling)
+            ),
         )
 
     def state(self) -> State:
@@ -262,6 +288,7 @@ class Pipeline:
             "spatial": self.spatial.state(),
             "pending": [prompt.state() for prompt in self._pending.values()],
             "frame_cache": self._frame_cache.state(),
+            "catch_ups": self.catch_ups.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -286,6 +313,7 @@ class Pipeline:
         pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
+        self.catch_ups.restore(state["catch_ups"])
 
     def _origin(self) -> State:
         """Return the properties that must be equal for a state to fit this pipeline."""
@@ -302,9 +330,15 @@ class Pipeline:
 
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
-        logits, score = self._tracker.prompt_at(cached.features, cached.frame_number, prompt)
-        cached.logits[prompt.object_id] = logits
-        self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
+        """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
+        is_latest = cached is self._frame_cache.get(None)
+        if is_latest and prompt.object_id not in self.catch_ups:
+            features = cached.features_on(self._model.device)
+            logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
+            self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
+        else:
+            logits, score = self.catch_ups.begin(cached, prompt)
+        cached.set_logits(prompt.object_id, logits)
         return _to_prompt_result(cached, logits, score)
 
     @contextmanager
@@ -321,7 +355,7 @@ class Pipeline:
     def _remove_untracked(self) -> None:
         tracked = set(self._tracker.ids)
         for status in self.objects:
-            if status.id not in tracked:
+            if status.id not in tracked and status.id not in self.catch_ups:
                 log.warning(
                     "%s: object %d was removed: the frame on which it would have entered failed",
                     self.camera,

@@ -1,8 +1,9 @@
-"""Prompts as users give them, in frame pixels: check them and convert them to prompts of the tracker."""
+"""Prompts as users give them, in frame pixels, checked and converted to prompts of the tracker; and their results."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -15,10 +16,29 @@ from ..tracking import ObjectPrompt
 from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..types import Mask
 
-__all__ = ["MAX_POINTS", "FramePrompt"]
+__all__ = ["MAX_POINTS", "AddedObject", "FramePrompt", "PromptResult"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+class PromptResult(NamedTuple):
+    """The result of a prompt on a frame."""
+
+    seq: int
+    """of the frame"""
+    mask: Mask
+    """at the frame's size"""
+    score: float
+    """0..1"""
+
+
+class AddedObject(NamedTuple):
+    """A new object."""
+
+    id: int
+    result: PromptResult | None
+    """its mask if it was prompted on a past frame; None if it enters on the next frame"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -72,6 +72,12 @@ class ObjectRegistry:
         """Change the label of an object."""
         self._objects[object_id].label = label
 
+    def catch_up(self, object_id: int, frames: int, hidden: int) -> None:
+        """Count `frames` more on which an object was tracked; it was out of view on the last `hidden` of them."""
+        status = self._objects[object_id]
+        status.age += frames
+        status.frames_since_seen = hidden
+
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {"last_id": self._last_id, "objects": [asdict(status) for status in self]}

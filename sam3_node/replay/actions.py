@@ -19,7 +19,7 @@ MAX_NOTES = 20
 
 
 class Edit(NamedTuple):
-    """A change between steps: a control operation, SERVED or DROPPED from the node's events, RESTARTED or REMOVED."""
+    """A change between steps: a control operation, another event of the node but FAILED, RESTARTED or REMOVED."""
 
     op: str
     args: Mapping[str, Any] = {}

@@ -197,6 +197,8 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     base = _recorded_sections(description, job) if description else {}
     tree = {name: {**base.get(name, {}), **job.settings.get(name, {})} for name in SECTIONS}
     tree["spatial"].pop("calibration", None)  # the files' contents are in the description or in the job
+    if job.mode == "every":  # each prompt is made on the newest frame, so checkpoints need not hold many
+        tree["tracker"]["feature_cache_s"] = 0.0
     try:
         return Settings(**tree)  # type: ignore[arg-type]
     except ValidationError as error:

@@ -14,7 +14,7 @@ from ..node.operations import CHANGES, carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import DEPTH_FIELDS, DROPPED, SERVED, decode_mask
+from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
 from .actions import REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,17 @@ class Outcome(NamedTuple):
 
 
 class Player:
-    """Steps frames and makes edits on one Perception. It drops the Perception's cameras first."""
+    """Steps frames and makes edits on one Perception. It drops the Perception's cameras first.
 
-    def __init__(self, perception: Perception) -> None:
+    With `joins_recorded`, objects that were prompted on past frames join at CAUGHT_UP edits, else at once.
+    """
+
+    def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         self.counts: Counter[str] = Counter()
         """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible)."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
-        self._perception = perception
+        self._perception, self._joins_recorded = perception, joins_recorded
         self._last_prompts: dict[str, Any] | None = None
         self._restart()
 
@@ -118,9 +121,15 @@ class Player:
             return perception.drop(edit.args["camera"])
         if edit.op == REMOVED:
             return self._remove(**edit.args)
+        if edit.op == CAUGHT_UP:
+            catch_ups = perception.serve(edit.args["camera"]).catch_ups
+            return catch_ups.end(edit.args["id"], failed="error" in edit.args)
         if edit.op not in CHANGES:
             raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
         reply = carry_out(perception, edit.op, edit.args)
+        if not self._joins_recorded:
+            for pipeline in perception.pipelines.values():
+                pipeline.catch_ups.end_all()
         if edit.op == "set_prompts":
             self._last_prompts = dict(edit.args)
         return reply

@@ -147,7 +147,7 @@ class _JobRun(Completion):
     def replay(self, perception: Perception, limits: ShardLimits) -> Summary:
         """Play all actions that are not in shards yet, up to a stop."""
         self._check_weights(perception)
-        player = Player(perception)
+        player = Player(perception, self.schedule.has_recorded_joins)
         writer = ShardWriter(Shards(self.store), player, limits)
         resumed_from, schedule, job = writer.frames, self.schedule, self.schedule.job
         total = schedule.count_frames()

@@ -23,7 +23,7 @@ from ..node.operations import CHANGES
 from ..node.robot_poses import pose_at
 from ..perception.spatial import GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
-from ..wire import Event, encode_mask
+from ..wire import CAUGHT_UP, Event, encode_mask
 from .actions import Action, Edit, Notes, Step
 from .davis_png import read_mask
 from .event_log import LogEntry, LoggedStep, match_frames, read_event_log
@@ -63,6 +63,12 @@ class Schedule(Closeable):
     def cameras(self) -> tuple[str, ...]:
         """The cameras to replay."""
         return self._bag.cameras
+
+    @property
+    def has_recorded_joins(self) -> bool:
+        """True if events say when objects that were prompted on past frames caught up; those of older nodes do not."""
+        settings = (self.description or {}).get("settings", {})
+        return self.job.mode == "as-recorded" and "feature_cache_s" in settings.get("tracker", {})
 
     @property
     def lost(self) -> str | None:
@@ -187,7 +193,8 @@ def _select_cameras(entries: Iterable[LogEntry], cameras: Collection[str]) -> It
         if isinstance(entry, LoggedStep):
             selected = entry.camera in cameras
         elif isinstance(entry, Edit):
-            selected = entry.op not in CHANGES or entry.args.get("camera") in (None, *cameras)
+            is_change = entry.op in CHANGES or entry.op == CAUGHT_UP
+            selected = not is_change or entry.args.get("camera") in (None, *cameras)
         else:
             selected = True
         if selected:

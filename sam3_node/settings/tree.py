@@ -111,7 +111,9 @@ class ModelSettings(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of the arithmetic. auto is bfloat16 on CUDA and float32 on a CPU."""
+    """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own where engine.kind names some. On a CPU
+    it is bfloat16 where the CPU has its arithmetic and the masks have agreed with those of float32 (mean IoU 0.99) on
+    the bundled recording, which is tried at the first start; else float32."""
     compile: bool = False
     """Compile the stages with torch.compile. The first minute is slower, later frames are faster."""
     threads: int = Field(0, ge=0, le=1024)
@@ -125,10 +127,17 @@ class EngineSettings(Section):
 
     kind: Literal["torch", "tensorrt", "inductor"] = "torch"
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
-    precision: Literal["float32", "float16", "bfloat16", "fp8"] = "float16"
-    """Data type of the engines. fp8 applies to the encoder only; the other stages then use float16."""
+    precision: Literal["float32", "float16", "bfloat16", "fp8"] = "bfloat16"
+    """Data type of the engines. fp8 applies to the linear layers of the encoder only; all else then uses bfloat16."""
     folder: Path = Path("~/.cache/sam3_node/engines")
     """Folder of the engines and of the gate's report on each."""
+    scales: Path | None = None
+    """For kind torch and precision fp8: scales of the encoder, made by `sam3-node calibrate fp8`."""
+    recipe: Path | None = None
+    """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
+    read_kernel: Literal["torch", "triton"] = "torch"
+    """For kind torch on a GPU: kernels of the memory read. triton: our own, once the gate has compared them with
+    torch."""
     graphs: bool = False
     """On a GPU, capture the work of each frame in CUDA graphs."""
     fallback: bool = True
@@ -147,10 +156,19 @@ class TrackerSettings(Section):
     change nothing."""
     selection: Literal["recent", "confident"] = "recent"
     """Remembered frames to attend to: recent (the newest, as the model), or confident (newest with confident masks)."""
+    read: Literal["exact", "pooled", "sparse"] = "exact"
+    """Attention to memories, with engine.kind torch: exact (as the model), or approximations with less than half of the
+    arithmetic: pooled (older frames at half their resolution), sparse (a quarter of the positions of older frames)."""
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)
-    """Number of recent frames whose features are kept, so that prompts can name one of them."""
+    """Minimum number of recent frames whose features are kept, whatever their age and size."""
+    feature_cache_s: float = Field(2.0, ge=0.0, le=3600.0)
+    """Seconds of recent frames of each camera whose features are kept, so that prompts can name one of them and catch
+    up from there."""
+    feature_cache_mb: float = Field(1024.0, ge=0.0, le=1e6)
+    """Maximum memory in MB of the kept features of one camera. With a GPU of less than 16 times this memory, the host
+    keeps them."""
     min_confidence: float = Field(0.79, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
     link_distance_m: float = Field(0.0, ge=0.0, le=10.0)

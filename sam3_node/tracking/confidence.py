@@ -66,6 +66,11 @@ class ConfidenceEstimator:
         self._history.start(rows, measure(logits[None], np.ones(1, np.bool_)))
         self._carried[rows] = MAX_EVIDENCE
 
+    def rename(self, object_id: int, new_id: int) -> None:
+        """Give the history of an object to another id, in the place of that id's own."""
+        self.remove(new_id)
+        self._rows[new_id] = self._rows.pop(object_id)
+
     def remove(self, object_id: int) -> None:
         """Forget an object, if it is known."""
         row = self._rows.pop(object_id, None)

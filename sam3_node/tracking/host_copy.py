@@ -22,16 +22,21 @@ class HostCopy:
         the device was given in between.
         """
         self._ready: torch.cuda.Event | None = None
+        self._values = copy_pinned(values)
         if values.is_cuda:
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
             self._ready = _new_event()
             self._ready.record()
-        else:
-            self._values = values.clone()
 
     def read(self) -> npt.NDArray[Any]:
         """Wait for the copy, and for nothing that the device was given later; return the values."""
         if self._ready is not None:
             self._ready.synchronize()
         return self._values.numpy()
+
+
+def copy_pinned(values: Tensor) -> Tensor:
+    """Copy a tensor to pinned memory of the host, in the order of the current stream, without waiting for it."""
+    if not values.is_cuda:
+        return values.clone()
+    pinned = torch.empty_like(values, device="cpu", pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)

@@ -27,7 +27,7 @@ class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
     memory: Tensor
-    """[N, S, hw, 64]"""
+    """[N, S, hw, 64]; the first is that of the newest conditioning frame"""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -61,6 +61,11 @@ class _Slots(NamedTuple):
         """
         used = max(1, int(self.valid[rows].sum(axis=1).max())) if width is None else width
         return _Slots(self.slot[rows, :used], self.time[rows, :used], self.valid[rows, :used])
+
+    def reorder(self, order: Ints) -> _Slots:
+        """Return the slots of each row in another order: int64 [N, K]."""
+        reordered: Iterator[Any] = (np.take_along_axis(array, order, axis=1) for array in self)
+        return _Slots(*reordered)
 
 
 class MemoryBank:
@@ -125,6 +130,22 @@ class MemoryBank:
             table[row] = NO_FRAME
         self.features[row] = 0  # attention multiplies masked values by 0, but 0 * NaN is NaN
         self.pointers[row] = 0
+
+    def forget_recent(self, row: int) -> None:
+        """Forget all frames of the object in `row`, except its conditioning frames."""
+        self._frame[row] = NO_FRAME
+
+    @torch.inference_mode()
+    def copy_conditioning(self, source: int, target: int) -> None:
+        """Copy the conditioning frames of one row to another, which is clear."""
+        self.features[target, self._ring :] = self.features[source, self._ring :]
+        self.pointers[target, self._pointer_ring :] = self.pointers[source, self._pointer_ring :]
+        for table in (self._conditioning_frame, self._conditioning_pointer):
+            table[target] = table[source]
+
+    def is_conditioning(self, row: int, frame: int) -> bool:
+        """Return True if `frame` is a conditioning frame of the object in `row`."""
+        return bool((self._conditioning_pointer[row] == frame).any())
 
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
         """Store a tracked frame for N rows: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`)."""
@@ -302,11 +323,13 @@ class MemoryBank:
         held = (frames != NO_FRAME) & (ages > 0) & (ages <= self._window) & ~attended
         chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
         index = np.take_along_axis(frames, chosen, axis=1) % self._ring
+        prompted = self._conditioning_slots(
+            conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
+        )
+        newest_first = np.argsort(-conditioning, axis=1, kind="stable")
         return _join(
+            prompted.reorder(newest_first),
             _Slots(np.where(valid, index, 0), np.where(valid, offset - 1, 0), valid),
-            self._conditioning_slots(
-                conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
-            ),
         )
 
     def _pointer_slots(self, rows: Ints, frame: int) -> _Slots:
@@ -354,6 +377,5 @@ def _join_masks(memory: Bools, pointer: Bools) -> Bools | None:
 
 def _join(first: _Slots, second: _Slots) -> _Slots:
     """Concatenate both along axis 1 and move the valid slots of each row to the front."""
-    index, time, valid = (np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-    order = np.argsort(~valid, axis=1, kind="stable")
-    return _Slots(*(np.take_along_axis(array, order, axis=1) for array in (index, time, valid)))
+    joined = _Slots(*(np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
+    return joined.reorder(np.argsort(~joined.valid, axis=1, kind="stable"))

@@ -146,51 +146,72 @@ def _to_tensor(value: object, name: str) -> Tensor:
 
 
 class ObjectRows:
-    """The row of the memory bank that each object id holds."""
+    """The row of the memory bank that each object id holds. Ids are 0 or greater.
 
-    def __init__(self, capacity: int) -> None:
+    While an object catches up, the key `catching_key` of its id holds a row, too. For a new object this is one of the
+    `capacity` rows; for an object that is also tracked, it is one of `spare` more rows.
+    """
+
+    def __init__(self, capacity: int, spare: int = 0) -> None:
         self._rows: dict[int, int] = {}
-        self._free = list(range(capacity - 1, -1, -1))
-        self.capacity = capacity
+        self._free = list(range(capacity + spare - 1, -1, -1))
+        self.capacity, self._spare = capacity, spare
 
-    def __contains__(self, object_id: int) -> bool:
-        return object_id in self._rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows
 
     def __iter__(self) -> Iterator[int]:
+        """Yield the ids of all objects that do not catch up, and the keys of those that do."""
         return iter(self._rows)
 
-    def __getitem__(self, object_id: int) -> int:
+    def __getitem__(self, key: int) -> int:
         try:
-            return self._rows[object_id]
+            return self._rows[key]
         except KeyError:
-            raise UnknownObjectError(
-                f"no object {object_id}; tracked are {sorted(self._rows) or 'none'}"
-            ) from None
+            tracked = sorted(other for other in self._rows if other >= 0)
+            raise UnknownObjectError(f"no object {key}; tracked are {tracked or 'none'}") from None
 
     def check_capacity(self, count: int) -> None:
         """Raise CapacityError unless `count` more objects fit."""
-        if count > len(self._free):
+        free = self.capacity - len(self._rows) + self._spare_rows()
+        if count > free:
             raise CapacityError(
-                f"expected slots for {count} more, found {len(self._free)} of {self.capacity} object slots free; "
+                f"expected slots for {count} more, found {free} of {self.capacity} object slots free; "
                 "remove objects or raise tracker.max_objects"
             )
 
-    def add(self, object_id: int) -> int:
-        """Give the id a free row and return it; CapacityError if all rows are taken."""
-        self.check_capacity(1)
+    def check_spare(self, key: int) -> None:
+        """Raise CapacityError unless `key` has a row, or could get one of the spare rows."""
+        if key not in self._rows and self._spare_rows() >= self._spare:
+            raise CapacityError(
+                f"expected at most {self._spare} corrections of past frames that catch up at a time, found "
+                f"{self._spare} already; try again in a second, or correct the newest frame"
+            )
+
+    def add(self, key: int) -> int:
+        """Give the key a free row and return it; CapacityError if all rows are taken."""
+        if catching_key(key) in self._rows:
+            self.check_spare(key)
+        else:
+            self.check_capacity(1)
         row = self._free.pop()
-        self._rows[object_id] = row
+        self._rows[key] = row
         return row
 
-    def remove(self, object_id: int) -> int:
-        """Free the id's row and return it; UnknownObjectError if there is none."""
-        row = self[object_id]
-        del self._rows[object_id]
+    def remove(self, key: int) -> int:
+        """Free the key's row and return it; UnknownObjectError if there is none."""
+        row = self[key]
+        del self._rows[key]
         self._free.append(row)
         return row
+
+    def rename(self, key: int, new_key: int) -> int | None:
+        """Give the row of `key` to `new_key`. Return the row that `new_key` had, which is free now; None for none."""
+        freed = self._rows.get(new_key)
+        self._rows[new_key] = self._rows.pop(key)
+        if freed is not None:
+            self._free.append(freed)
+        return freed
 
     def state(self) -> State:
         """Return the state that `restore` takes: the rows in use, and the free rows in their order."""
@@ -199,3 +220,12 @@ class ObjectRows:
     def restore(self, state: State) -> None:
         """Replace the rows by those that `state` returned."""
         self._rows, self._free = dict(state["rows"]), list(state["free"])
+
+    def _spare_rows(self) -> int:
+        """Return the number of rows of corrections: of objects that are tracked and catch up at the same time."""
+        return sum(key < 0 and catching_key(key) in self._rows for key in self._rows)
+
+
+def catching_key(object_id: int) -> int:
+    """Return the key of an object's row while it catches up, which is negative; and the id for such a key."""
+    return ~object_id

@@ -16,7 +16,7 @@ from ..models.sam.stages import Decoded
 from ..types import State
 from .memory import MemoryBank, confidence, pad_to_batch
 from .selection import Ints, get_rule
-from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors
+from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors, catching_key
 
 PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
 
@@ -53,8 +53,10 @@ class Tracker:
 
     A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
     frame on which the object was tracked already does not: it is decoded with the memory before that frame, and
-    replaces what was tracked there. The constructor allocates memory for `max_objects` objects with `bank_size` frames
-    each, and for the `history` newest frames that can be corrected in this way. Nothing grows afterwards.
+    replaces what was tracked there. Instead, a prompt on an earlier frame can begin to catch up (`begin_catch_up`). The
+    constructor allocates memory for `max_objects` objects with `bank_size` frames each, for the `history` newest frames
+    that can be corrected at once, and for `corrections` tracked objects that catch up at the same time. Nothing grows
+    afterwards.
     """
 
     def __init__(
@@ -64,21 +66,22 @@ class Tracker:
         bank_size: int = 7,
         selection: str = "recent",
         history: int = 4,
+        corrections: int = 0,
     ) -> None:
-        if max_objects < 1 or bank_size < 2 or history < 0:
+        if max_objects < 1 or bank_size < 2 or min(history, corrections) < 0:
             raise SettingsError(
-                "expected max_objects >= 1, bank_size >= 2 and history >= 0, "
-                f"found {max_objects}, {bank_size} and {history}"
+                "expected max_objects >= 1, bank_size >= 2, history >= 0 and corrections >= 0, "
+                f"found {max_objects}, {bank_size}, {history} and {corrections}"
             )
         self.model = model
         self.frame_number = 0
-        self.bank = MemoryBank(model, max_objects, bank_size, get_rule(selection), history)
-        self._rows = ObjectRows(max_objects)
+        self.bank = MemoryBank(model, max_objects + corrections, bank_size, get_rule(selection), history)
+        self._rows = ObjectRows(max_objects, corrections)
 
     @property
     def ids(self) -> list[int]:
-        """Tracked object ids, in the order in which they were added."""
-        return list(self._rows)
+        """Ids of the objects that each step tracks, in the order in which they were added or joined."""
+        return [key for key in self._rows if key >= 0]
 
     @property
     def capacity(self) -> int:
@@ -99,7 +102,7 @@ class Tracker:
         """Do the same as `step`, from features = model.encode(pixels)."""
         checked = self._check(prompts)
         frame = self.frame_number
-        following = [object_id for object_id in self._rows if object_id not in checked]
+        following = [object_id for object_id in self.ids if object_id not in checked]
         results = dict(zip(following, self._follow(features, following, frame), strict=True))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
@@ -114,14 +117,54 @@ class Tracker:
         frame was stepped. The next step starts to track a new object. The correction of a frame that was tracked
         uses the memory before that frame, which is complete for the `history` newest frames.
         """
-        if not 0 <= frame_number < self.frame_number:
-            raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
+        self._check_past(frame_number)
         checked = self._check([prompt])[prompt.object_id]
         if self._has_tracked(prompt.object_id, frame_number):
             result = self._correct(features, frame_number, prompt.object_id, checked)
         else:
             result = self._condition(features, frame_number, prompt.object_id, checked)
         return result.logits, result.score
+
+    @torch.inference_mode()
+    def begin_catch_up(
+        self, features: Features, frame_number: int, prompt: ObjectPrompt
+    ) -> tuple[Tensor, Tensor]:
+        """Add or correct an object on an earlier frame, from which it catches up; return logits [h, w] and score [].
+
+        Arguments are those of `prompt_at`. The frame becomes a conditioning frame. Until `join`, steps do not track a
+        new object, and track a corrected one as before. Pass the frames after this one to `catch_up`. A second prompt
+        begins again on its own frame, and keeps the first as a conditioning frame. Raises the errors of `prompt_at`,
+        and CapacityError if too many corrections catch up.
+        """
+        self._check_past(frame_number)
+        checked = self._check([prompt])[prompt.object_id]
+        key = catching_key(prompt.object_id)
+        if prompt.object_id in self._rows:
+            self._rows.check_spare(key)
+        result = self._condition(features, frame_number, key, checked)
+        self.bank.forget_recent(self._rows[key])
+        return result.logits, result.score
+
+    @torch.inference_mode()
+    def catch_up(self, object_id: int, features: Features, frame_number: int) -> Track | None:
+        """Track an object that catches up on the next frame on its way; None for a conditioning frame.
+
+        The result depends on the object's prompts and on these frames alone, not on the steps in between.
+        """
+        key = catching_key(object_id)
+        if self.bank.is_conditioning(self._rows[key], frame_number):
+            return None
+        return self._follow_batch(features, [key], frame_number)[0]
+
+    def join(self, object_id: int) -> None:
+        """Let steps track an object that has caught up, with the memory of its way."""
+        freed = self._rows.rename(catching_key(object_id), object_id)
+        if freed is not None:
+            self.bank.clear(freed)
+
+    def give_up(self, object_id: int) -> None:
+        """Let an object no longer catch up. A new one is unknown then, a corrected one is tracked as before."""
+        self.bank.clear(self._rows.remove(catching_key(object_id)))
 
     @torch.inference_mode()
     def segment(self, features: Features, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
@@ -166,13 +209,17 @@ class Tracker:
         return self.bank.conditioning_pointers(np.array([self._rows[i] for i in ids], dtype=np.int64))
 
     def remove(self, object_id: int) -> None:
-        """Remove an object; UnknownObjectError if the id is not tracked. Other objects are not affected."""
-        self.bank.clear(self._rows.remove(object_id))
+        """Remove an object; UnknownObjectError if the id is not known. Other objects are not affected."""
+        catches_up = catching_key(object_id) in self._rows
+        if catches_up:
+            self.give_up(object_id)
+        if object_id in self._rows or not catches_up:
+            self.bank.clear(self._rows.remove(object_id))
 
     def reset(self) -> None:
         """Remove all objects and restart the frame count."""
-        for object_id in self.ids:
-            self.remove(object_id)
+        for key in list(self._rows):
+            self.bank.clear(self._rows.remove(key))
         self.frame_number = 0
 
     def state(self) -> State:
@@ -189,6 +236,10 @@ class Tracker:
         self._rows.restore(state["rows"])
         self.bank.restore(state["bank"])
 
+    def _check_past(self, frame_number: int) -> None:
+        if not 0 <= frame_number < self.frame_number:
+            raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
+
     def _check(self, prompts: Sequence[ObjectPrompt]) -> dict[int, PromptTensors]:
         """Check all prompts before anything changes; return them as tensors, by object id."""
         if prompts and not self.model.can_track:
@@ -198,7 +249,9 @@ class Tracker:
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
-        self._rows.check_capacity(len(ids - set(self._rows)))
+        if ids and min(ids) < 0:
+            raise RequestError(f"object_id: expected 0 or greater, found {min(ids)}")
+        self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
 
@@ -227,7 +280,11 @@ class Tracker:
         """
         read, static = self.model.stages.read, self.model.static_shapes
         if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
-            out: Tensor = read(top, *self.bank.read(pad_to_batch(rows) if static else rows, frame, static))
+            padded = pad_to_batch(rows) if static else rows
+            size = getattr(read, "max_objects", None) or len(padded)
+            parts = (padded[start : start + size] for start in range(0, len(padded), size))
+            outputs = [read(top, *self.bank.read(part, frame, static)) for part in parts]
+            out: Tensor = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             return out
         groups = self.bank.read_groups(rows, frame, static)
         if len(groups) == 1:
@@ -283,11 +340,14 @@ class Tracker:
         self.bank.write_conditioning(row, frame, self.frame_number, memory, decoded.pointer)
         return _results(decoded, 1)[0]
 
-    def _row(self, object_id: int) -> int:
-        if object_id in self._rows:
-            return self._rows[object_id]
-        row = self._rows.add(object_id)
+    def _row(self, key: int) -> int:
+        """Return the row of an object's id, or of its key while it catches up; make one if there is none."""
+        if key in self._rows:
+            return self._rows[key]
+        row = self._rows.add(key)
         self.bank.clear(row)
+        if catching_key(key) in self._rows:
+            self.bank.copy_conditioning(self._rows[catching_key(key)], row)
         return row
 
     def _decode_prompt(

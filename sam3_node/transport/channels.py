@@ -160,6 +160,11 @@ class FrameSubscriber(Receiver[Frame]):
             del self._last_seq[next(iter(self._last_seq))]
         return ReceivedFrame(frame, received_ns, skipped, endpoint)
 
+    def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
+        """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
+        waiting = self._inbox.peek(lambda item: item[0] is not other_than, timeout_ms)
+        return None if waiting is None else waiting[0]
+
     def leave_out(self, received: ReceivedFrame) -> None:
         """Count the frame that was taken last as skipped, before the next frame of its camera."""
         if self._seq_before is None:

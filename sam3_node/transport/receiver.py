@@ -79,6 +79,12 @@ class Inbox(Generic[T]):
             self._changed.notify_all()
             return item
 
+    def peek(self, accepts: Callable[[T], bool], timeout_ms: int) -> T | None:
+        """Return the item that `take` would return now, and leave it. Return None while there is none that fits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has_next(accepts), timeout_ms / 1000)
+            return self._items[self._find_next()] if self._has_next(accepts) else None
+
     def discard(self, key: Hashable) -> None:
         """Forget a key, and remove its item if there is one."""
         with self._changed:
@@ -108,14 +114,19 @@ class Inbox(Generic[T]):
         os.close(self._writer)
         os.close(self._reader)
 
-    def _pop_next(self) -> T:
+    def _has_next(self, accepts: Callable[[T], bool]) -> bool:
+        return bool(self._items) and accepts(self._items[self._find_next()])
+
+    def _find_next(self) -> Hashable:
         waiting = set(self._groups.values())
         group = next(group for group in self._group_turns if group in waiting)
-        key = next(key for key in self._turns if self._groups.get(key) == group)
-        self._group_turns.move_to_end(group)
+        return next(key for key in self._turns if self._groups.get(key) == group)
+
+    def _pop_next(self) -> T:
+        key = self._find_next()
         self._turns.move_to_end(key)
         item = self._items.pop(key)
-        del self._groups[key]
+        self._group_turns.move_to_end(self._groups.pop(key))
         if len(self._turns) > self._capacity:  # forget the key that was taken longest ago and does not wait
             del self._turns[next(key for key in self._turns if key not in self._items)]
         return item

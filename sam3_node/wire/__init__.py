@@ -11,7 +11,7 @@ from .control import (
     unpack_reply,
     unpack_request,
 )
-from .events import DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, unpack_event
+from .events import CAUGHT_UP, DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, unpack_event
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
@@ -21,6 +21,7 @@ from .topics import BEAT_TOPIC, frame_topic, masks_topic
 
 __all__ = [
     "BEAT_TOPIC",
+    "CAUGHT_UP",
     "DEPTH_FIELDS",
     "DROPPED",
     "EVENTS_TOPIC",

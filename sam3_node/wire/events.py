@@ -14,7 +14,7 @@ from ..types import Buffer
 from .codec import VERSION, Fields, Limits, describe, pack, unpack
 
 EVENTS_TOPIC = b"events"
-FAILED, SERVED, DROPPED = "failed", "served", "dropped"
+FAILED, SERVED, DROPPED, CAUGHT_UP = "failed", "served", "dropped", "caught_up"
 _LIMITS = Limits(total_bytes=16 << 20)
 
 
@@ -25,7 +25,9 @@ class Event:
     For a control request that changed the node, `op` and `args` are those of the request, with its camera and without
     its epoch. The other events are FAILED (args: camera, seq, error, withheld?), a frame was processed without masks to
     publish, because of an error or, with `withheld` true, because they were too old; SERVED (args: camera), the node
-    starts to serve a camera; and DROPPED (args: camera), the node stops serving a camera and removes its objects.
+    starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and removes its objects; and
+    CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was tracked up to the latest
+    frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is removed.
     """
 
     n: int

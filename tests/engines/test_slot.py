@@ -14,7 +14,7 @@ import cv2
 import pytest
 import torch
 
-from sam3_node.engines.key import resolve_dtype
+from sam3_node.engines.key import choose_model_dtype, compute_key, resolve_dtype
 from sam3_node.engines.quantize import Quantisation, Scales, quantise_encoder, weights_digest
 from sam3_node.engines.recipes import Recipe, find_layers
 from sam3_node.engines.slot import REPORT, LoadedEngines, read_report
@@ -99,6 +99,53 @@ def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, 
     slot(settings).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
 
 
+def test_the_gate_judges_what_serves(weights: Path, clip: Path, tmp_path: Path) -> None:
+    """Exact engines in a model of another dtype: each hand-over is rounded, and the figures show it."""
+    settings = make_settings(weights, tmp_path)
+    engines = loaded(settings)
+    exact, rounded = (
+        TrackerSlot(load_tracker(str(weights), dtype=dtype), settings).run_gate(engines, clip).tracks
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert exact is not None
+    assert rounded is not None
+    assert exact.mean_iou == 1.0
+    assert 0.5 < rounded.mean_iou < 1.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "expected"),
+    [
+        ({"kind": "tensorrt"}, "auto", torch.bfloat16),
+        ({"kind": "tensorrt", "precision": "fp8"}, "auto", torch.bfloat16),
+        ({"kind": "tensorrt", "precision": "float16"}, "auto", torch.float16),
+        ({"kind": "tensorrt", "precision": "float16"}, "float32", "float32"),
+        ({"kind": "torch", "precision": "float16"}, "auto", "auto"),
+    ],
+)
+def test_a_model_computes_in_the_dtype_of_its_engines(
+    monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any], dtype: Any, expected: object
+) -> None:
+    model = ModelSettings(device="cuda", dtype=dtype)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_model_dtype(Settings(model=model, engine=EngineSettings(**engine))) == expected
+
+
+def test_on_a_cpu_torch_keeps_its_dtype_where_it_serves_instead_of_engines() -> None:
+    settings = Settings(model=ModelSettings(device="cpu"), engine=EngineSettings(kind="tensorrt"))
+    assert choose_model_dtype(settings) == "auto"
+
+
+@pytest.mark.parametrize(("precision", "gpu"), [("bfloat16", "sm75"), ("fp8", "sm86")])
+def test_a_precision_that_a_gpu_lacks_is_refused(
+    weights: Path, tmp_path: Path, precision: str, gpu: str
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    settings = make_settings(weights, tmp_path, kind="tensorrt", precision=precision)
+    with pytest.raises(EngineError, match=f"{precision}: expected a GPU of generation .* found {gpu}; use"):
+        compute_key(load_tracker(str(weights)), settings, gpu)
+
+
 def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, tmp_path: Path) -> None:
     half = load_tracker(str(weights), dtype=torch.bfloat16)
     settings = make_settings(weights, tmp_path, precision="bfloat16", min_cosine=0.5, min_iou=0.1)
@@ -130,7 +177,7 @@ def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
     weights: Path, clip: Path, tmp_path: Path
 ) -> None:
     settings = make_settings(weights, tmp_path, precision="fp8")
-    half = load_tracker(str(weights), dtype=torch.float16)
+    half = load_tracker(str(weights), dtype=torch.bfloat16)
     amax = dict.fromkeys(find_layers(half.encode_stage), 3.0)
     first = next(iter(Recipe().select_layers(half.encode_stage)))
     scales = Scales(

@@ -13,11 +13,12 @@ import numpy as np
 from sam3_node.bags.native.layout import NODE
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
+from sam3_node.node.node import MIN_CATCH_UP_FRAMES
 from sam3_node.node.operations import carry_out
 from sam3_node.perception.perception import Perception
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import DROPPED, FAILED, SERVED, Event, pack_event, pack_masks
+from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack_event, pack_masks
 from tests.support.tiny import random_source
 
 SIZE = (48, 64)
@@ -96,7 +97,15 @@ class Live:
         self.masks.append(masks)
         if record_masks:
             self._writer.write_masks(pack_masks(masks)[1], masks, self._tick())
+        self._catch_up(camera)
         return masks
+
+    def _catch_up(self, camera: str) -> None:
+        """Go on with objects that were prompted on past frames, as the node does after a step."""
+        catch_ups = self.perception.pipelines[camera].catch_ups
+        for _ in range(MIN_CATCH_UP_FRAMES):
+            if (done := catch_ups.advance()) is not None:
+                self.tell(CAUGHT_UP, camera=camera, id=done.id)
 
     def ask(self, op: str, recorded: bool = True, **args: Any) -> Any:
         """Carry out and record a control request; return its result."""

@@ -106,3 +106,16 @@ def test_an_endpoint_with_many_names_takes_one_turn_in_each_round() -> None:
     inbox.release()
     assert turns.count("cam0") == 20
     assert {turns.count(f"evil{number}") for number in range(8)} == {2, 3}
+
+
+def test_a_look_at_the_next_item_leaves_it_and_its_turn() -> None:
+    inbox: Inbox[str] = Inbox(8)
+    assert inbox.peek(lambda item: True, timeout_ms=0) is None
+    for camera in "ab":
+        inbox.put(camera, camera, timeout_ms=0)
+    assert [inbox.peek(lambda item: True, timeout_ms=0) for _ in range(2)] == ["a", "a"]
+    assert inbox.peek(lambda item: item != "a", timeout_ms=0) is None  # only the next one is looked at
+    assert [inbox.take(timeout_ms=0) for _ in range(2)] == ["a", "b"]
+    inbox.close()
+    assert inbox.peek(lambda item: True, timeout_ms=1000) is None
+    inbox.release()

@@ -11,8 +11,10 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
+import zmq
 
 from sam3_node.transport import ControlClient, ControlServer
+from sam3_node.transport.sockets import BoundSocket, receive_parts
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import next_line, peer, wait_until
 from tests.transport.test_departures import publishes
@@ -81,6 +83,20 @@ def test_a_stranger_that_never_ends_is_cut_off(kind: str, make: Callable[[], byt
             with ControlClient(endpoint) as client:
                 assert client.call("status") == {}
         assert inspected.memory_info().rss - before < 64 * MEBIBYTE
+
+
+def test_a_message_that_waits_takes_its_own_size() -> None:
+    """By default, libzmq keeps the buffer of 8 KiB with which it has read the message."""
+    process, kept = psutil.Process(), []
+    bound = BoundSocket(zmq.ROUTER, TCP, 10, MEBIBYTE)
+    with raw_peer(bound.endpoint, "DEALER") as stranger:
+        before = process.memory_info().rss
+        for _ in range(4000):
+            stranger.sendall(frame(bytes(40)))
+            assert bound.socket.poll(1000 * PATIENCE_S)
+            kept.append(receive_parts(bound.socket))
+        assert process.memory_info().rss - before < 16 * MEBIBYTE
+    bound.close(0)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("SUB", 513), ("DEALER", (1 << 24) + 1)])

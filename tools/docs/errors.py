@@ -29,11 +29,12 @@ ADVICE = {
     "VocabularyError": "Build the vocabulary again with this detector's text encoder (`sam3-node vocabulary build`).",
     "RequestError": "Correct the prompt, operation, argument or camera that the message names.",
     "UnknownObjectError": "List the objects (`sam3-node object list`).",
-    "UnknownFrameError": "Raise `tracker.feature_cache`, or prompt on a newer frame.",
+    "UnknownFrameError": "Raise `tracker.feature_cache_s`, or prompt on a newer frame.",
     "UnknownPhraseError": "Use one of the nearest phrases that the message names, or add the phrase to the vocabulary.",
     "NodeRestarted": "Forget every object id of that camera and add the objects again; the next call goes on. See "
     "[restarts](python-api.md#restarts).",
-    "CapacityError": "`tracker.max_objects` are tracked: remove one.",
+    "CapacityError": "`tracker.max_objects` are tracked: remove one. Or too many corrections of past frames catch up: "
+    "wait a second.",
     "BusyError": "Wait for each reply before the next request. If another client floods the node, stop that client.",
     "MissingExtraError": "Install the extra that the message names.",
     "OutputError": "Check the path, the rights and the free space.",

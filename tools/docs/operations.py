@@ -22,7 +22,8 @@ RESULTS = {
     "pause": "`paused`: true",
     "resume": "`paused`: false",
     "status": "the node's state: `node`, model, memory, and for each camera `epoch`, `silent_s`, counts, rates, ages, "
-    "latencies and the offset of its masks from the newest camera's",
+    "latencies, the frames that are kept for prompts with their bytes, and the offset of its masks from the newest "
+    "camera's",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import Sam2VideoConfig, Sam2VideoModel
 
-from sam3_node.models.sam.stages import MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.memory_write import MASK_BIAS, MASK_SCALE
 
 SIZE, HIDDEN = 256, 128
 STAGES = (32, 64, 128, 256)

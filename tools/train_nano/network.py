@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sam3_node.models.sam.hiera import POOL, Hiera, z_order
-from sam3_node.models.sam.stages import ABSENT_LOGIT, MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.stages import ABSENT_LOGIT
 
 
 class Features(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sam3_node.errors import SettingsError
+from sam3_node.models.sam.read_tokens import METHODS as READS
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.selection import RULES
 
@@ -29,6 +30,7 @@ class ModelKey(NamedTuple):
 
     dtype: str
     image_size: int
+    read: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ class Setting:
     bank_size: int = TrackerSettings().bank_size
     selection: str = TrackerSettings().selection
     image_size: int = 0
+    read: str = TrackerSettings().read
 
     @property
     def model(self) -> ModelKey:
         """The key of its model."""
-        return ModelKey(self.dtype, self.image_size)
+        return ModelKey(self.dtype, self.image_size, self.read)
 
     @property
     def uses_model(self) -> bool:
@@ -61,8 +64,8 @@ class Setting:
 def parse_settings(text: str, base: Setting) -> list[Setting]:
     """Parse comma-separated settings, each `base` with changes joined by +, such as bank=15+select=confident.
 
-    Changes are a method, bank=N, select=RULE, dtype=TYPE, size=PIXELS or prompt=KIND. Raises SettingsError for
-    anything else, and for a setting that occurs twice.
+    Changes are a method, bank=N, select=RULE, read=METHOD, dtype=TYPE, size=PIXELS or prompt=KIND. Raises SettingsError
+    for anything else, and for a setting that occurs twice.
     """
     settings = [_parse(name.strip(), base) for name in text.split(",")]
     names = [setting.name for setting in settings]
@@ -108,6 +111,7 @@ def _choice(key: str, choices: dict[str, str]) -> Callable[[str], str]:
 _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bank": ("bank_size", _number("bank", 2)),
     "select": ("selection", _choice("select", {name: name for name in RULES})),
+    "read": ("read", _choice("read", {name: name for name in READS})),
     "size": ("image_size", _number("size", 0)),
     "dtype": ("dtype", _choice("dtype", DTYPES)),
     "prompt": ("prompt", _choice("prompt", {name: name for name in PROMPTS})),

@@ -175,8 +175,9 @@ export function describeNode(status, camera, state) {
     ["detector", status.detector ?? "none"],
     ["rate", stats.fps == null ? null : `${stats.fps.toFixed(1)} Hz`],
     ["frames skipped", stats.received ? `${stats.skipped} of ${stats.received}${lost.length ? ` (${lost.join(", ")})` : ""}` : null],
+    ["catching up", stats.catching_up ? `${stats.catching_up} objects` : null],
     ["host memory", mb(status.rss_bytes)],
-    ["GPU memory", status.device?.startsWith("cuda") ? mb(status.device_bytes) : null],
+    ["GPU memory", mb(status.device_bytes)],
     ["last error", stats.last_error],
   ];
 }

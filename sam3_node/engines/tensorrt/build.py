@@ -36,12 +36,14 @@ def build(
     gpu: str = LOCAL,
     max_objects: int = 16,
     progress: Callable[[float], None] = lambda fraction: None,
+    notes: list[str] | None = None,
 ) -> bytes:
     """Build the plan of a stage that was exported to `onnx`, for 1 to `max_objects` objects where the stage varies.
 
     gpu: "this", or a generation such as "sm89"; tensorrt_rtx builds for a generation on any machine. `progress` is
-    called in this thread a few times a second with the fraction done, 0 to 1; what it raises stops the build. Raises
-    EngineError with the library's own errors, MissingExtraError.
+    called in this thread a few times a second with the fraction done, 0 to 1; what it raises stops the build. `notes`
+    receives all messages of the library, among them a description of each layer. Raises EngineError with the library's
+    own errors, MissingExtraError.
     """
     library = find_library()
     generation = find_target(library, gpu).generation
@@ -51,7 +53,10 @@ def build(
     network, parser = _parse(library, builder, onnx)
     _check_network(network, stage, onnx)
     config = _configure(library, builder, network, stage, generation, max_objects)
-    plan = _run_builder(library, builder, network, config, progress)
+    if notes is not None:
+        config.profiling_verbosity = library.api.ProfilingVerbosity.DETAILED
+    with logger.listen(notes):
+        plan = _run_builder(library, builder, network, config, progress)
     del parser  # only now: the network may read weights that the parser holds
     if plan is None:
         raise EngineError(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -129,8 +131,20 @@ class _ErrorLog:
     def __init__(self) -> None:
         super().__init__()  # the library's own base class, which must be initialised
         self.errors: list[str] = []
+        self._notes: list[str] | None = None
+
+    @contextmanager
+    def listen(self, notes: list[str] | None) -> Iterator[None]:
+        """Add all messages to `notes` within the block."""
+        self._notes = notes
+        try:
+            yield
+        finally:
+            self._notes = None
 
     def log(self, severity: Any, message: str) -> None:
+        if self._notes is not None:
+            self._notes.append(message)
         if severity in (self.INTERNAL_ERROR, self.ERROR):
             self.errors.append(message)
         elif severity != self.VERBOSE:

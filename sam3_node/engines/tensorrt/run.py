@@ -1,21 +1,106 @@
-"""TensorRT plans in the place of stages: they read and write torch's device tensors on torch's own stream.
+"""TensorRT plans in the place of stages: they read and write torch's device tensors in the order of torch's stream.
 
-Each number of objects has an execution context of its own, so that the shapes of a context never change.
+Each number of objects has an execution context of its own, so that the shapes of a context never change. The stages of
+a tracker run one after another, so that all their contexts share one block of memory.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ...errors import EngineError
+from ...files import read_private, write_private_atomically
 from ..oom import MEMORY_HINT
-from ..specs import OBJECTS, StageSpec, TensorSpec, count_objects, ensure_aligned
+from ..specs import OBJECTS, StageSpec, allocate_aligned, count_objects, ensure_aligned
 from .library import Library, describe_errors, find_library, get_logger
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
+_log = logging.getLogger(__name__)
+_new_stream = cast(Callable[[], torch.cuda.Stream], torch.cuda.Stream)  # torch leaves it untyped
+
+
+class Workspace:
+    """One block of device memory for the intermediate values of several engines, of which one runs at a time.
+
+    Its address never changes, because execution contexts and CUDA graphs keep it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._needed = 0
+        self._block: Tensor | None = None
+
+    def reserve(self, size: int) -> None:
+        """Make the block at least this large, in bytes. Raises EngineError once it is in use and smaller."""
+        if self._block is not None and size > self._block.numel():
+            raise EngineError(
+                f"expected all engines of a tracker to be loaded before one runs, found one that needs {size} bytes "
+                f"where {self._block.numel()} are in use"
+            )
+        self._needed = max(self._needed, size)
+
+    def allocate(self) -> Tensor:
+        """Return the block, uint8; the first call allocates it, and raises torch's OutOfMemoryError."""
+        if self._block is None:
+            self._block = allocate_aligned((self._needed,), torch.uint8, self._device)
+        return self._block
+
+
+class KernelCache:
+    """The kernels that TensorRT-RTX compiles at run time, kept in a file for the next start.
+
+    The library itself refuses what another version, GPU or driver has compiled. A file that it refuses, or that cannot
+    be read, is ignored and written again. Kernels are code: the file is for its user alone, as a plan is.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._cache: Any = None
+        self._saved = b""
+
+    def attach(self, config: Any) -> None:
+        """Let the contexts of a runtime configuration take their kernels from here, and add new ones."""
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            self._load()
+        config.set_runtime_cache(self._cache)
+
+    def save(self) -> None:
+        """Write the kernels to the file if there are new ones. Where that fails, log it: the next start compiles."""
+        if self._cache is None or self._path is None:
+            return
+        kernels = bytes(self._cache.serialize())
+        if kernels == self._saved:
+            return
+        try:
+            write_private_atomically(self._path, kernels)
+            self._saved = kernels
+        except OSError as error:
+            _log.warning("kernels are not kept in %s: %s", self._path, error.strerror)
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        try:
+            kernels = read_private(self._path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.warning("kernels in %s are compiled again: %s", self._path, error.strerror)
+            return
+        if self._cache.deserialize(kernels):
+            self._saved = kernels
+        else:
+            _log.info(
+                "kernels in %s are compiled again: they are of another GPU, driver or version", self._path
+            )
 
 
 class TensorRTRun:
@@ -23,13 +108,22 @@ class TensorRTRun:
 
     The caller owns the outputs. Each call takes them from torch's allocator, which costs microseconds, so that features
     kept for later frames are never overwritten. Within the capture of a CUDA graph the outputs, and so all addresses,
-    are fixed; run a number of objects once before it is captured. Only one call may run at a time.
+    are fixed; run a number of objects once before it is captured, and only in the graph afterwards. Only one call may
+    run at a time, also of runs that share a workspace.
     """
 
-    def __init__(self, plan: bytes, stage: StageSpec, device: torch.device | str = "cuda") -> None:
+    def __init__(
+        self,
+        plan: bytes,
+        stage: StageSpec,
+        device: torch.device | str = "cuda",
+        workspace: Workspace | None = None,
+        kernels: Path | None = None,
+    ) -> None:
         """Load a plan onto a CUDA device.
 
-        Raises EngineError where it cannot run here, MissingExtraError, and torch's OutOfMemoryError.
+        workspace: shared with other engines; by default, one of its own. kernels: the file that keeps what is compiled
+        at run time. Raises EngineError where the plan cannot run here, MissingExtraError, and torch's OutOfMemoryError.
         """
         library = find_library()
         if not torch.cuda.is_available():
@@ -41,44 +135,76 @@ class TensorRTRun:
         with torch.cuda.device(self._device):
             # a context keeps neither engine nor runtime alive
             self._runtime, self._engine = _load_plan(library, plan, stage)
-            self._contexts = ExecutionContexts(library, self._engine, stage, self._device)
+            self._contexts = ExecutionContexts(
+                library, self._engine, stage, workspace or Workspace(self._device), KernelCache(kernels)
+            )
+            self._stream = _new_stream()
         self.max_objects = _read_max_objects(self._engine, stage)
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run on torch's current stream with device tensors that fit the specs; return the outputs on the device.
+        """Run in the order of torch's current stream, with device tensors that fit the specs; return the outputs.
 
         Raises EngineError for tensors of other shapes or dtypes, or on another device.
         """
         objects = count_objects(self._stage, inputs, self.max_objects, self._device)
         with torch.cuda.device(self._device):
             held = [ensure_aligned(tensor) for tensor in inputs]
-            outputs = tuple(self._allocate(spec, objects) for spec in self._stage.outputs)
-            context = self._contexts.get(objects)
-            for spec, tensor in zip(self._stage.inputs + self._stage.outputs, (*held, *outputs), strict=True):
-                context.set_tensor_address(spec.name, tensor.data_ptr())
-            if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-                raise EngineError(
-                    f"{self._stage.name}: TensorRT did not run for {objects} objects; see its log"
-                )
+            outputs = tuple(
+                allocate_aligned(spec.shape_for(objects), spec.dtype, self._device)
+                for spec in self._stage.outputs
+            )
+            with self._leave_default_stream() as stream:
+                self._contexts.run(objects, (*held, *outputs), stream)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _allocate(self, spec: TensorSpec, objects: int) -> Tensor:
-        return torch.empty(spec.shape_for(objects), dtype=spec.dtype, device=self._device)
+    @contextmanager
+    def _leave_default_stream(self) -> Iterator[int]:
+        """Yield the handle of the current stream, or of one of its own that is ordered like it.
+
+        On the default stream TensorRT would synchronise the whole device at each call, and so wait for the detector.
+        """
+        current = torch.cuda.current_stream()
+        if current.cuda_stream:
+            yield current.cuda_stream
+            return
+        self._stream.wait_stream(current)
+        yield self._stream.cuda_stream
+        current.wait_stream(self._stream)
 
 
 class ExecutionContexts:
     """Execution contexts of one engine, by number of objects; each is made at its first use and kept.
 
-    All of them use optimisation profile 0, which TensorRT 10 and newer, and TensorRT-RTX, let contexts share. They also
-    share one block of device memory for intermediate values, so only one of them may run at a time. Their shapes and
-    the block's address never change, so a CUDA graph of one number of objects stays valid when others are added.
+    All of them use optimisation profile 0, which TensorRT 10 and newer, and TensorRT-RTX, let contexts share. Their
+    shapes never change, so a CUDA graph of one number of objects stays valid when others are added.
     """
 
-    def __init__(self, library: Library, engine: Any, stage: StageSpec, device: torch.device) -> None:
-        """Allocate the memory that the largest number of objects needs; raises torch's OutOfMemoryError."""
+    def __init__(
+        self, library: Library, engine: Any, stage: StageSpec, workspace: Workspace, kernels: KernelCache
+    ) -> None:
+        """Reserve the memory that the largest number of objects needs in the workspace."""
         self._library, self._engine, self._stage = library, engine, stage
-        self._memory = torch.empty(engine.device_memory_size_v2, dtype=torch.uint8, device=device)
+        self._workspace, self._kernels = workspace, kernels
+        workspace.reserve(engine.device_memory_size_v2)
         self._contexts: dict[int, Any] = {}
+
+    def run(self, objects: int, tensors: tuple[Tensor, ...], stream: int) -> None:
+        """Run on aligned inputs and outputs, in the order of the specs. Raises EngineError where that fails."""
+        is_first = objects not in self._contexts
+        context, name = self.get(objects), self._stage.name
+        if torch.cuda.is_current_stream_capturing() and not self._is_capturable(context, stream):
+            raise EngineError(
+                f"{name}: TensorRT cannot be captured in a CUDA graph; set engine.graphs = false"
+            )
+        for spec, tensor in zip(self._stage.inputs + self._stage.outputs, tensors, strict=True):
+            if not context.set_tensor_address(spec.name, tensor.data_ptr()):
+                raise EngineError(
+                    f"{name}: {spec.name}: the plan does not take this tensor: {self._describe()}"
+                )
+        if not context.execute_async_v3(stream):
+            raise EngineError(f"{name}: TensorRT did not run for {objects} objects: {self._describe()}")
+        if is_first:
+            self._kernels.save()
 
     def get(self, objects: int) -> Any:
         """Return the context for this number of objects, its shapes set. Raises EngineError where it cannot be made."""
@@ -87,20 +213,28 @@ class ExecutionContexts:
         return self._contexts[objects]
 
     def _create(self, objects: int) -> Any:
-        logger = get_logger(self._library.api)
-        logger.errors.clear()
+        get_logger(self._library.api).errors.clear()
         context = self._engine.create_execution_context(self._configure())
         if context is None:
             raise EngineError(
-                f"{self._stage.name}: cannot prepare the plan for {objects} objects: {describe_errors(logger)}; where "
+                f"{self._stage.name}: cannot prepare the plan for {objects} objects: {self._describe()}; where "
                 f"memory ran out, {MEMORY_HINT}"
             )
-        context.set_device_memory(self._memory.data_ptr(), self._memory.numel())
+        block = self._workspace.allocate()
+        context.set_device_memory(block.data_ptr(), block.numel())
         for spec in self._stage.inputs:
             shape = spec.shape_for(objects)
             if not context.set_input_shape(spec.name, shape):
                 raise EngineError(
-                    f"{self._stage.name}: {spec.name}: the plan does not take {list(shape)}: {describe_errors(logger)}"
+                    f"{self._stage.name}: {spec.name}: the plan does not take {list(shape)}: {self._describe()}"
+                )
+        for spec in self._stage.outputs:
+            shape, actual = spec.shape_for(objects), tuple(context.get_tensor_shape(spec.name))
+            if any(side not in (-1, other) for side, other in zip(actual, shape, strict=True)):
+                # it would write beyond the tensor
+                raise EngineError(
+                    f"{self._stage.name}: {spec.name}: expected a plan that gives {list(shape)} for {objects} "
+                    f"objects, found {list(actual)}; {REBUILD_HINT}"
                 )
         return context
 
@@ -118,7 +252,15 @@ class ExecutionContexts:
         config.dynamic_shapes_kernel_specialization_strategy = (
             api.DynamicShapesKernelSpecializationStrategy.EAGER
         )
+        self._kernels.attach(config)
         return config
+
+    def _is_capturable(self, context: Any, stream: int) -> bool:
+        """Return False if the library says that a capture would fail. Plain TensorRT cannot say it."""
+        return not self._library.compiles_at_run_time or bool(context.is_stream_capturable(stream))
+
+    def _describe(self) -> str:
+        return describe_errors(get_logger(self._library.api))
 
 
 def _load_plan(library: Library, plan: bytes, stage: StageSpec) -> tuple[Any, Any]:

@@ -6,11 +6,14 @@ time.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import GELUActivation
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -18,9 +21,10 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
     It may work in place and return `x` itself, so do not use `x` afterwards.
     """
-    if x.dtype == torch.float32 and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
-        torch.view_as_complex(torch.unflatten(x, -1, (-1, 2))).mul_(torch.view_as_complex(rotation))
-        return x
+    if not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
+        exact = x.float()  # x itself if it is float32
+        torch.view_as_complex(torch.unflatten(exact, -1, (-1, 2))).mul_(torch.view_as_complex(rotation))
+        return x if exact is x else x.copy_(exact)
     even, odd = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
     cos, sin = rotation.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
@@ -29,9 +33,11 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor:
     """Apply a linear map, then an activation: "none", "relu" or "gelu".
 
-    On a CPU, bias and activation are applied while the product is in the cache.
+    On a CPU, bias and activation are applied while the product is in the cache. Layers of other classes, such as
+    quantised ones, are called.
     """
-    if is_eager_on_cpu(x) and torch.backends.mkldnn.is_available():
+    plain = type(layer) is nn.Linear and x.dtype in FUSED_DTYPES
+    if plain and is_eager_on_cpu(x) and torch.backends.mkldnn.is_available():
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
         return out
     out = layer(x)
@@ -40,11 +46,31 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     return F.relu(out) if activation == "relu" else F.gelu(out)
 
 
+FUSED_DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes that oneDNN multiplies with a fused activation."""
+
+
+def apply_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, x: Tensor) -> Tensor:
+    """Apply two linear maps with an activation between them, fused with the first map where that is possible."""
+    name = _fused_name(activation)
+    hidden = apply_linear(first, x, name) if name else activation(first(x))
+    return apply_linear(second, hidden)
+
+
+def _fused_name(activation: nn.Module) -> str:
+    """Return the name of an activation for `apply_linear`; empty if it has none."""
+    if isinstance(activation, nn.ReLU):
+        return "relu"
+    exact_gelu = (isinstance(activation, nn.GELU) and activation.approximate == "none") or (
+        isinstance(activation, GELUActivation) and activation.act is F.gelu
+    )
+    return "gelu" if exact_gelu else ""
+
+
 def is_eager_on_cpu(x: Tensor) -> bool:
-    """Return True for float32 on a CPU that is neither compiled, exported nor differentiated."""
+    """Return True on a CPU for a tensor that is neither compiled, exported nor differentiated."""
     return (
         x.device.type == "cpu"
-        and x.dtype == torch.float32
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.onnx.is_in_onnx_export()
@@ -83,6 +109,15 @@ def fold_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
 
 
 @torch.no_grad()
+def scale_linear(layer: nn.Linear, scale: Tensor) -> nn.Linear:
+    """Return the linear map that equals `layer` times `scale` [outputs]. Computed in float64."""
+    scaled = nn.Linear(layer.in_features, layer.out_features).to(layer.weight)
+    scaled.weight.copy_(scale.double()[:, None] * layer.weight.double())
+    scaled.bias.copy_(scale.double() * layer.bias.double())
+    return scaled
+
+
+@torch.no_grad()
 def fold_convolution(first: Any, second: Any) -> nn.Conv2d:
     """Fold two convolutions into one that equals `second` (1x1) after `first`."""
     pointwise = second.weight[:, :, 0, 0].double()
@@ -106,6 +141,33 @@ def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
     folded.weight.copy_(torch.einsum("om,imkl->iokl", pointwise, first.weight.double()))
     folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
     return folded
+
+
+@torch.no_grad()
+def fold_upscaling(first: nn.ConvTranspose2d, second: nn.Conv2d) -> nn.ConvTranspose2d:
+    """Fold a transposed convolution (2x2, stride 2) and a 3x3 convolution into one transposed convolution (4x4).
+
+    It has no bias: that of `first` reaches pixels at the edge less often than others. See `upscaled_bias`.
+    """
+    assert first.kernel_size == first.stride == (2, 2)
+    assert second.kernel_size == (3, 3)
+    folded = nn.ConvTranspose2d(
+        first.in_channels, second.out_channels, 4, stride=2, padding=1, bias=False
+    ).to(first.weight)
+    # the 3x3 convolution reads pixel p + k - 1 for each k, so its kernel is flipped where pixels are scattered
+    flipped = second.weight.double().flip(2, 3).transpose(0, 1)  # [M, O, 3, 3]
+    folded.weight.copy_(F.conv_transpose2d(first.weight.double(), flipped))
+    return folded
+
+
+@torch.no_grad()
+def upscaled_bias(first: nn.ConvTranspose2d, second: nn.Conv2d, size: int) -> Tensor:
+    """Return the map [1, O, size, size] that `second` after `first` returns for zeros."""
+    assert first.bias is not None
+    assert second.bias is not None
+    constant = first.bias.double()[None, :, None, None].expand(1, -1, size, size)
+    bias = F.conv2d(constant, second.weight.double(), second.bias.double(), padding=second.padding)
+    return bias.to(first.weight)
 
 
 @torch.no_grad()
@@ -149,29 +211,40 @@ class Attention(nn.Module):
         super().__init__()
         self._buffer = torch.empty(0)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int = 0, weight: int = 1
+    ) -> Tensor:
         """Attend with query [N, L, D] to key [N, T, D] and value [N, T, V <= D]; return [N, L, V].
 
         mask: bool [N, 1, M <= T] for the last M keys, True for keys to attend to; None for all. Each object attends to
-        at least one.
+        at least one. The first `first` keys weigh as if each occurred `weight` times.
         """
-        if is_eager_on_cpu(query):
-            return self._attend_in_steps(query, key, value, mask)
+        if query.dtype == torch.float32 and is_eager_on_cpu(query):
+            return self._attend_in_steps(query, key, value, mask, first, weight)
         wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
         free = key.shape[1] - (0 if mask is None else mask.shape[-1])
-        if mask is None or free == 0:
-            attended = None if mask is None else mask[:, None]
+        if weight == 1:
+            first = 0
+        if first > free:
+            out = _attend_weighted(query, key, wide, mask, first, weight)
+        elif mask is None and not first:
+            out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None])[:, 0]
+        elif mask is not None and not free:
             out = F.scaled_dot_product_attention(
-                query[:, None], key[:, None], wide[:, None], attn_mask=attended
+                query[:, None], key[:, None], wide[:, None], attn_mask=mask[:, None]
             )[:, 0]
         else:
-            out = _merge_attention(
-                _attend_fused(query, key[:, :free], wide[:, :free]),
-                _attend_masked(query, key[:, free:], wide[:, free:], mask),
-            )
+            parts = [_attend_fused(query, key[:, first:free], wide[:, first:free])]
+            if first:
+                parts.append(_attend_fused(query, key[:, :first], wide[:, :first], weight))
+            if mask is not None:
+                parts.append(_attend_masked(query, key[:, free:], wide[:, free:], mask))
+            out = functools.reduce(_merge_attention, parts).out
         return out[..., : value.shape[-1]]
 
-    def _attend_in_steps(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend_in_steps(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int, weight: int
+    ) -> Tensor:
         count, length, keys = query.shape[0], query.shape[1], key.shape[1]
         query = query * query.shape[-1] ** -0.5
         rows = min(length, max(1, MAX_SCORES // keys))
@@ -182,6 +255,8 @@ class Attention(nn.Module):
                 some = slice(start, start + rows)
                 part = query[i, some]
                 scores = torch.mm(part, key[i].T, out=buffer[: len(part)])
+                if weight > 1:
+                    scores[:, :first].add_(math.log(weight))
                 if mask is not None:
                     scores[:, -mask.shape[-1] :].masked_fill_(~mask[i], float("-inf"))
                 torch.softmax(scores, dim=-1, out=scores)
@@ -203,7 +278,7 @@ class _Attended(NamedTuple):
     log_sum: Tensor
 
 
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor) -> _Attended:
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor, weight: int = 1) -> _Attended:
     """Attend to all keys with the device's fused kernel; [N, L or T, D] each. A mask would rule out the fastest."""
     heads = query[:, None], key[:, None], value[:, None]
     if query.device.type == "cpu":
@@ -212,7 +287,7 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor) -> _Attended:
         out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True)
     else:
         out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
-    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float())
+    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float() + math.log(weight))
 
 
 def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _Attended:
@@ -222,7 +297,20 @@ def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _
     return _Attended(scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True))
 
 
-def _merge_attention(first: _Attended, second: _Attended) -> Tensor:
+def _attend_weighted(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int, weight: int
+) -> Tensor:
+    """Attend with a mask that reaches into the first, weighted keys; see `Attention`."""
+    bias = query.new_zeros(len(key), 1, key.shape[1])
+    bias[..., :first] = math.log(weight)
+    if mask is not None:
+        bias[..., -mask.shape[-1] :].masked_fill_(~mask, float("-inf"))
+    return F.scaled_dot_product_attention(
+        query[:, None], key[:, None], value[:, None], attn_mask=bias[:, None]
+    )[:, 0]
+
+
+def _merge_attention(first: _Attended, second: _Attended) -> _Attended:
     """Return the attention to the keys of both. This is exact: each part weighs as the sum of its exponentials."""
     share = torch.sigmoid(second.log_sum - first.log_sum).to(first.out.dtype)
-    return torch.lerp(first.out, second.out, share)
+    return _Attended(torch.lerp(first.out, second.out, share), torch.logaddexp(first.log_sum, second.log_sum))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
 
 from ...errors import ModelError
-from .algebra import fold_convolution, fold_transposed, patch_linear
+from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
 from .hiera import POOL, Hiera, z_order
 from .vit import WindowedViT
 
@@ -25,9 +25,9 @@ def build_encoder(source: Any) -> nn.Module:
 class Sam3Encoder(nn.Module):
     """SAM 3's plain ViT and its simple feature pyramid.
 
-    Consecutive linear maps of the pyramid are folded into one: a transposed convolution with the 1x1 after it, and a
-    3x3 with the 1x1 that feeds the mask decoder. The level that the tracker does not use is omitted. This is exact up
-    to rounding, and the two fine levels cost an eighth and a quarter of the original.
+    Consecutive linear maps of the two fine levels are folded into one: a transposed convolution, the 1x1 and the 3x3
+    after it, and the 1x1 that feeds the mask decoder. The level that the tracker does not use is omitted. This is exact
+    up to rounding.
     """
 
     def __init__(self, source: Any) -> None:
@@ -38,16 +38,9 @@ class Sam3Encoder(nn.Module):
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
         first, activation, second = fine.scale_layers
-        self.fine = nn.Sequential(
-            first,
-            activation,
-            fold_transposed(second, fine.proj1),
-            fold_convolution(fine.proj2, decoder.conv_s0),
-        )
-        self.middle = nn.Sequential(
-            fold_transposed(middle.scale_layers[0], middle.proj1),
-            fold_convolution(middle.proj2, decoder.conv_s1),
-        )
+        grid = self.backbone.grid
+        self.fine = nn.Sequential(first, activation, _Upscaling(second, fine, decoder.conv_s0, 4 * grid))
+        self.middle = _Upscaling(middle.scale_layers[0], middle, decoder.conv_s1, 2 * grid)
         self.top = nn.Sequential(top.proj1, top.proj2)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
 
@@ -59,6 +52,23 @@ class Sam3Encoder(nn.Module):
         image = self.backbone(pixels)
         levels = self.fine(image), self.middle(image), self.top(image)
         return (*levels, image) if self.shares_trunk else levels
+
+
+class _Upscaling(nn.Module):
+    """A pyramid level's last transposed convolution, its two projections, and the decoder's 1x1, as one linear map."""
+
+    bias: Tensor
+
+    def __init__(self, upscale: nn.ConvTranspose2d, level: Any, last: nn.Conv2d, size: int) -> None:
+        super().__init__()
+        first, second = fold_transposed(upscale, level.proj1), fold_convolution(level.proj2, last)
+        self.map = fold_upscaling(first, second)
+        self.register_buffer("bias", upscaled_bias(first, second, size), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Upscale [1, C, n, n] to [1, O, 2n, 2n]."""
+        out: Tensor = self.map(x) + self.bias
+        return out
 
 
 class Sam2Encoder(nn.Module):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
+from .algebra import apply_linear, apply_mlp
 from .vit import side
 
 POOL = 4  # tokens that pooling joins: it halves both sides of the map
@@ -83,20 +84,21 @@ class _Block(nn.Module):
         normed = self.norm1(x)
         kept = x if isinstance(self.widen, nn.Identity) else self.widen(normed)
         x = (_pooled(kept) if self.pools else kept) + self._attend(normed)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        mlp = self.mlp
+        return x + apply_mlp(mlp.proj_in, mlp.activation, mlp.proj_out, self.norm2(x))
 
     def _attend(self, x: Tensor) -> Tensor:
         batch = len(x)
         if self.gather is not None:
             x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
-        qkv = self.qkv(x)
+        qkv = apply_linear(self.qkv, x)
         qkv = qkv.view(-1, self.span, 3, self.heads, qkv.shape[-1] // (3 * self.heads))
         query, key, value = qkv.unbind(2)
         if self.pools:
             query = _pooled(query)
-        out: Tensor = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (query, key, value)))
-        out = self.out(out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[3]))
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        out = F.scaled_dot_product_attention(query, key, value)
+        out = apply_linear(self.out, out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[3]))
         return out if self.scatter is None else out[:, self.scatter]
 
 

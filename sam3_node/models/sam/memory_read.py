@@ -7,66 +7,68 @@ The arithmetic equals transformers' memory attention on the same weights, rearra
 - Value and output projections are applied after the attention, to its 64-channel result. This is exact because the
   softmax weights sum to one.
 - Work before the first memory attention is shared by all objects.
+
+`read_tokens` chooses the tokens, also for approximations. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .algebra import Attention, apply_linear, fold_linear, join_linear, rotate
+from ...errors import require
+from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
+from .read_tokens import MemoryTokens, Tokens
+
+KERNEL_EXTRA = "triton"
+
+
+class Attend(Protocol):
+    """One read's attention to memories and pointers."""
+
+    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
 
 
 class MemoryRead(nn.Module):
     """The memory attention of a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
 
-    takes_any_width = True
-    """True because it takes any number of memories; an engine takes the whole bank, masked."""
-    memory_position: Tensor
     image_position: Tensor
-    rotation: Tensor
+    split_rotation: Tensor
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        config = source.config
-        attention = source.memory_attention
-        if config.memory_attention_num_attention_heads != 1:
+        if source.config.memory_attention_num_attention_heads != 1:
             raise ValueError(
                 "the memory read supports one attention head, the number in every SAM 2 and SAM 3 checkpoint"
             )
-        height, width = source.backbone_feature_sizes[-1]
         self.hidden = source.hidden_dim
-        self.memory_channels = source.mem_dim
-        self.pointer_tokens = max(1, self.hidden // self.memory_channels)
-        self.max_pointers = config.max_object_pointers_in_encoder
-        self.pointer_time: nn.Module | None = (
-            source.temporal_positional_encoding_projection_layer
-            if config.enable_temporal_pos_encoding_for_object_pointers
-            else None
-        )
-        reference = source.no_memory_embedding
-        position = source.memory_encoder.position_encoding(
-            (1, self.memory_channels, height, width), reference.device, torch.float32
-        )
-        # [num_maskmem, HW, 64]: position in the image plus age in frames; the last row is for conditioning frames
-        temporal = (
-            source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.memory_channels)
-        )
-        place = position.flatten(2).transpose(1, 2) + temporal
-        self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
-        self.register_buffer("image_position", 0.1 * _sine(source, (height, width)), persistent=False)
-        cos, sin = attention.rotary_emb(
-            reference, attention.position_ids
-        )  # [1, hw, D], each value occurs twice
+        self.tokens = MemoryTokens(source)
         self.register_buffer(
-            "rotation", torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1), persistent=False
+            "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
         )
         attend = Attention()
-        self.layers = nn.ModuleList(_ReadLayer(layer, attend) for layer in attention.layers)
-        self.norm = attention.layer_norm
+        self.layers = nn.ModuleList(ReadLayer(layer, attend) for layer in source.memory_attention.layers)
+        self.norm = source.memory_attention.layer_norm
+        self.takes_any_width = True
+        """True if it takes any number of memories. Engines and kernels take the whole bank, with a mask."""
+
+    def use_kernels(self) -> None:
+        """Attend by the kernels of `read_kernel` from now on, which only read what is valid.
+
+        Raises MissingExtraError without triton.
+        """
+        require("triton", KERNEL_EXTRA)
+        from .read_kernel import split_pairs, split_rotation
+
+        for layer in self.layers:
+            assert isinstance(layer, ReadLayer)
+            layer.split_query, layer.split_key = split_pairs(layer.query), split_pairs(layer.key)
+        self.register_buffer("split_rotation", split_rotation(self.tokens.rotation), persistent=False)
+        self.takes_any_width = False
 
     def forward(
         self,
@@ -79,46 +81,35 @@ class MemoryRead(nn.Module):
     ) -> Tensor:
         """Condition the top feature map on each object's memories.
 
-        top: [1, C, h, w]. memory: [N, S, hw, 64], any float dtype. offset: int64 [N, S], rows of the temporal table.
-        pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool [N, S + P], or [N, P] if all memories
-        are valid, which is faster; None if all are valid.
+        top: [1, C, h, w]. memory: [N, S, hw, 64], any float dtype; the first is of a prompted frame. offset: int64
+        [N, S], rows of the temporal table. pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool
+        [N, S + P], or [N, P] if all memories are valid, which is faster; None if all are valid. Valid memories come
+        before others, and so do valid pointers.
         Return [N, C, h, w].
         """
-        count, slots, area, channels = memory.shape
-        spatial = slots * area
-        values = torch.cat([memory.flatten(1, 2), pointers.reshape(count, -1, channels)], dim=1).to(top.dtype)
-        place = self.memory_position[offset].flatten(1, 2)
-        keys = torch.cat([place, self._pointer_place(pointer_age)], dim=1).add_(values)
-        mask = self._mask(valid, slots, pointers.shape[1], area)
+        tokens = self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype)
+        attend = self._attend(tokens)
+        rotation = self.tokens.rotation[: self.tokens.area]
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:
-            x = layer(x, keys, values, mask, self.rotation, spatial)
-        out: Tensor = self.norm(x).transpose(1, 2).reshape(count, self.hidden, *top.shape[-2:])
+            x = layer(x, rotation, attend)
+        out: Tensor = self.norm(x).transpose(1, 2).reshape(len(memory), self.hidden, *top.shape[-2:])
         return out
 
-    def _pointer_place(self, age: Tensor) -> Tensor:
-        """Return the temporal encoding of pointers, [N, P * tokens, 64]; zeros if the weights have none."""
-        count, pointers = age.shape
-        if self.pointer_time is None:
-            return self.memory_position.new_zeros(count, pointers * self.pointer_tokens, self.memory_channels)
-        phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
-        place = self.pointer_time(phase.to(self.memory_position.dtype))
-        out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
-        return out
+    def _attend(self, tokens: Tokens) -> Attend:
+        if self.takes_any_width:
+            return _PlainAttend(tokens, self.tokens.rotation, self.tokens.area)
+        from .read_kernel import KernelAttend
 
-    def _mask(self, valid: Tensor | None, slots: int, pointers: int, area: int) -> Tensor | None:
-        """Return the mask of the last tokens, bool [N, 1, all or those of pointers]: True for tokens to attend to."""
-        if valid is None:
-            return None
-        pointers_only = valid.shape[1] == pointers
-        pointer = (valid if pointers_only else valid[:, slots:]).repeat_interleave(self.pointer_tokens, dim=1)
-        if pointers_only:
-            return pointer[:, None]
-        memory = valid[:, :slots].repeat_interleave(area, dim=1)
-        return torch.cat([memory, pointer], dim=1)[:, None]
+        return KernelAttend(tokens, self.split_rotation, self.tokens.area)
 
 
-class _ReadLayer(nn.Module):
+class ReadLayer(nn.Module):
+    """One layer: attention to the image itself, attention to the memories, then a perceptron."""
+
+    split_query: nn.Linear
+    split_key: nn.Linear
+
     def __init__(self, source: Any, attend: Attention) -> None:
         super().__init__()
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
@@ -130,22 +121,11 @@ class _ReadLayer(nn.Module):
         self.attend = attend
         self.value_out = fold_linear(cross.v_proj, cross.o_proj)
 
-    def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
         x = self._attend_self(self.norm1(x), rotation).add_(x)
-        query = rotate(apply_linear(self.query, self.norm2(x)), rotation)
-        attended = self._attend_memory(query, keys, values, mask, rotation, spatial)
-        x = apply_linear(self.value_out, attended).add_(x)
-        out = apply_linear(self.linear2, self._widen(self.norm3(x)))
-        return out.add_(x)
-
-    def _widen(self, x: Tensor) -> Tensor:
-        if isinstance(self.activation, nn.ReLU):
-            return apply_linear(self.linear1, x, "relu")
-        out: Tensor = self.activation(self.linear1(x))
-        return out
+        x = apply_linear(self.value_out, attend(self, self.norm2(x))).add_(x)
+        return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
 
     def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
         query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)
@@ -153,25 +133,33 @@ class _ReadLayer(nn.Module):
         out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
         return apply_linear(self.own_out, out)
 
-    def _attend_memory(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rotation: Tensor, spatial: int
-    ) -> Tensor:
-        count, area = keys.shape[0], rotation.shape[0]
-        key = apply_linear(self.key, keys)  # [N, tokens, D]; pointers come last and are not rotated
-        memory = key[:, :spatial].unflatten(1, (-1, area))
-        rotated = rotate(memory, rotation)
-        if rotated is not memory:  # otherwise it was done in place
-            key = torch.cat([rotated.flatten(1, 2), key[:, spatial:]], dim=1)
-        out: Tensor = self.attend(query.expand(count, -1, -1), key, values, mask)
+
+class _PlainAttend:
+    """Attention by torch's operations."""
+
+    def __init__(self, tokens: Tokens, rotation: Tensor, area: int) -> None:
+        self.tokens, self.rotation = tokens, rotation[:area]
+        self.reduced_rotation = (
+            rotation[tokens.rows] if tokens.reduced else None
+        )  # [1 or N, reduced, D / 2, 2]
+
+    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        tokens = self.tokens
+        query = rotate(apply_linear(layer.query, x), self.rotation)
+        key = self._rotate_keys(apply_linear(layer.key, tokens.keys))
+        query = query.expand(len(key), -1, -1)
+        out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
         return out
 
-
-def _sine_1d(position: Tensor, channels: int) -> Tensor:
-    """Return the sine encoding [..., channels] of position [...], float32."""
-    half = channels // 2
-    period = 10000.0 ** (2 * (torch.arange(half, device=position.device, dtype=torch.float32) // 2) / half)
-    phase = position.unsqueeze(-1) / period
-    return torch.cat([phase.sin(), phase.cos()], dim=-1)
+    def _rotate_keys(self, key: Tensor) -> Tensor:
+        """Rotate keys [N, T, D]; the pointers, which come last, are not rotated."""
+        start, end = self.tokens.reduced, self.tokens.reduced + self.tokens.full
+        full = key[:, start:end].unflatten(1, (-1, len(self.rotation)))
+        rotated = rotate(full, self.rotation)
+        parts = [rotated.flatten(1, 2), key[:, end:]]
+        if self.reduced_rotation is not None:
+            parts.insert(0, rotate(key[:, :start], self.reduced_rotation))
+        return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:

@@ -13,18 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .algebra import centre_convolution, resize_matrix
 from .mask_decoder import MaskDecoder
-from .vit import side
+from .memory_write import MemoryWrite
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit for an object out of view
-MASK_SCALE, MASK_BIAS = 20.0, -10.0  # turn a mask prompt in 0..1 into logits
 
 Run = Callable[..., Any]
 
 
 class Stages(NamedTuple):
-    """The stages that track N objects without prompts. `h`, `w` is the token grid."""
+    """The stages that track N objects without prompts. `h`, `w` is the token grid.
+
+    A read with an attribute `max_objects` that is not None takes that many objects in a call, and no more.
+    """
 
     encode: Run
     """(pixels [1, 3, S, S]) -> the tensors of `Features`"""
@@ -138,75 +139,6 @@ class Decoder(nn.Module):
         sparse = self.nothing
         decoded: Decoded = self(features.top, features.fine, features.middle, sparse, dense, True)
         return torch.where(mask.any(), decoded.pointer, self.no_pointer)
-
-
-class MemoryWrite(nn.Module):
-    """Turns features and masks into memories: the memory encoder, and the embedding of an object out of view."""
-
-    from_logits: Tensor
-    from_image: Tensor
-    to_logits: Tensor
-
-    def __init__(self, source: Any) -> None:
-        super().__init__()
-        encoder, config = source.memory_encoder, source.config
-        self.feature_projection = encoder.feature_projection
-        self.downsample = nn.ModuleList(_Downsample(layer) for layer in encoder.mask_downsampler.layers)
-        self.embed = encoder.mask_downsampler.final_conv
-        self.memory_fuser, self.projection = encoder.memory_fuser, encoder.projection
-        self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
-        self.occluded = source.occlusion_spatial_embedding_parameter
-        image, low = side(source.prompt_encoder.input_image_size), source.prompt_encoder.mask_input_size[0]
-        device = source.no_memory_embedding.device
-        # the reference resizes logits to the image size, then to the memory encoder's input size; both steps are linear
-        # maps, so one matrix does both
-        self.register_buffer("from_logits", resize_matrix((low, image, 4 * low)).to(device), persistent=False)
-        self.register_buffer("from_image", resize_matrix((image, 4 * low)).to(device), persistent=False)
-        self.register_buffer("to_logits", resize_matrix((image, low)).to(device), persistent=False)
-
-    def upsample(self, logits: Tensor) -> Tensor:
-        """Resize logits [N, 4h, 4w] to the memory encoder's input [N, 1, 16h, 16w], float32."""
-        return (self.from_logits @ logits.float() @ self.from_logits.T)[:, None]
-
-    def from_mask(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn a mask [1, 1, S, S] in 0..1 into logits [1, 4h, 4w] and memory input [1, 1, 16h, 16w], float32."""
-        high = mask.float() * MASK_SCALE + MASK_BIAS
-        return (self.to_logits @ high @ self.to_logits.T)[:, 0], self.from_image @ high @ self.from_image.T
-
-    def forward(self, top: Tensor, masks: Tensor, prompted: bool, presence: Tensor) -> Tensor:
-        """Encode the memory [N, hw, 64] bfloat16 of N objects.
-
-        top [1, C, h, w] is the image's, masks [N, 1, 16h, 16w] are logits, presence [N] are logits. If `prompted`, the
-        masks come from a prompt and are made binary first.
-        """
-        weight = (masks > 0).float() if prompted else masks.sigmoid()
-        x = (weight * self.scale + self.bias).to(top.dtype)
-        for layer in self.downsample:
-            x = layer(x)
-        memory: Tensor = self.projection(self.memory_fuser(self.feature_projection(top) + self.embed(x)))
-        if self.occluded is not None:
-            absent = (presence <= 0).to(memory.dtype)[:, None, None, None]
-            memory = memory + absent * self.occluded[..., None, None]
-        return memory.flatten(2).transpose(1, 2).to(torch.bfloat16)
-
-
-class _Downsample(nn.Module):
-    """Convolution, layer norm over channels, and activation. The convolution already subtracts the norm's mean."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__()
-        self.conv, self.activation = centre_convolution(source.conv), source.activation
-        self.eps = source.layer_norm.eps
-        self.weight, self.bias = (
-            nn.Parameter(value.detach().reshape(1, -1, 1, 1), False)
-            for value in (source.layer_norm.weight, source.layer_norm.bias)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
-        out: Tensor = self.activation(torch.addcmul(self.bias, x * inverse, self.weight))
-        return out
 
 
 class FollowDecode(nn.Module):

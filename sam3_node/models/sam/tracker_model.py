@@ -18,7 +18,9 @@ from ...errors import ModelError
 from ..pixels import normalise_frame
 from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead
-from .stages import Decoder, Features, FollowDecode, FollowRemember, MemoryWrite, Stages
+from .memory_write import MemoryWrite
+from .read_tokens import ReadMethod
+from .stages import Decoder, Features, FollowDecode, FollowRemember, Stages
 from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
@@ -114,6 +116,10 @@ class TrackerModel(nn.Module):
             raise ModelError(f"{self.name}: expected the encoder of SAM 3 to share, found another")
         self.encode_stage.shares_trunk = True
         return self.encode_stage.backbone
+
+    def use_read(self, method: ReadMethod) -> None:
+        """Attend to memories by this method from now on. Raises ModelError where the feature grid does not allow it."""
+        self.read_stage.tokens.use(method)
 
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile every stage that tracks objects without prompts.

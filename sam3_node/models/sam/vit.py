@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import join_linear, patch_linear, rotate
+from .algebra import apply_linear, apply_mlp, join_linear, patch_linear, rotate
 
 
 class WindowedViT(nn.Module):
@@ -82,12 +82,11 @@ class _Layer(nn.Module):
         self.register_buffer("rotation", rotation[:, None].contiguous(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.out(self._attend(self.norm1(x)))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        x = x + apply_linear(self.out, self._attend(self.norm1(x)))
+        return x + apply_mlp(self.mlp.fc1, self.mlp.activation_fn, self.mlp.fc2, self.norm2(x))
 
     def _attend(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x)
+        qkv = apply_linear(self.qkv, x)
         if self.gather is not None:
             qkv = torch.cat([qkv, self.filling.expand(len(x), -1, -1)], dim=1)[:, self.gather]
         qkv = qkv.view(-1, self.span, 3 * self.heads, x.shape[-1] // self.heads)

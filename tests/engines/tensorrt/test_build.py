@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def nano() -> TrackerModel:
-    return load_tracker("nano", dtype="float16")
+    return load_tracker("nano", dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def small_onnx(small: StageSpec, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return export(small, tmp_path_factory.mktemp("onnx") / "remember.onnx")
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", ["encode", "remember"])  # the others are built in test_layers.py
 def test_nano_is_built_for_two_generations(nano: TrackerModel, name: str, tmp_path: Path) -> None:
     stage = tracker_stages(nano)[name]
     path = export(stage, tmp_path / "stage.onnx")

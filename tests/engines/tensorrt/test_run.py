@@ -1,112 +1,224 @@
-"""Execution contexts of a TensorRT plan, with a stand-in for the library; no GPU needed."""
+"""The runtime of TensorRT plans, on a strict stand-in for the library and for CUDA's streams and graphs; no GPU."""
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from sam3_node.engines.specs import StageSpec, TensorSpec
-from sam3_node.engines.tensorrt.library import Library, get_logger
-from sam3_node.engines.tensorrt.run import ExecutionContexts
+from sam3_node.engines.graphs import GraphedStage
+from sam3_node.engines.specs import ALIGNMENT, STAGES, StageSpec, TensorSpec, tracker_stages
+from sam3_node.engines.tensorrt.run import TensorRTRun, Workspace
 from sam3_node.errors import EngineError
+from sam3_node.models import TrackerModel
+from sam3_node.models.sam.stages import Stages
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.strict_cuda import StrictCuda
+from tests.support.strict_tensorrt import StrictTensorRT
+from tests.support.tiny import noise_clip, random_source, stages_of
 
 CPU = torch.device("cpu")
+
+
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.ones(()))
+
+    def forward(self, image: Tensor, factor: Tensor) -> Tensor:
+        return (image * factor[:, :1]).half()
+
+
 STAGE = StageSpec(
     "scale",
-    torch.nn.Identity(),
+    Scale(),
     (TensorSpec("image", (1, 4), torch.float16), TensorSpec("factor", ("objects", 3), torch.float32)),
     (TensorSpec("out", ("objects", 4), torch.float16),),
 )
 
 
-class LibraryContext:
-    """The used part of TensorRT's own execution context."""
-
-    def __init__(self, how: object, refused: str = "") -> None:
-        self.how, self.refused = how, refused
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.memory = (0, 0)
-
-    def set_device_memory(self, address: int, size: int) -> None:
-        self.memory = (address, size)
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        self.shapes[name] = shape
-        return name != self.refused
-
-
-class LibraryEngine:
-    """The used part of TensorRT's own engine; it makes `capacity` contexts."""
-
-    device_memory_size_v2 = 4096
-
-    def __init__(self, api: ModuleType, capacity: int = 9, refused: str = "") -> None:
-        self.api, self.capacity, self.refused = api, capacity, refused
-
-    def create_runtime_config(self) -> SimpleNamespace:
-        config = SimpleNamespace()
-        config.set_execution_context_allocation_strategy = lambda how: setattr(config, "allocation", how)
-        return config
-
-    def create_execution_context(self, how: object) -> LibraryContext | None:
-        self.capacity -= 1
-        if self.capacity < 0:
-            get_logger(self.api).errors.append("CUDA error 2: out of memory")
-            return None
-        return LibraryContext(how, self.refused)
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> StrictCuda:
+    return StrictCuda(monkeypatch)
 
 
 @pytest.fixture
-def api() -> ModuleType:
-    class ILogger:
-        INTERNAL_ERROR, ERROR, VERBOSE = range(3)
-
-    api = ModuleType("tensorrt")
-    api.ILogger = ILogger  # type: ignore[attr-defined]
-    api.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="given")  # type: ignore[attr-defined]
-    api.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")  # type: ignore[attr-defined]
+def api(cuda: StrictCuda, monkeypatch: pytest.MonkeyPatch) -> StrictTensorRT:
+    api = StrictTensorRT(cuda)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", api)
     return api
 
 
-def make_contexts(engine: LibraryEngine, name: str = "tensorrt") -> ExecutionContexts:
-    return ExecutionContexts(Library(name, "10.8", engine.api), engine, STAGE, CPU)
+def make_run(api: StrictTensorRT, kernels: Path | None = None) -> TensorRTRun:
+    return TensorRTRun(api.plan(STAGE, 8), STAGE, CPU, kernels=kernels)
 
 
-def test_each_number_of_objects_has_a_context_of_its_own(api: ModuleType) -> None:
-    contexts = make_contexts(LibraryEngine(api))
-    made = {objects: contexts.get(objects) for objects in (1, 2, 8)}
-    assert len(set(map(id, made.values()))) == 3
-    for objects, context in made.items():
-        assert contexts.get(objects) is context
-        assert context.shapes == {"image": (1, 4), "factor": (objects, 3)}
-        assert context.how == "given"
-    assert len({context.memory for context in made.values()}) == 1, "one block of memory for all"
-    address, size = made[1].memory
-    assert size == LibraryEngine.device_memory_size_v2
-    assert address
+def inputs(objects: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(4.0).half()[None], torch.arange(1.0, 3 * objects + 1).view(objects, 3)
 
 
-def test_kernels_that_compile_at_run_time_compile_at_once(api: ModuleType) -> None:
-    how = make_contexts(LibraryEngine(api), "tensorrt_rtx").get(2).how
-    assert how.allocation == "given"
-    assert how.dynamic_shapes_kernel_specialization_strategy == "eager"
+def test_a_plan_gives_what_its_module_gives(api: StrictTensorRT) -> None:
+    run = make_run(api)
+    for objects in (1, 3, 8, 3):
+        assert torch.equal(run(*inputs(objects)), Scale()(*inputs(objects)))
+    assert api.compiled == ["scale 1", "scale 3", "scale 8"]
 
 
-def test_a_context_without_memory_says_what_to_lower(api: ModuleType) -> None:
-    contexts = make_contexts(LibraryEngine(api, capacity=1))
-    first = contexts.get(1)
+def test_inputs_that_are_not_aligned_are_copied(api: StrictTensorRT) -> None:
+    image, factor = inputs(2)
+    block = torch.zeros(5, 3)
+    block[1:3] = factor
+    assert block[1:3].data_ptr() % ALIGNMENT
+    assert torch.equal(make_run(api)(image, block[1:3]), Scale()(image, factor))
+
+
+def test_work_leaves_the_default_stream_and_keeps_its_order(api: StrictTensorRT, cuda: StrictCuda) -> None:
+    run = make_run(api)
+    run(*inputs(2))  # the stand-in refuses the default stream
+    (place,) = api.last_use.values()
+    assert cuda.current.cuda_stream == 0
+    assert cuda.current.comes_after(place), "later work of the default stream waits for the engine"
+
+
+def test_on_another_stream_it_stays_there(api: StrictTensorRT, cuda: StrictCuda) -> None:
+    stream, run = cuda.new_stream(), make_run(api)
+    with cuda.use(stream):
+        run(*inputs(2))
+    ((used, _),) = api.last_use.values()
+    assert used is stream
+
+
+def test_engines_of_a_workspace_share_one_block_of_the_largest_size(api: StrictTensorRT) -> None:
+    workspace = Workspace(CPU)
+    small, large = (TensorRTRun(api.plan(STAGE, most), STAGE, CPU, workspace) for most in (1, 8))
+    small(*inputs(1)), large(*inputs(8)), small(*inputs(1))
+    assert len(api.last_use) == 1
+    with pytest.raises(EngineError, match="expected all engines of a tracker to be loaded before one runs"):
+        TensorRTRun(api.plan(STAGE, 9), STAGE, CPU, workspace)
+
+
+def test_the_library_needs_no_runtime_configuration_of_its_own(
+    cuda: StrictCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = StrictTensorRT(cuda, "tensorrt")
+    monkeypatch.setitem(sys.modules, "tensorrt", api)
+    assert torch.equal(make_run(api)(*inputs(2)), Scale()(*inputs(2)))
+
+
+def test_kernels_are_compiled_once_and_kept_for_the_next_start(api: StrictTensorRT, tmp_path: Path) -> None:
+    kept = tmp_path / "scale.kernels"
+    for objects in (1, 2, 1):
+        make_run(api, kept)(*inputs(objects))
+    assert api.compiled == ["scale 1", "scale 2"], "each start takes what those before it have compiled"
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(b"\xff\x00"), lambda path: path.chmod(0o666)]
+)
+def test_kernels_that_cannot_be_used_are_compiled_again(
+    api: StrictTensorRT, tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "scale.kernels"
+    make_run(api, kept)(*inputs(1))
+    damage(kept)
+    with caplog.at_level(logging.INFO):
+        make_run(api, kept)(*inputs(1))
+    assert "are compiled again" in caplog.text
+    make_run(api, kept)(*inputs(1))
+    assert api.compiled == ["scale 1"] * 2
+
+
+def test_where_kernels_cannot_be_kept_the_engine_serves(
+    api: StrictTensorRT, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(api, tmp_path / "absent" / "scale.kernels")(*inputs(1))
+    assert "are not kept" in caplog.text
+
+
+def test_a_plan_that_does_not_load_says_what_to_do(api: StrictTensorRT) -> None:
     with pytest.raises(
-        EngineError,
-        match=r"cannot prepare the plan for 4 objects: CUDA error 2: out of memory; .*--tracker\.max_objects",
+        EngineError, match=r"scale: tensorrt_rtx 1\.7\.1 cannot load the plan: .*engine build"
     ):
-        contexts.get(4)
-    assert contexts.get(1) is first
+        TensorRTRun(b"damaged", STAGE, CPU)
 
 
-def test_a_plan_that_does_not_take_the_shapes_is_refused(api: ModuleType) -> None:
-    contexts = make_contexts(LibraryEngine(api, refused="factor"))
-    for _ in range(2):
-        with pytest.raises(EngineError, match=r"scale: factor: the plan does not take \[4, 3\]"):
-            contexts.get(4)
+def test_a_context_without_memory_says_what_to_lower(
+    api: StrictTensorRT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(api)
+    run(*inputs(1))
+    monkeypatch.setattr("tests.support.strict_tensorrt.Engine.create_execution_context", lambda *_: None)
+    with pytest.raises(EngineError, match=r"cannot prepare the plan for 4 objects: .*--tracker\.max_objects"):
+        run(*inputs(4))
+    assert torch.equal(run(*inputs(1)), Scale()(*inputs(1)))
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "said"),
+    [
+        ("set_input_shape", False, r"image: the plan does not take \[1, 4\]"),
+        (
+            "get_tensor_shape",
+            (9, 4),
+            r"out: expected a plan that gives \[4, 4\] for 4 objects, found \[9, 4\]",
+        ),
+        ("set_tensor_address", False, "image: the plan does not take this tensor"),
+        ("execute_async_v3", False, "did not run for 4 objects"),
+    ],
+)
+def test_what_the_library_refuses_is_an_error(
+    api: StrictTensorRT, monkeypatch: pytest.MonkeyPatch, method: str, result: object, said: str
+) -> None:
+    monkeypatch.setattr(f"tests.support.strict_tensorrt.Context.{method}", lambda *_: result)
+    with pytest.raises(EngineError, match=said):
+        make_run(api)(*inputs(4))
+
+
+def test_what_cannot_be_captured_is_an_error(api: StrictTensorRT, cuda: StrictCuda) -> None:
+    run = GraphedStage(make_run(api), cuda.capture)
+    api.capturable = False
+    with pytest.raises(EngineError, match=r"cannot be captured in a CUDA graph; set engine\.graphs = false"):
+        run(*inputs(2))
+
+
+@pytest.fixture(scope="module")
+def source() -> torch.nn.Module:
+    return random_source("sam3")
+
+
+def tracked(model: TrackerModel, objects: int = 5, frames: int = 4) -> Tensor:
+    """Return the logits of all frames; all objects are prompted on the first one."""
+    tracker = Tracker(model, max_objects=objects)
+    prompts = [ObjectPrompt(i, points=[[20.0 + 12 * i, 40.0]]) for i in range(objects)]
+    clip = noise_clip(model.image_size, frames)
+    return torch.stack([tracker.step(pixels, () if i else prompts).logits for i, pixels in enumerate(clip)])
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_tracker_of_plans_gives_what_torch_gives(
+    api: StrictTensorRT, cuda: StrictCuda, source: torch.nn.Module, graphs: bool
+) -> None:
+    """Five objects: padded to eight, and read four at a time, as plans for the read are built."""
+    plain, model = stages_of(source), stages_of(source)
+    specs, workspace = tracker_stages(model), Workspace(CPU)
+    runs = (
+        TensorRTRun(api.plan(specs[name], 4 if name == "read" else 8), specs[name], CPU, workspace)
+        for name in STAGES
+    )
+    stages = Stages(*runs)
+    model.stages = Stages(*(GraphedStage(run, cuda.capture) for run in stages)) if graphs else stages
+    model.static_shapes = True
+    assert (tracked(model) - tracked(plain)).abs().max() < 1e-4
+    assert {objects for name, objects in api.executed if name == "read"} == {4}
+    assert {objects for name, objects in api.executed if name == "decode"} == {8}
+    if graphs:
+        before = len(api.executed)
+        tracked(model)
+        assert len(api.executed) == before, "all calls are replays"

@@ -51,6 +51,23 @@ def test_attention_equals_its_definition(
     assert (found - defined(*inputs, mask)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("masked", [None, POINTERS, KEYS])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_key_of_weight_4_counts_as_four(
+    masked: int | None, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: not fused)
+    (query, key, value), mask, first = tensors(), make_mask(masked), 40
+    copies = torch.cat([torch.arange(first).repeat_interleave(4), torch.arange(first, KEYS)])
+    if mask is not None and masked == KEYS:
+        mask_of_copies: torch.Tensor | None = mask[..., copies]
+    else:
+        mask_of_copies = mask
+    with torch.inference_mode():
+        found = Attention()(query, key, value, mask, first, 4)
+    assert (found - defined(query, key[:, copies], value[:, copies], mask_of_copies)).abs().max() < 1e-5
+
+
 def test_pointers_that_are_all_masked_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: False)
     inputs, mask = tensors(), torch.zeros(COUNT, 1, POINTERS, dtype=torch.bool)

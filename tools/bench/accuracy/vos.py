@@ -68,8 +68,8 @@ def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[Model
     models = {}
     shared = {"name": args.model, "device": args.device, "threads": args.threads}
     for key in dict.fromkeys(setting.model for setting in settings):
-        chosen = ModelSettings.model_validate(shared | key._asdict())
-        models[key] = load_model(chosen, TrackerSettings())
+        chosen = ModelSettings.model_validate(shared | {"dtype": key.dtype, "image_size": key.image_size})
+        models[key] = load_model(chosen, TrackerSettings.model_validate({"read": key.read}))
     return models
 
 

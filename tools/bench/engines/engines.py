@@ -250,7 +250,8 @@ def step_table(model: TrackerModel, counts: Sequence[int], effort: Effort, figur
         ours = step.Ours(model, objects)
         pixels = [torch.randn(1, 3, size, size, device=model.device, dtype=model.dtype) for _ in range(4)]
         times = [
-            step.timed(ours.step, pixels[i % len(pixels)])[0] for i in range(effort.warm + effort.frames)
+            step.timed(ours.step, pixels[i % len(pixels)])[0].wall_ms
+            for i in range(effort.warm + effort.frames)
         ]
         p50, p99 = (percentile(times[effort.warm :], fraction) for fraction in (0.5, 0.99))
         print(f"{objects:7d} {p50:8.1f} {p99:8.1f} {p99 / p50:9.2f}", flush=True)

@@ -51,10 +51,10 @@ def collect(client: PerceptionClient, seconds: float) -> list[FrameTiming]:
 
 
 def measure(
-    model: str, threads: str, source: str, rate_hz: float, objects: int, seconds: float
+    model: str, threads: str, source: str, rate_hz: float, objects: int, seconds: float, **settings: str
 ) -> list[FrameTiming]:
-    """Run a camera and a node as processes, with this process as the subscriber."""
-    with Processes(SAM3_MODEL__NAME=model, SAM3_MODEL__THREADS=threads) as processes:
+    """Run a camera and a node as processes, with this process as the subscriber. `settings` are SAM3_ variables."""
+    with Processes(SAM3_MODEL__NAME=model, SAM3_MODEL__THREADS=threads, **settings) as processes:
         processes.start("run")
         processes.start("camera", source, SAM3_CAMERA__FPS=str(rate_hz), SAM3_CAMERA__LOOP="true")
         with processes.client() as client:

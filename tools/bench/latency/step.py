@@ -3,16 +3,20 @@
     python -m tools.bench.latency.step                     nano with 1, 4 and 16 objects, then compile and bf16
     python -m tools.bench.latency.step --model small       a tracker of SAM 3's class with 4.5 M parameters
     python -m tools.bench.latency.step --model full        Sam3TrackerVideoConfig() defaults, with parity
+    python -m tools.bench.latency.step --dtype bfloat16    this package in bfloat16, transformers in --peer-dtype
 
 Weights are random, and as large as those of a trained model: at transformers' initialisation all logits are below 1e-2,
 and any two implementations agree. Threads wait passively, as in the node. The steps of both
 implementations alternate, so that other load on the machine slows both. Each of --runs runs starts both afresh; the
-ratio of a run is that of its median times. The benchmark also checks parity: the largest difference of the logits of
-the first object, beside the largest logit on any frame. On a CPU it also prints the step's rate beside that of sgemm.
+ratio of a run is that of its median times. "by CPU" is the ratio of the median CPU times of the process, which other
+load disturbs less. The benchmark also checks parity: the largest difference of the logits of the first object, beside
+the largest logit on any frame. On a CPU it also prints the step's rate beside that of a large matrix product in the
+same dtype (sgemm for float32), measured at once before and after.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -50,15 +54,20 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "small": lambda: sam3_config(
         128, 18, 2, 4, hidden_size=192, intermediate_size=512, num_hidden_layers=6, global_attn_indexes=[2, 5]
     ),
+    "tiny": lambda: sam3_config(hidden=128),
     "full": Sam3TrackerVideoConfig,
 }
 
 
 def random_source(name: str, device: str) -> Any:
-    """Return a tracker of transformers with seeded random weights, whose logits have a trained model's size."""
+    """Return a tracker of transformers with seeded random weights, whose logits have a trained model's size.
+
+    They are made on the device: on a CPU those of SAM 3 take half a minute.
+    """
     torch.manual_seed(0)
     config = CONFIGS[name]()
-    source = CLASSES[config.model_type](config).eval().requires_grad_(False)
+    with torch.device(device):
+        source = CLASSES[config.model_type](config).eval().requires_grad_(False)
     for path, value in source.named_parameters():
         if value.ndim > 1 and "embed" not in path and value.std() > 0:
             value.mul_(1 / math.sqrt(value[0].numel()) / value.std())
@@ -71,6 +80,9 @@ def random_source(name: str, device: str) -> Any:
 def points(count: int, size: int) -> list[list[float]]:
     """Return one point (x, y) for each object, in pixels of the model's image."""
     return [[size * (0.2 + 0.6 * i / max(1, count)), size * 0.5] for i in range(count)]
+
+
+DTYPES = ("float32", "bfloat16")
 
 
 class Ours:
@@ -111,17 +123,26 @@ class Theirs:
             self.session.obj_with_new_inputs.append(i)
 
     def step(self, pixels: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.source(inference_session=self.session, frame=pixels).pred_masks[0, 0]
+        frame = pixels.to(self.source.dtype)
+        logits: torch.Tensor = self.source(inference_session=self.session, frame=frame).pred_masks[0, 0]
         return logits
 
 
-def timed(step: Callable[[torch.Tensor], torch.Tensor], pixels: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """Return the milliseconds of one step, with the device's work, and its logits."""
-    start = time.perf_counter()
+class Taken(NamedTuple):
+    """Milliseconds that a step took, with the device's work: of the wall clock, and of all CPUs."""
+
+    wall_ms: float
+    cpu_ms: float
+
+
+def timed(step: Callable[[torch.Tensor], torch.Tensor], pixels: torch.Tensor) -> tuple[Taken, torch.Tensor]:
+    """Return the time of one step, and its logits."""
+    start, start_cpu = time.perf_counter(), time.process_time()
     logits = step(pixels)
     if pixels.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3, logits.float()
+    taken = Taken((time.perf_counter() - start) * 1e3, (time.process_time() - start_cpu) * 1e3)
+    return taken, logits.float()
 
 
 def clip(source: Any, frames: int) -> list[torch.Tensor]:
@@ -130,16 +151,15 @@ def clip(source: Any, frames: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(1, 3, size, size, generator=generator)
     return [
-        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device, source.dtype)
-        for _ in range(frames)
+        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device) for _ in range(frames)
     ]
 
 
 class Times(NamedTuple):
-    """Median milliseconds of one run of two implementations, and the largest difference of their logits."""
+    """Median times of one run of two implementations, and the largest difference of their logits."""
 
-    ours_ms: float
-    theirs_ms: float
+    ours: Taken
+    theirs: Taken
     difference: float
     least_logit: float
     """the largest logit of the frame on which it is least"""
@@ -147,7 +167,12 @@ class Times(NamedTuple):
     @property
     def ratio(self) -> float:
         """Speed of this package as a multiple of that of transformers."""
-        return self.theirs_ms / self.ours_ms
+        return self.theirs.wall_ms / self.ours.wall_ms
+
+    @property
+    def cpu_ratio(self) -> float:
+        """CPU time of transformers as a multiple of that of this package."""
+        return self.theirs.cpu_ms / self.ours.cpu_ms
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -155,16 +180,18 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 def run_pair(ours: Step, theirs: Step, frames: list[torch.Tensor], warm: int) -> Times:
     """Step both through the frames in turns; the first `warm` frames are not timed."""
-    ours_ms, theirs_ms, difference, least = [], [], 0.0, math.inf
+    taken: tuple[list[Taken], list[Taken]] = ([], [])
+    difference, least = 0.0, math.inf
     for i, pixels in enumerate(frames):
-        our_ms, our_logits = timed(ours, pixels)
-        their_ms, their_logits = timed(theirs, pixels)
+        our_time, our_logits = timed(ours, pixels)
+        their_time, their_logits = timed(theirs, pixels)
         difference = max(difference, (our_logits - their_logits).abs().max().item())
         least = min(least, their_logits.abs().max().item())
         if i >= warm:
-            ours_ms.append(our_ms)
-            theirs_ms.append(their_ms)
-    return Times(statistics.median(ours_ms), statistics.median(theirs_ms), difference, least)
+            taken[0].append(our_time)
+            taken[1].append(their_time)
+    our_median, their_median = (Taken(*map(statistics.median, zip(*times, strict=True))) for times in taken)
+    return Times(our_median, their_median, difference, least)
 
 
 def compare(source: Any, model: TrackerModel, objects: int, frames: int, warm: int, runs: int) -> list[Times]:
@@ -177,16 +204,17 @@ def compare(source: Any, model: TrackerModel, objects: int, frames: int, warm: i
 
 def row(objects: int, runs: list[Times]) -> str:
     """Return one row of the table under HEADS."""
-    ours, theirs = (statistics.median(run[i] for run in runs) for i in (0, 1))
-    ratio = spread_text([run.ratio for run in runs])
+    ours = statistics.median(run.ours.wall_ms for run in runs)
+    theirs = statistics.median(run.theirs.wall_ms for run in runs)
+    ratio, by_cpu = spread_text([run.ratio for run in runs]), spread_text([run.cpu_ratio for run in runs])
     difference, least = max(run.difference for run in runs), min(run.least_logit for run in runs)
     size = f"{least:.1f}" if least >= TRAINED_LOGIT else f"{least:.1e}, no parity shown"
-    return f"{objects:7d} {ours:9.1f} {theirs:17.1f} {ratio:>22s} {difference:25.1e}   {size}"
+    return f"{objects:7d} {ours:9.1f} {theirs:17.1f} {ratio:>22s} {by_cpu:>22s} {difference:25.1e}   {size}"
 
 
-def sgemm_rate(size: int = 2048, repeats: int = 5) -> float:
-    """Return the rate of float32 matrix products in GFLOP/s, the greatest of some."""
-    matrix = torch.randn(size, size)
+def gemm_rate(dtype: torch.dtype, size: int = 2048, repeats: int = 5) -> float:
+    """Return the rate of matrix products in GFLOP/s, the greatest of some."""
+    matrix = torch.randn(size, size).to(dtype)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -196,15 +224,17 @@ def sgemm_rate(size: int = 2048, repeats: int = 5) -> float:
 
 
 def rate_of(model: TrackerModel, images: list[torch.Tensor], objects: int) -> tuple[float, float, float]:
-    """Return GFLOP of a step with a full bank, GFLOP/s of the fastest of the last five, and GFLOP/s of sgemm."""
+    """Return GFLOP of a step with a full bank, GFLOP/s of the fastest of the last five, and GFLOP/s of gemm."""
     ours = Ours(model, objects)
-    times = [timed(ours.step, pixels)[0] for pixels in images]
+    before = gemm_rate(model.dtype)
+    times = [timed(ours.step, pixels)[0].wall_ms for pixels in images]
     work = count(lambda: ours.step(images[0])).flops / 1e9
-    return work, work / min(times[-5:]) * 1e3, sgemm_rate()
+    return work, work / min(times[-5:]) * 1e3, max(before, gemm_rate(model.dtype))
 
 
 HEADS = (
-    "objects   ours ms   transformers ms         times as fast   largest logit difference   of logits up to"
+    "objects   ours ms   transformers ms         times as fast                 by CPU"
+    "   largest logit difference   of logits up to"
 )
 
 
@@ -220,21 +250,46 @@ def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figur
             for _ in range(runs)
         ]
         ratios = [run.ratio for run in times]
-        median_ms = statistics.median(run.ours_ms for run in times)
+        median_ms = statistics.median(run.ours.wall_ms for run in times)
         print(f"  {name:22s} {median_ms:10.1f} {spread_text(ratios):>22s}", flush=True)
         figures.add(f"step in {name}, speed relative to float32 eager, {objects_text(objects)}", ratios, "x")
 
 
 def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = False) -> TrackerModel:
     """Return a TrackerModel with a copy of the source's weights."""
-    copy = type(source)(source.config).eval()
-    copy.load_state_dict(source.state_dict())
+    own = type(source)(source.config).eval()
+    own.load_state_dict(source.state_dict())
     model = TrackerModel(
-        copy.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True
+        own.to(source.device, dtype), name="bench", mean=[0.5] * 3, std=[0.5] * 3, can_track=True
     )
     if compiled:
         model.compile()
     return model
+
+
+def report(
+    what: str, objects: int, times: list[Times], rates: tuple[float, float, float] | None, figures: Figures
+) -> None:
+    """Print the row of a number of objects, and keep its figures."""
+    print(row(objects, times), flush=True)
+    relative = "relative to transformers' streaming inference"
+    figures.add(f"{what}, speed {relative}", [run.ratio for run in times], "x")
+    figures.add(f"{what}, saving of CPU time {relative}", [run.cpu_ratio for run in times], "x")
+    figures.add(what, [run.ours.wall_ms for run in times], "ms")
+    figures.add(f"{what}, transformers", [run.theirs.wall_ms for run in times], "ms")
+    if rates is not None:
+        work, rate, gemm = rates
+        print(f"{'':8}{work:.2f} GFLOP a step at {rate:.0f} GFLOP/s, {rate / gemm:.0%} of gemm's {gemm:.0f}")
+        figures.add(f"{what}, arithmetic", work, "GFLOP")
+        figures.add(f"{what}, rate", rate, "GFLOP/s")
+        figures.add(f"{what}, rate of gemm in the same run", gemm, "GFLOP/s")
+        figures.add(f"{what}, rate as a part of that of gemm", rate / gemm, "x")
+    largest = max(run.difference for run in times)
+    figures.add(
+        f"{what}, largest difference of the logits", largest, "logit", target="under 0.001 in float32"
+    )
+    least = min(run.least_logit for run in times)
+    figures.add(f"{what}, largest logit", least, "logit", target="at least 5")
 
 
 def main() -> None:
@@ -244,6 +299,8 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=None, help="frames of one run, warm-up included")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="dtype of this package")
+    parser.add_argument("--peer-dtype", choices=DTYPES, default=DTYPES[0], help="dtype of transformers")
     parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
     parser.set_defaults(runs=None)
     args, figures = parser.parse_args(), Figures("latency.step")
@@ -256,29 +313,16 @@ def main() -> None:
     device = (
         torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {args.threads} threads"
     )
-    print(f"{args.model}, {parameters:.1f} M parameters, float32, {device}, torch {torch.__version__}")
+    kinds = f"{args.dtype} beside {args.peer_dtype}"
+    print(f"{args.model}, {parameters:.1f} M parameters, {kinds}, {device}, torch {torch.__version__}")
     print(HEADS)
-    model = stages(source)
+    model = stages(source, getattr(torch, args.dtype))
+    peer = copy.deepcopy(source).to(getattr(torch, args.peer_dtype))
     for objects in args.objects or ([1] if full else [1, 4, 16]):
-        times = compare(source, model, objects, frames, warm, runs)
-        print(row(objects, times), flush=True)
-        what = f"frame step of {args.model}, {objects_text(objects)}"
-        figures.add(
-            f"{what}, speed relative to transformers' streaming inference", [run.ratio for run in times], "x"
-        )
-        figures.add(what, [run.ours_ms for run in times], "ms")
-        figures.add(f"{what}, transformers", [run.theirs_ms for run in times], "ms")
-        if args.device == "cpu":
-            work, rate, sgemm = rate_of(model, clip(source, frames), objects)
-            print(
-                f"{'':8}{work:.2f} GFLOP a step at {rate:.0f} GFLOP/s, {rate / sgemm:.0%} of sgemm's {sgemm:.0f}"
-            )
-            figures.add(f"{what}, arithmetic", work, "GFLOP")
-            figures.add(f"{what}, rate as a part of that of sgemm", rate / sgemm, "x")
-        largest = max(run.difference for run in times)
-        figures.add(f"{what}, largest difference of the logits", largest, "logit", target="under 0.001")
-        least = min(run.least_logit for run in times)
-        figures.add(f"{what}, largest logit", least, "logit", target="at least 5")
+        times = compare(peer, model, objects, frames, warm, runs)
+        rates = rate_of(model, clip(source, frames), objects) if args.device == "cpu" else None
+        suffix = "" if args.dtype == args.peer_dtype == DTYPES[0] else f", {kinds}"
+        report(f"frame step of {args.model}, {objects_text(objects)}{suffix}", objects, times, rates, figures)
     if not full and not args.no_variants:
         variants(source, 4, frames, warm, runs, figures)
     figures.write(args.json)

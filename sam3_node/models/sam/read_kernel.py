@@ -1,0 +1,255 @@
+"""Triton kernels of the memory read on NVIDIA GPUs: keys projected and rotated at once, then attention over them.
+
+The attention is FlashAttention-2 (arXiv 2307.08691) for keys 256 and values 64 wide, which torch's own kernels pad to
+256. Each object attends to as many keys as it has, so nothing is masked and no shape depends on the number of memories.
+With few objects, the keys are split among more blocks (Flash-Decoding), and the parts are merged by the logarithms of
+their sums of exponentials.
+
+Channels of queries and keys are in split order: first the even ones, then the odd ones. A rotary pair is then in two
+tensors, and no channel moves; products of queries with keys are the same in any order.
+
+This module imports triton, so import it only where the kernels are wanted.
+"""
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
+
+from .read_tokens import Tokens
+
+if TYPE_CHECKING:
+    from .memory_read import ReadLayer
+
+QUERY_BLOCK, KEY_BLOCK, PROJECT_BLOCK = 128, 64, 64
+WARPS, STAGES = 8, 3
+MAX_SPLITS = 8
+
+
+@triton.jit
+def _project_keys(
+    x, weight, bias, rotation, rows, out, tokens, rows_stride,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    item = tl.program_id(1).to(tl.int64)
+    inside = token < tokens
+    channel, half = tl.arange(0, WIDTH), tl.arange(0, HALF)
+    row = tl.load(rows + item * rows_stride + token, mask=inside, other=0)
+    turn = rotation + row[:, None] * (2 * HALF) + half[None, :]
+    cos, sin = tl.load(turn), tl.load(turn + HALF)
+    source = x + (item * tokens + token[:, None]) * WIDTH + channel[None, :]
+    value = tl.load(source, mask=inside[:, None], other=0.0)
+    columns = weight + half[None, :] * WIDTH + channel[:, None]
+    even = tl.dot(value, tl.load(columns)) + tl.load(bias + half)[None, :]
+    odd = tl.dot(value, tl.load(columns + HALF * WIDTH)) + tl.load(bias + HALF + half)[None, :]
+    target = out + (item * tokens + token[:, None]) * (2 * HALF) + half[None, :]
+    kind = out.dtype.element_ty
+    tl.store(target, (even * cos - odd * sin).to(kind), mask=inside[:, None])
+    tl.store(target + HALF, (odd * cos + even * sin).to(kind), mask=inside[:, None])
+
+
+@triton.jit
+def _attend(
+    query, key, value, counts, rotation, out, log_sum,
+    length, tokens, full_start, pointer_start, query_stride, scale, pooled_bias,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    position = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    item = tl.program_id(1).to(tl.int64)
+    split, splits, items = tl.program_id(2), tl.num_programs(2), tl.num_programs(1)
+    inside = position[:, None] < length
+    half, width, column = tl.arange(0, HALF), tl.arange(0, WIDTH), tl.arange(0, BLOCK_N)
+    kind = key.dtype.element_ty
+
+    source = query + item * query_stride + position[:, None] * (2 * HALF) + half[None, :]
+    turn = rotation + position[:, None] * (2 * HALF) + half[None, :]
+    even, odd = tl.load(source, mask=inside, other=0.0), tl.load(source + HALF, mask=inside, other=0.0)
+    cos, sin = tl.load(turn, mask=inside, other=0.0), tl.load(turn + HALF, mask=inside, other=0.0)
+    first = (even * cos - odd * sin).to(kind)
+    second = (odd * cos + even * sin).to(kind)
+
+    pooled, full, pointers = (
+        tl.load(counts + item * 3), tl.load(counts + item * 3 + 1), tl.load(counts + item * 3 + 2)
+    )  # fmt: skip
+    pooled_blocks, full_blocks = tl.cdiv(pooled, BLOCK_N), tl.cdiv(full, BLOCK_N)
+    blocks = pooled_blocks + full_blocks + tl.cdiv(pointers, BLOCK_N)
+    share = tl.cdiv(blocks, splits)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    for block in range(split * share, tl.minimum(blocks, (split + 1) * share)):
+        in_full, in_pointers = block >= pooled_blocks, block >= pooled_blocks + full_blocks
+        before = tl.where(in_pointers, pooled_blocks + full_blocks, tl.where(in_full, pooled_blocks, 0))
+        begin = tl.where(in_pointers, pointer_start, tl.where(in_full, full_start, 0))
+        limit = begin + tl.where(in_pointers, pointers, tl.where(in_full, full, pooled))
+        token = begin + (block - before) * BLOCK_N + column
+        valid = token < limit
+        places = key + (item * tokens + token[None, :]) * (2 * HALF) + half[:, None]
+        scores = tl.dot(first, tl.load(places, mask=valid[None, :], other=0.0))
+        scores = tl.dot(second, tl.load(places + HALF, mask=valid[None, :], other=0.0), scores)
+        scores = scores * scale + tl.where(in_full, 0.0, pooled_bias)  # in powers of 2
+        scores = tl.where(valid[None, :], scores, float("-inf"))
+        peak = tl.maximum(largest, tl.max(scores, 1))
+        shrink, weights = tl.exp2(largest - peak), tl.exp2(scores - peak[:, None])
+        values = value + (item * tokens + token[:, None]) * WIDTH + width[None, :]
+        content = tl.load(values, mask=valid[:, None], other=0.0)
+        sums = tl.dot(weights.to(kind), content, sums * shrink[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        largest = peak
+
+    row = (split.to(tl.int64) * items + item) * length + position
+    sums = sums / tl.maximum(total, 1e-30)[:, None]  # a part without keys has no sum, and weighs nothing
+    tl.store(out + row[:, None] * WIDTH + width[None, :], sums.to(out.dtype.element_ty), mask=inside)
+    tl.store(log_sum + row, largest + tl.log2(tl.maximum(total, 1e-30)), mask=position < length)
+
+
+class KernelAttend:
+    """Attention of one read by the kernels; see `memory_read.Attend`."""
+
+    def __init__(self, tokens: Tokens, rotation: Tensor, area: int) -> None:
+        """Prepare the read. rotation: a table of `split_rotation`; row `area` rotates nothing."""
+        count, total = tokens.keys.shape[:2]
+        device, full = rotation.device, tokens.full
+        self.tokens, self.starts, self.rotation = tokens, [tokens.reduced, tokens.reduced + full], rotation
+        rows = torch.full((len(tokens.rows), total), area, dtype=torch.int32, device=device)
+        rows[:, : tokens.reduced] = tokens.rows
+        rows[:, tokens.reduced : tokens.reduced + full] = torch.arange(area, device=device).repeat(
+            full // area
+        )
+        self.rows = rows
+        valid = torch.ones(count, total, dtype=torch.bool, device=device)
+        if tokens.mask is not None:
+            valid[:, total - tokens.mask.shape[-1] :] = tokens.mask[:, 0]
+        regions = valid.tensor_split(self.starts, dim=1)
+        self.counts = torch.stack([region.sum(dim=1, dtype=torch.int32) for region in regions], dim=1)
+
+    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        project, tokens = layer.split_key, self.tokens
+        key = project_keys(tokens.keys, project.weight, project.bias, self.rotation, self.rows)
+        query = layer.split_query(x)
+        out: Tensor = attend(
+            query, key, tokens.values, self.counts, self.rotation, self.starts, tokens.weight
+        )
+        return out
+
+
+def split_order(channels: int) -> Tensor:
+    """Return the even channels, then the odd ones."""
+    return torch.cat([torch.arange(0, channels, 2), torch.arange(1, channels, 2)])
+
+
+def split_rotation(rotation: Tensor) -> Tensor:
+    """Return a rotation table [R, D / 2, (cos, sin)] as float32 [R, 2, D / 2]."""
+    return rotation.float().transpose(1, 2).contiguous()
+
+
+def split_pairs(layer: nn.Linear) -> nn.Linear:
+    """Return a linear map whose outputs are those of `layer`, the even ones first."""
+    order = split_order(layer.out_features)
+    split = nn.Linear(layer.in_features, layer.out_features).to(layer.weight)
+    split.load_state_dict({name: value[order] for name, value in layer.state_dict().items()})
+    return split.requires_grad_(False)
+
+
+@torch.library.custom_op("sam3_node::project_keys", mutates_args=())
+def project_keys(x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows: Tensor) -> Tensor:
+    """Project tokens x [N, T, W] to keys [N, T, D], rotated.
+
+    weight [D, W] and bias [D] are in split order. rotation float32 [R, 2, D / 2]; rows int32 [1 or N, T] names the row
+    of each token.
+    """
+    count, tokens, width = x.shape
+    out = x.new_empty(count, tokens, len(weight))
+    stride = 0 if len(rows) == 1 else tokens
+    _project_keys[(triton.cdiv(tokens, PROJECT_BLOCK), count)](
+        x, weight, bias, rotation, rows, out, tokens, stride,
+        WIDTH=width, HALF=len(weight) // 2, BLOCK=PROJECT_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+@project_keys.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:2], len(weight))
+
+
+@torch.library.custom_op("sam3_node::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    rotation: Tensor,
+    starts: list[int],
+    pooled: int,
+) -> Tensor:
+    """Attend with query [1 or N, L, D], not yet rotated, to key [N, T, D] and value [N, T, W]; return [N, L, W].
+
+    Keys are in three regions: pooled ones, of which each weighs as `pooled` keys, full ones, and pointers. starts:
+    where the second and the third begin. counts: int32 [N, 3], valid keys at the beginning of each region, at least
+    one in all. rotation: float32 [R >= L, 2, D / 2], row by row that of the queries.
+    """
+    (count, tokens, wide), length = key.shape, query.shape[1]
+    tiles = triton.cdiv(length, QUERY_BLOCK)
+    splits = choose_splits(tiles * count, count_processors(key.device))
+    kind = query.dtype if splits == 1 else torch.float32
+    out = value.new_empty(splits, count, length, value.shape[2], dtype=kind)
+    log_sum = value.new_empty(splits, count, length, dtype=torch.float32)
+    _attend[(tiles, count, splits)](
+        query.contiguous(), key, value, counts, rotation, out, log_sum,
+        length, tokens, starts[0], starts[1], 0 if len(query) == 1 else length * wide,
+        wide**-0.5 * math.log2(math.e), math.log2(pooled),
+        WIDTH=value.shape[2], HALF=wide // 2, BLOCK_M=QUERY_BLOCK, BLOCK_N=KEY_BLOCK,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if splits == 1:
+        return out[0]
+    weights = torch.softmax(log_sum * math.log(2), dim=0)
+    joined: Tensor = torch.einsum("snlw,snl->nlw", out, weights).to(query.dtype)
+    return joined
+
+
+@attend.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    rotation: Tensor,
+    starts: list[int],
+    pooled: int,
+) -> Tensor:
+    return value.new_empty(len(key), query.shape[1], value.shape[2], dtype=query.dtype)
+
+
+@register_flop_formula([torch.ops.sam3_node.project_keys])
+def _count_projection(x: torch.Size, weight: torch.Size, *rest: object, **_: object) -> int:
+    return 2 * x.numel() * weight[0]
+
+
+@register_flop_formula([torch.ops.sam3_node.attend])
+def _count_attention(
+    query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **_: object
+) -> int:
+    return 2 * query[1] * (key.numel() + value.numel())
+
+
+def choose_splits(tiles: int, processors: int) -> int:
+    """Return into how many parts to split the keys, so that blocks fill the GPU: the fewest that take least time."""
+    return min(
+        range(1, MAX_SPLITS + 1), key=lambda splits: (-(-tiles * splits // processors) / splits, splits)
+    )
+
+
+def count_processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; 1 for a CPU, where Triton's interpreter runs."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,192 @@
+"""Objects that were prompted on a past frame, and are tracked through the cached frames up to the latest.
+
+The work is done one frame of one object at a time, between the steps of live frames. What an object has become when it
+joins depends on the prompts, the frames and the steps before it joins, and not on how the work was divided: an object
+is tracked alone, and on every frame that was cached after its prompt, because it is tracked on a frame before the cache
+drops that. So a replay that knows when an object joined repeats it bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engines.oom import find_device_error
+from ..tracking import ObjectPrompt, Track, Tracker, Tracks
+from ..tracking.confidence import ConfidenceEstimator
+from ..tracking.slots import catching_key
+from ..types import State
+from .frame_cache import CachedFrame, FrameCache
+from .host_tracks import copy_to_host
+from .registry import ObjectRegistry
+
+log = logging.getLogger(__name__)
+
+MAX_CORRECTIONS = 4
+"""Tracked objects that can catch up at a time after a correction. New objects have rows of their own."""
+
+
+class CaughtUp(NamedTuple):
+    """An object that has caught up, or has failed to."""
+
+    id: int
+    error: str | None = None
+    """The reason why it gave up: a new object is removed then, a corrected one is tracked as before."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """The place of an object on its way to the newest frame."""
+
+    frame_number: int
+    """the step that it was tracked or prompted on last"""
+    frames: int = 0
+    """on which it was tracked since its prompt"""
+    hidden: int = 0
+    """the last of these, on which it was out of view"""
+
+
+class CatchUps:
+    """The objects of one camera that catch up, first come, first served."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        frames: FrameCache,
+        objects: ObjectRegistry,
+        confidence: ConfidenceEstimator,
+        remove: Callable[[int], None],
+    ) -> None:
+        self._tracker, self._frames, self._objects = tracker, frames, objects
+        self._confidence, self._remove = confidence, remove
+        self._places: dict[int, _Place] = {}
+        self._failed: list[CaughtUp] = []
+
+    def __contains__(self, object_id: int) -> bool:
+        return object_id in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def behind(self) -> int:
+        """Number of frames that are left for all objects together, and of failures that `advance` has not returned."""
+        waiting = sum(self._frames.count_after(place.frame_number) for place in self._places.values())
+        return waiting + len(self._failed)
+
+    def begin(self, cached: CachedFrame, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
+        """Prompt on a cached frame, and catch up from there; return logits [h, w] and score [].
+
+        An object that catches up already begins again from this frame.
+        """
+        object_id = prompt.object_id
+        features = cached.features_on(self._tracker.model.device)
+        logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
+        self._places[object_id] = _Place(cached.frame_number)
+        self._confidence.remove(catching_key(object_id))
+        self._confidence.start(catching_key(object_id), logits.float().cpu().numpy())
+        self._join_if_done(object_id)
+        return logits, score
+
+    def advance(self) -> CaughtUp | None:
+        """Track the first object on its next frame. Return it if it has caught up, or failed to."""
+        if not self._failed and self._places:
+            object_id = next(iter(self._places))
+            frame = self._frames.next_after(self._places[object_id].frame_number)
+            if frame is not None:
+                self._track(object_id, frame)
+            if self._join_if_done(object_id):
+                return CaughtUp(object_id)
+        return self._failed.pop(0) if self._failed else None
+
+    def use_dropped(self, frame: CachedFrame) -> None:
+        """Track objects that have not come to this frame on it, before its features are gone."""
+        for object_id in [
+            key for key, place in self._places.items() if place.frame_number < frame.frame_number
+        ]:
+            self._track(object_id, frame)
+
+    def end(self, object_id: int, failed: bool) -> None:
+        """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""
+        if failed and object_id in self._places:
+            self._give_up(object_id)
+        while object_id in self._places:
+            frame = self._frames.next_after(self._places[object_id].frame_number)
+            if frame is not None:
+                self._track(object_id, frame)
+            self._join_if_done(object_id)
+
+    def end_all(self) -> None:
+        """Let all objects catch up at once."""
+        for object_id in list(self._places):
+            self.end(object_id, failed=False)
+
+    def forget(self, object_id: int) -> None:
+        """Let an object no longer catch up, if it does."""
+        if self._places.pop(object_id, None) is not None:
+            self._confidence.remove(catching_key(object_id))
+            self._tracker.give_up(object_id)
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {
+            "places": [
+                [key, place.frame_number, place.frames, place.hidden] for key, place in self._places.items()
+            ]
+        }
+
+    def restore(self, state: State) -> None:
+        """Replace everything by what `state` returned."""
+        self._places = {key: _Place(*values) for key, *values in state["places"]}
+        self._failed.clear()
+
+    @torch.inference_mode()
+    def _track(self, object_id: int, frame: CachedFrame) -> None:
+        """Track an object on one frame. If that fails, the object gives up."""
+        place = self._places[object_id]
+        try:
+            features = frame.features_on(self._tracker.model.device)
+            track = self._tracker.catch_up(object_id, features, frame.frame_number)
+            if track is not None:
+                self._observe(object_id, track)
+        except Exception as error:  # one object that fails must not stop the others
+            if lost := find_device_error(error):
+                raise lost from error
+            log.exception("object %d cannot catch up from its prompt", object_id)
+            self._give_up(object_id)
+            self._failed.append(CaughtUp(object_id, f"{type(error).__name__}: {error}"))
+        else:
+            place.frame_number = frame.frame_number
+
+    def _observe(self, object_id: int, track: Track) -> None:
+        """Count a frame and learn from its mask, as a step does."""
+        on_host = copy_to_host(Tracks([catching_key(object_id)], *(column[None] for column in track)))
+        self._confidence.observe(*on_host)
+        place = self._places[object_id]
+        place.frames += 1
+        in_view = on_host.visible[0] and bool((on_host.logits > 0).any())
+        place.hidden = 0 if in_view else place.hidden + 1
+
+    def _join_if_done(self, object_id: int) -> bool:
+        """Let the object join the tracked ones if it was tracked on the latest frame. Return True if it has joined."""
+        place = self._places.get(object_id)
+        if place is None or self._frames.next_after(place.frame_number) is not None:
+            return False
+        del self._places[object_id]
+        is_new = object_id not in self._tracker.ids
+        self._tracker.join(object_id)
+        self._confidence.rename(catching_key(object_id), object_id)
+        self._objects.catch_up(object_id, place.frames if is_new else 0, place.hidden)
+        return True
+
+    def _give_up(self, object_id: int) -> None:
+        """Remove a new object. A corrected one is tracked as before."""
+        if object_id in self._tracker.ids:
+            self.forget(object_id)
+        else:
+            self._remove(object_id)

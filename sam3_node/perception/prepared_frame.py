@@ -1,0 +1,61 @@
+"""Decoding and upload of a frame apart from its step, so that a thread can do both while the model is busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..models import TrackerModel
+from ..types import Frame, Image
+from ..wire import decode_image
+
+_new_event: Callable[[], torch.cuda.Event] = torch.cuda.Event  # torch leaves the constructor untyped
+_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+
+
+class PreparedFrame(NamedTuple):
+    """A frame whose image is decoded and preprocessed."""
+
+    frame: Frame
+    image: Image
+    """BGR uint8 [h, w, 3]"""
+    pixels: Tensor
+    """[1, 3, S, S] on the model's device; take them by `take_pixels`"""
+    uploaded: torch.cuda.Event | None
+    """after which the pixels are on a GPU"""
+
+    def take_pixels(self) -> Tensor:
+        """Return the pixels. On a GPU, the current stream waits for them; the host does not."""
+        if self.uploaded is not None:
+            stream = torch.cuda.current_stream(self.pixels.device)
+            stream.wait_event(self.uploaded)
+            self.pixels.record_stream(stream)
+        return self.pixels
+
+
+def prepares_ahead(model: TrackerModel) -> bool:
+    """Return True where preparing a frame beside a step costs it nothing. On a CPU it takes cores from the model."""
+    return model.device.type != "cpu"
+
+
+class FramePreparer:
+    """Decodes and preprocesses frames in any one thread, on a GPU in a stream of its own."""
+
+    def __init__(self, model: TrackerModel, max_frame_pixels: int) -> None:
+        self._model, self._max_frame_pixels = model, max_frame_pixels
+        self._stream = _new_stream(model.device) if model.device.type == "cuda" else None
+
+    @torch.inference_mode()
+    def __call__(self, frame: Frame) -> PreparedFrame:
+        """Prepare a frame. Raises WireError if its image cannot be decoded."""
+        image = decode_image(frame, self._max_frame_pixels)
+        if self._stream is None:
+            return PreparedFrame(frame, image, self._model.preprocess(image), None)
+        with torch.cuda.stream(self._stream):
+            pixels = self._model.preprocess(image)
+            uploaded = _new_event()
+            uploaded.record(self._stream)
+        return PreparedFrame(frame, image, pixels, uploaded)

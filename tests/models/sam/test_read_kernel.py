@@ -1,0 +1,142 @@
+"""The Triton kernels of the memory read: their numbers in Triton's interpreter, their code for an H100."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.support.paths import ROOT
+from tests.support.tiny import tiny_model
+
+triton = pytest.importorskip("triton")
+
+HOPPER = 90
+POINTERS = dict.fromkeys(["x", "weight", "bias", "query", "key", "value", "out"], "*bf16") | {
+    "rows": "*i32",
+    "counts": "*i32",
+    "rotation": "*fp32",
+    "log_sum": "*fp32",
+}
+FLOATS = ("scale", "pooled_bias")
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    """Run the comparisons in a process whose triton interprets."""
+    program = [sys.executable, "-m", "tests.support.interpreted_read"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, float] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "all keys",
+        "a length for each object",
+        "keys split among blocks",
+        "parts without keys",
+        "a query shared by all",
+    ],
+)
+def test_the_kernels_compute_attention(case: str, errors: dict[str, float]) -> None:
+    assert errors[case] < 1e-5
+
+
+def test_half_precision_rounds_as_expected(errors: dict[str, float]) -> None:
+    assert 1e-6 < errors["float16"] < 4e-3
+
+
+@pytest.mark.parametrize("method", ["exact", "pooled", "sparse"])
+def test_a_read_by_kernels_equals_torchs(method: str, errors: dict[str, float]) -> None:
+    assert errors[f"read {method}"] < 1e-4
+
+
+def compile_for_hopper(kernel: Any, constants: dict[str, int], warps: int, stages: int) -> Any:
+    """Compile a kernel as it is launched for SAM 3, for a GPU that need not be here."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    kinds = {
+        name: "constexpr" if name in constants else POINTERS.get(name, "fp32" if name in FLOATS else "i32")
+        for name in names
+    }
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if kinds[name].startswith("*")}
+    source = ASTSource(
+        kernel, kinds, {(names.index(key),): value for key, value in constants.items()}, aligned
+    )
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", HOPPER, 32), options=options)
+
+
+def count_spills(ptx: str, folder: Path) -> int:
+    """Return the bytes that ptxas stores and loads for want of registers."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    file = folder / "kernel.ptx"
+    file.write_text(ptx)
+    command = [get_ptxas(HOPPER).path, "-v", f"-arch=sm_{HOPPER}a", str(file), "-o", os.devnull]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spills = re.findall(r"(\d+) bytes spill", log)
+    assert spills, log
+    return sum(map(int, spills))
+
+
+@pytest.mark.parametrize("name", ["_attend", "_project_keys"])
+def test_the_kernels_keep_their_numbers_in_registers_on_an_h100(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sam3_node.models.sam import read_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    sizes = {"WIDTH": 64, "HALF": 128}
+    if name == "_attend":
+        blocks = {"BLOCK_M": read_kernel.QUERY_BLOCK, "BLOCK_N": read_kernel.KEY_BLOCK}
+        compiled = compile_for_hopper(
+            read_kernel._attend, sizes | blocks, read_kernel.WARPS, read_kernel.STAGES
+        )
+    else:
+        blocks = {"BLOCK": read_kernel.PROJECT_BLOCK}
+        compiled = compile_for_hopper(read_kernel._project_keys, sizes | blocks, read_kernel.WARPS, 3)
+    assert count_spills(compiled.asm["ptx"], tmp_path) == 0
+    assert "wgmma.mma_async" in compiled.asm["ptx"]  # the matrix units of an H100
+    assert compiled.metadata.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("tiles", "processors", "expected"), [(41, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)]
+)
+def test_keys_are_split_where_blocks_would_leave_processors_idle(
+    tiles: int, processors: int, expected: int
+) -> None:
+    from sam3_node.models.sam.read_kernel import choose_splits
+
+    assert choose_splits(tiles, processors) == expected
+
+
+def test_the_kernels_trace_without_running() -> None:
+    model = tiny_model("sam3").to(torch.bfloat16)
+    model.read_stage.use_kernels()
+    area = model.grid[0] * model.grid[1]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        out = model.read_stage(
+            torch.empty(1, model.hidden, *model.grid, dtype=torch.bfloat16),
+            torch.empty(2, 3, area, model.memory_channels, dtype=torch.bfloat16),
+            torch.zeros(2, 3, dtype=torch.int64),
+            torch.empty(2, 4, model.hidden, dtype=torch.bfloat16),
+            torch.empty(2, 4),
+            torch.ones(2, 7, dtype=torch.bool),
+        )
+    assert out.shape == (2, model.hidden, *model.grid)

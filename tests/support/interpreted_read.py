@@ -1,0 +1,107 @@
+"""Compare the Triton kernels of the memory read with their definition, in Triton's interpreter; print errors as JSON.
+
+A program of its own, because TRITON_INTERPRET has to be set before triton is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+
+import torch
+from torch import Tensor, nn
+
+from sam3_node.models.sam import read_kernel
+from sam3_node.models.sam.algebra import rotate
+from tests.support.tiny import tiny_model
+
+COUNT, LENGTH, WIDTH = 2, 150, 64
+REGIONS = (70, 130, 20)
+
+
+def measure_attention(dtype: torch.dtype, counts: list[list[int]], processors: int, shared: bool) -> float:
+    """Return the largest difference of the kernels from attention in float64."""
+    torch.manual_seed(0)
+    read_kernel.count_processors = lambda device: processors
+    wide, tokens = 128, sum(REGIONS)
+    layer = nn.Linear(WIDTH, wide).to(dtype)
+    query = (torch.randn(1 if shared else COUNT, LENGTH, wide) * 2).to(dtype)
+    x, value = (torch.randn(COUNT, tokens, WIDTH).to(dtype) for _ in range(2))
+    phase = torch.rand(LENGTH + 7, wide // 2) * 2 * math.pi
+    rotation = torch.stack([phase.cos(), phase.sin()], dim=-1)
+    rows = torch.randint(0, len(rotation), (1 if shared else COUNT, tokens), dtype=torch.int32)
+    split, order = read_kernel.split_pairs(layer), read_kernel.split_order(wide)
+    table = read_kernel.split_rotation(rotation)
+    key = read_kernel.project_keys(x, split.weight, split.bias, table, rows)
+    starts, valid = [REGIONS[0], sum(REGIONS[:2])], torch.tensor(counts, dtype=torch.int32)
+    out = read_kernel.attend(query[..., order], key, value, valid, table, starts, 4)
+    return (out.double() - define(layer, query, x, value, rotation, rows, counts)).abs().max().item()
+
+
+def define(
+    layer: nn.Linear,
+    query: Tensor,
+    x: Tensor,
+    value: Tensor,
+    rotation: Tensor,
+    rows: Tensor,
+    counts: list[list[int]],
+) -> Tensor:
+    """Return the attention as it is defined, computed in float64."""
+    key = layer.double()(x.double())
+    turned = [
+        rotate(part, turn)
+        for part, turn in zip(key, rotation[rows.long()].expand(COUNT, -1, -1, -1), strict=True)
+    ]
+    query = rotate(query.double(), rotation[:LENGTH])
+    scores = query @ torch.stack(turned).transpose(1, 2) * query.shape[-1] ** -0.5
+    scores[..., : REGIONS[0]] += math.log(4)
+    for some, valid in zip(scores, counts, strict=True):
+        for part, used in zip(some.split(REGIONS, dim=-1), valid, strict=True):
+            part[:, used:] = -math.inf
+    return scores.softmax(-1) @ value.double()
+
+
+def measure_read(method: str) -> float:
+    """Return the largest difference of a whole read by the kernels from torch's, beside values of about 3."""
+    read_kernel.count_processors = lambda device: 3
+    model = tiny_model("sam3")
+    model.use_read(method)
+    plain, fused = model.read_stage, copy.deepcopy(model.read_stage)
+    fused.use_kernels()
+    torch.manual_seed(1)
+    area, slots, pointers = model.grid[0] * model.grid[1], 4, 5
+    valid = torch.ones(2, slots + pointers, dtype=torch.bool)
+    valid[1, 2:slots] = valid[1, slots + 3 :] = False
+    inputs = (
+        torch.randn(1, model.hidden, *model.grid),
+        torch.randn(2, slots, area, model.memory_channels),
+        torch.tensor([[0, 1, 2, 6], [1, 6, 0, 0]]),
+        torch.randn(2, pointers, model.hidden),
+        torch.arange(10.0).view(2, 5),
+    )
+    with torch.inference_mode():
+        masked = (plain(*inputs, valid) - fused(*inputs, valid)).abs().max()
+        whole = (plain(*inputs, None) - fused(*inputs, None)).abs().max()
+    return max(masked.item(), whole.item())
+
+
+@torch.no_grad()
+def main() -> None:
+    everything, few = [list(REGIONS)] * COUNT, [[70, 130, 20], [0, 65, 3]]
+    found = {
+        "all keys": measure_attention(torch.float32, everything, 1, False),
+        "a length for each object": measure_attention(torch.float32, few, 1, False),
+        "float16": measure_attention(torch.float16, few, 1, False),
+        "keys split among blocks": measure_attention(torch.float32, few, 7, False),
+        "parts without keys": measure_attention(torch.float32, [[0, 1, 0], [0, 0, 2]], 32, False),
+        "a query shared by all": measure_attention(torch.float32, few, 7, True),
+        **{f"read {method}": measure_read(method) for method in ("exact", "pooled", "sparse")},
+    }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

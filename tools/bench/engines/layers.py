@@ -1,0 +1,171 @@
+"""Report what TensorRT-RTX makes of SAM 3's stages: fused attentions and how they add, FP8 products, memory.
+
+    python -m tools.bench.engines.layers                         sm89 and sm120, at 1008 pixels
+    python -m tools.bench.engines.layers --image-size 504 --gpu sm89
+
+No GPU is needed: the builder describes each layer, and a plan holds the source of its fused kernels. Weights are random
+and in bfloat16. The encoder has the full width and 2 of its 32 layers: one with windows, one global. Memory is what a
+stage needs for intermediate values at the largest number of objects of a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import Sam3TrackerVideoModel
+from transformers.initialization import no_init_weights
+
+from sam3_node.engines.build import OBJECTS_A_CALL
+from sam3_node.engines.export import export
+from sam3_node.engines.quantize import Scales, export_quantised, weights_digest
+from sam3_node.engines.recipes import find_layers
+from sam3_node.engines.specs import tracker_stages
+from sam3_node.engines.tensorrt.build import build
+from sam3_node.models import TrackerModel
+from sam3_node.models.sam.image_size import set_image_size
+from tools.bench.common import Figures, make_parser
+from tools.bench.latency.step import CONFIGS
+
+ATTENTION = "_gemm_mha"
+FP8 = "FP8"
+AMAX = 8.0  # of made-up scales: the structure of a plan does not depend on them
+VARIANTS = {
+    "encode": "encode",
+    "encode in FP8": "encode",
+    "read": "read",
+    "decode": "decode",
+    "remember": "remember",
+}
+"""Reports, and the stage of each."""
+MAX_OBJECTS = 16
+
+_LAYER = re.compile(
+    r"^Name: (?P<name>\S+), LayerType: (?P<kind>\w+), Inputs: (?P<inputs>.*), Outputs: (?P<outputs>.*), TacticName",
+    re.MULTILINE,
+)
+_DTYPE = re.compile(r"Datatype: (\w+)")
+_ACTIVATION = re.compile(r"Total Activation Memory: (\d+) bytes")
+_TRAITS = re.compile(rb"fmha::(\w+_traits),")
+
+
+class Layer(NamedTuple):
+    """A layer of a plan, and the dtypes of its inputs, constants included, and outputs as the library names them."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class PlanReport(NamedTuple):
+    """Contents of a plan."""
+
+    layers: tuple[Layer, ...]
+    traits: Counter[str]
+    """Arithmetic of the fused attentions, by the names in their source; two for each: of Q K and of P V"""
+    activation_bytes: int
+    plan_bytes: int
+
+    @property
+    def attentions(self) -> int:
+        """Number of attentions that are one kernel each."""
+        return sum(layer.name.startswith(ATTENTION) for layer in self.layers)
+
+    @property
+    def fp8_products(self) -> list[Layer]:
+        """Matrix products whose two factors are in FP8."""
+        return [layer for layer in self.layers if layer.kind == "gemm" and layer.inputs[:2] == (FP8, FP8)]
+
+
+def read_report(plan: bytes, notes: Sequence[str]) -> PlanReport:
+    """Read what the builder said of a plan, `notes` of `build`, and what the plan itself holds."""
+    text = "\n".join(notes)
+    layers = tuple(
+        Layer(
+            found["name"],
+            found["kind"],
+            *(tuple(_DTYPE.findall(found[side])) for side in ("inputs", "outputs")),
+        )
+        for found in _LAYER.finditer(text)
+    )
+    traits = Counter(name.decode() for name in _TRAITS.findall(plan))
+    return PlanReport(layers, traits, int(_ACTIVATION.findall(text)[-1]), len(plan))
+
+
+def make_model(image_size: int, read_layers: int = 4) -> TrackerModel:
+    """Make SAM 3's tracker with two of the encoder's layers; weights are random and in bfloat16."""
+    config = CONFIGS["full"]()
+    backbone = config.vision_config.backbone_config
+    backbone.num_hidden_layers, backbone.global_attn_indexes = 2, [1]
+    config.memory_attention_num_layers = read_layers
+    with no_init_weights():
+        source: Any = Sam3TrackerVideoModel(set_image_size(config, image_size, "full")).eval().bfloat16()
+    torch.manual_seed(0)
+    for parameter in source.requires_grad_(False).parameters():
+        parameter.normal_(0, 0.02)
+    return TrackerModel(source, name="full, 2 layers", mean=[0.5] * 3, std=[0.5] * 3, can_track=True)
+
+
+def report_plans(
+    model: TrackerModel, variants: Sequence[str], gpus: Sequence[str], folder: Path
+) -> Iterator[tuple[str, str, PlanReport]]:
+    """Export each variant once, build it for each GPU generation, and yield variant, generation and report."""
+    for variant in variants:
+        stage = tracker_stages(model)[VARIANTS[variant]]
+        path = folder / f"{stage.name}.onnx"
+        if variant.endswith(FP8):
+            amax = dict.fromkeys(find_layers(model.encode_stage), AMAX)
+            scales = Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
+            export_quantised(model, scales, None, path)
+        else:
+            export(stage, path)
+        for gpu in gpus:
+            notes: list[str] = []
+            most = min(MAX_OBJECTS, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+            yield variant, gpu, read_report(build(path, stage, gpu, most, notes=notes), notes)
+
+
+def print_report(variant: str, gpu: str, report: PlanReport, figures: Figures) -> None:
+    traits = ", ".join(f"{name} x {count}" for name, count in report.traits.items()) or "-"
+    print(
+        f"{variant:14s} {gpu:6s} {len(report.layers):7d} {report.attentions:11d} {len(report.fp8_products):13d} "
+        f"{report.activation_bytes / 1e6:10.0f} {report.plan_bytes / 1e6:8.0f}   {traits}",
+        flush=True,
+    )
+    what = f"plan of {variant}, SAM 3's width, {gpu}"
+    figures.add(f"{what}: memory for intermediate values", report.activation_bytes / 1e6, "MB")
+    figures.add(f"{what}: layers", len(report.layers), "layers")
+    figures.add(f"{what}: fused attentions", report.attentions, "layers")
+    if report.fp8_products:
+        figures.add(f"{what}: products in FP8", len(report.fp8_products), "layers")
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
+    parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    return parser.parse_args()
+
+
+def main() -> None:
+    args, figures = arguments(), Figures("engines.layers")
+    heads = f"{'layers':>7s} {'attentions':>11s} {'FP8 products':>13s} {'memory MB':>10s} {'plan MB':>8s}"
+    print(f"{'stage':14s} {'gpu':6s} {heads}   traits")
+    with tempfile.TemporaryDirectory(prefix="layers_") as folder:
+        for found in report_plans(make_model(args.image_size), args.only, args.gpu, Path(folder)):
+            print_report(*found, figures)
+    figures.write(args.json)
+    print("built, not run", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
