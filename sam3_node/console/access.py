@@ -1,4 +1,4 @@
-"""Who may use the console: checks of host, origin and token before anything else sees a request.
+"""Access to the console: checks of host, origin and token before anything else sees a request.
 
 A page of another site cannot speak to a console on loopback: browsers name that site in `Origin`, and a name that
 resolves to this machine later (DNS rebinding) is refused by `Host`. Elsewhere a page needs the token, which is in the
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class Binding(NamedTuple):
-    """Where the console listens. Without certificate it speaks HTTP, on loopback only."""
+    """The console's address. Without certificate it speaks HTTP, on loopback only."""
 
     host: str
     port: int

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What the timeline shows of a frame."""
+    """A frame on the timeline."""
 
     doubtful: int
     """number of doubtful masks of both results"""

@@ -24,7 +24,8 @@ from ..tracking.confidence import CALIBRATION
 from ..types import MaskEncoding, MaskFrame
 from .linking import LinkRules, WorldLinker
 from .loading import load_models
-from .pipeline import Pipeline, require_tracking
+from .pipeline import Pipeline
+from .prompts import require_tracking
 from .session import Session
 from .spatial import SpatialStage
 

@@ -26,7 +26,7 @@ from .catch_up import MAX_CORRECTIONS, CatchUps
 from .frame_cache import CachedFrame, CacheLimits, FrameCache
 from .host_tracks import HostTracks, clamp_scores, columns_to_host, copy_to_host
 from .prepared_frame import PreparedFrame
-from .prompts import AddedObject, FramePrompt, PromptResult
+from .prompts import AddedObject, FramePrompt, PromptResult, require_tracking
 from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
 from .spatial import SpatialStage
@@ -245,11 +245,7 @@ class Pipeline:
             self._tracker.remove(object_id)
 
     def rename(self, object_id: int, label: str) -> None:
-        """Change an object's label for good; UnknownObjectError if there is none with this id.
-
-        One that was found by name counts as added by hand from now on: detections no longer change its label.
-        """
-        self._objects.require(object_id)
+        """Change an object's label for good: detections no longer do. UnknownObjectError if there is none."""
         self._objects.rename(object_id, label)
         if self._track_manager is not None:
             self._track_manager.forget(object_id)
@@ -395,15 +391,6 @@ class Pipeline:
         if not in_view:
             return instance
         return replace(instance, confidence=confidence, doubtful=confidence < self._min_confidence)
-
-
-def require_tracking(model: TrackerModel) -> None:
-    """Raise RequestError for weights that cannot track objects."""
-    if not model.can_track:
-        raise RequestError(
-            f"{model.name} has no memory modules: expected weights that can track, such as nano or "
-            "facebook/sam3 (--model.name); segment works with these"
-        )
 
 
 def _to_prompt_result(cached: CachedFrame, logits: Tensor, score: Tensor) -> PromptResult:

@@ -1,5 +1,6 @@
 // The pictures: a tile for each camera, of which one is large, and the pointer and keys that mark objects on it.
 
+import { setText } from "./dom.js";
 import { Painter } from "./paint.js";
 import { fromBase64 } from "./wire.js";
 
@@ -92,11 +93,11 @@ class Tile {
     const age = this.age();
     const isStale = this.isStale() && !isFrozen;
     this.element.classList.toggle("stale", isStale);
-    this.old.textContent = isStale ? `${(age / 1000).toFixed(1)} s old` : "";
+    setText(this.old, isStale ? `${(age / 1000).toFixed(1)} s old` : "");
     if (!this.shown) return;
     const masks = this.shown.masks ? "" : "  no masks";
     const rate = age === null ? "" : `  ${this.rate().toFixed(0)} Hz`;
-    this.caption.textContent = `${this.camera}  #${this.shown.seq}${rate}${masks}`;
+    setText(this.caption, `${this.camera}  #${this.shown.seq}${rate}${masks}`);
   }
 
   describe() {

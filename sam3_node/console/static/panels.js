@@ -1,20 +1,11 @@
 // The panels beside the picture: objects, stage times, the node, events. Rows are kept and changed in place, so that
 // the page's memory stays flat.
 
+import { make, setText } from "./dom.js";
 import { MARKS, cssColour, nameState } from "./palette.js";
 
 const WINDOW = 300;
 const STAGES = ["decode", "preprocess", "encode", "track", "detect", "masks", "pack"];
-
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
-
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
 
 /** Keep one element for each key: `build` makes a missing one, `update` changes it, the others are removed. */
 function keepRows(host, entries, build, update) {
