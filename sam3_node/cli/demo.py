@@ -61,6 +61,9 @@ def run_demo(out: Path, seconds: float | None = None, settings: Settings | None 
     write_results(out, results)
     print_line(results.table())
     print_line(f"wrote overlay.mp4, contact.png, masks.mcap and summary.json to {out}")
+    print_line(
+        "click on objects yourself: launch/start launch/demo.toml, then open the console that it prints"
+    )
     return results
 
 

@@ -1,4 +1,4 @@
-"""Who may use the console: checks of host, origin and token before anything else sees a request.
+"""Access to the console: checks of host, origin and token before anything else sees a request.
 
 A page of another site cannot speak to a console on loopback: browsers name that site in `Origin`, and a name that
 resolves to this machine later (DNS rebinding) is refused by `Host`. Elsewhere a page needs the token, which is in the
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class Binding(NamedTuple):
-    """Where the console listens. Without certificate it speaks HTTP, on loopback only."""
+    """The console's address. Without certificate it speaks HTTP, on loopback only."""
 
     host: str
     port: int
@@ -122,10 +122,9 @@ class AccessControl:
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        if self._binding.is_loopback and host not in {
-            f"{name}:{self.port}" for name in (*LOOPBACK[:2], "[::1]")
-        }:
-            return 403, f"expected a request for {LOOPBACK[0]}:{self.port}, found one for another host"
+        name = host.rpartition(":")[0] or host
+        if self._binding.is_loopback and name.strip("[]") not in LOOPBACK:  # a tunnel may have another port
+            return 403, f"expected a request for {LOOPBACK[0]}, found one for another host"
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
         if changes and headers.get("origin") != f"{self._binding.scheme}://{host}":
             return 403, "expected a request from the console's own page, found another origin"

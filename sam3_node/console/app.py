@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ class _Page:
             while True:
                 message = json.loads(await self._socket.receive_text())
                 if message["type"] == "ping":
-                    await self._send({"type": "pong", "time": message.get("time")})
+                    await self._send({"type": "pong", "time": message.get("time"), "now": time.time() * 1000})
                 elif message["type"] in ("next", "get"):
                     self._index = int(message.get("index", 0))
                     self._asked.set()

@@ -1,4 +1,4 @@
-"""What the page may ask for: operations of the node, a recording on this machine, and names that a detector knows."""
+"""Requests of the page: operations of the node, a recording on this machine, and names that a detector knows."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Listener = Callable[[], None]
 
 
 class Source(Protocol):
-    """Where the page's views come from: a live node or recordings."""
+    """A source of the page's views: a live node or a recording."""
 
     mode: str
 

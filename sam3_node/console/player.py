@@ -32,10 +32,10 @@ class Entry(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What the timeline shows of a frame."""
+    """A frame on the timeline."""
 
     doubtful: int
-    """number of doubtful masks"""
+    """number of doubtful masks of both results"""
     iou: float | None
     """mean IoU of the objects of both results; None if one result has no masks of this frame"""
 
@@ -167,7 +167,7 @@ class RecordedSource(Closeable):
                 return
             masks = self._masks.find(entry.key)
             other = self._other.find(entry.key) if self._other is not None else None
-            doubtful = sum(instance.doubtful for instance in masks.instances) if masks is not None else 0
+            doubtful = sum(item.doubtful for found in (masks, other) if found for item in found.instances)
             self._compared.append(Comparison(doubtful, compare(masks, other)))
             if number % CHUNK == 0 or number == len(self.entries):
                 self._on_change()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import struct
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,11 +47,12 @@ class View:
                 self._image = _encode(self.frame)
             return self._image
 
-    def age_ms(self, now_ns: int) -> float | None:
-        """Return the age of the picture in ms; None if its clock is not Unix time and no masks say when it arrived."""
+    @property
+    def origin_ns(self) -> int | None:
+        """Unix time from which the picture's age is measured; None if neither its clock nor its masks say it."""
         if self.frame is not None and self.frame.clock == "system":
-            return (now_ns - self.capture_ns) / 1e6
-        return None if self.masks is None else (now_ns - self.masks.age_origin_ns) / 1e6
+            return self.capture_ns
+        return None if self.masks is None else self.masks.age_origin_ns
 
 
 def pack_view(view: View, live: bool) -> bytes:
@@ -71,8 +71,8 @@ def pack_view(view: View, live: bool) -> bytes:
     shown = view.frame or view.masks
     assert shown is not None
     header |= {"width": shown.width, "height": shown.height}
-    if live:
-        header["age_ms"] = view.age_ms(time.time_ns())
+    if live and view.origin_ns is not None:
+        header["origin_ms"] = view.origin_ns / 1e6
     packed = json.dumps(header, separators=(",", ":")).encode()
     return b"".join([struct.pack("<I", len(packed)), packed, *blobs])
 

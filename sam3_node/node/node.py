@@ -150,6 +150,7 @@ class Node:
             **snapshot.perception,
             "stepping": self._stepping,
             "rss_bytes": rss_bytes(),
+            "device_bytes": self.perception.device_bytes,
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,

@@ -147,6 +147,12 @@ class Perception:
             "dtype": str(self.model.dtype).removeprefix("torch."),
         }
 
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory that torch holds on the GPU, in bytes; None on a CPU. Any thread may read it."""
+        device = self.model.device
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else None
+
     def describe(self) -> dict[str, Any]:
         """Return what is needed to compute the same masks again: settings, digests, device and versions."""
         return {

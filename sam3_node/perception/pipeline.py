@@ -243,11 +243,7 @@ class Pipeline:
             self._tracker.remove(object_id)
 
     def rename(self, object_id: int, label: str) -> None:
-        """Change an object's label for good; UnknownObjectError if there is none with this id.
-
-        One that was found by name counts as added by hand from now on: detections no longer change its label.
-        """
-        self._objects.require(object_id)
+        """Change an object's label for good: detections no longer do. UnknownObjectError if there is none."""
         self._objects.rename(object_id, label)
         if self._track_manager is not None:
             self._track_manager.forget(object_id)

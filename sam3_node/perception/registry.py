@@ -69,7 +69,8 @@ class ObjectRegistry:
         return self._objects[object_id].label
 
     def rename(self, object_id: int, label: str) -> None:
-        """Change the label of an object."""
+        """Change the label of an object; UnknownObjectError if there is none with this id."""
+        self.require(object_id)
         self._objects[object_id].label = label
 
     def catch_up(self, object_id: int, frames: int, hidden: int) -> None:

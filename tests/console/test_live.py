@@ -25,6 +25,13 @@ def add_mug(page: Page) -> tuple[int, int]:
     return seq, found
 
 
+def go_live(page: Page, found: int) -> None:
+    """Go back to live, and wait until the object has caught up."""
+    page.live()
+    page.wait(".tile[data-masks='1']")
+    page.wait(f"{ROW}[data-id='{found}']")
+
+
 def test_a_click_adds_the_object_that_was_on_the_screen(rig: ConsoleRig, page: Page) -> None:
     _, found = add_mug(page)
     assert best_iou(rig, found, "red mug") >= MIN_IOU
@@ -51,9 +58,7 @@ def test_a_negative_point_shrinks_the_mask(page: Page) -> None:
 
 def test_the_live_picture_shows_what_the_click_added(rig: ConsoleRig, page: Page) -> None:
     _, found = add_mug(page)
-    page.live()
-    page.wait('.tile[data-masks="1"]')
-    assert page.rows() == [found]
+    go_live(page, found)
     page.wait(f"{ROW} td[data-state='sure'], {ROW} td[data-state='doubtful']")
 
 
@@ -73,7 +78,7 @@ def test_the_keyboard_marks_an_object_and_removes_it(page: Page) -> None:
 
 def test_rename_gives_the_label_that_everybody_sees(rig: ConsoleRig, page: Page) -> None:
     _, found = add_mug(page)
-    page.live()
+    go_live(page, found)
     page.press("F2")
     page.page.locator("#label").fill("my mug")
     page.press("Enter")
@@ -83,8 +88,7 @@ def test_rename_gives_the_label_that_everybody_sees(rig: ConsoleRig, page: Page)
 
 
 def test_reset_asks_first(page: Page) -> None:
-    add_mug(page)
-    page.live()
+    go_live(page, add_mug(page)[1])
     page.press("x")
     page.wait("#reset-dialog[open]")
     page.press("Escape")

@@ -49,6 +49,8 @@ def test_objects_are_added_refined_and_removed_live(client: PerceptionClient) ->
     assert {(known.camera, known.id) for known in client.list_objects()} == {
         ("cam0", number) for number in (point, box, mask)
     }
+    client.rename_object(mask, " blue  box ")
+    masks_where(client, lambda masks: "blue box" in {item.label for item in masks.instances}, "the new label")
     client.remove_object(box)
     aged = masks_where(client, lambda masks: set(ids(masks)) == {point, mask}, "two left")
     masks_where(client, lambda masks: masks.instances[0].age > aged.instances[0].age, "tracking goes on")

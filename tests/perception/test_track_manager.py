@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam3_node.detection.base import prepare_prompts
-from sam3_node.errors import RequestError
+from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
@@ -96,6 +96,18 @@ def test_it_is_believed_once_seen_again(world: World) -> None:
     world.ask("red")
     states = [only(world.step({A: "red"})).state for _ in range(EVERY + 1)]
     assert states == ["tentative"] * EVERY + ["tracked"]
+
+
+def test_a_label_that_a_person_gave_stays(world: World) -> None:
+    world.ask("red")
+    found = only(world.steps(2 * EVERY, {A: "red"})).id
+    world.pipeline.rename(found, "my block")
+    for _ in range(3 * EVERY):
+        assert labels(world.step({A: "red"}))[found] == "my block"
+    world.ask("green")  # a person's object does not go with the name by which it was found
+    assert found in labels(world.steps(2 * EVERY, {A: "red"}))
+    with pytest.raises(UnknownObjectError, match="no object 99"):
+        world.pipeline.rename(99, "nothing")
 
 
 def test_one_sighting_alone_is_dropped(world: World) -> None:

@@ -1,5 +1,6 @@
 // The pictures: a tile for each camera, of which one is large, and the pointer and keys that mark objects on it.
 
+import { setText } from "./dom.js";
 import { Painter } from "./paint.js";
 import { fromBase64 } from "./wire.js";
 
@@ -68,14 +69,14 @@ class Tile {
     const { dataset } = this.element;
     dataset.seq = view.seq;
     dataset.masks = view.masks ? view.masks.instances.length : "";
-    if (view.age_ms != null) dataset.drawnAge = (view.age_ms + view.drawnAt - view.received).toFixed(0);
+    if (view.origin != null) dataset.drawnAge = (view.drawnAt - view.origin).toFixed(0);
     this.overlay.setAttribute("aria-label", this.describe());
   }
 
   /** Age of the picture on the screen in ms; null in a recording. */
   age() {
-    if (this.shown?.age_ms == null) return null;
-    return this.shown.age_ms + performance.timeOrigin + performance.now() - this.shown.received;
+    if (this.shown?.origin == null) return null;
+    return performance.timeOrigin + performance.now() - this.shown.origin;
   }
 
   rate() {
@@ -84,15 +85,19 @@ class Tile {
     return (1000 * (this.times.length - 1)) / Math.max(this.times.at(-1) - this.times[0], now - this.times.at(-1));
   }
 
+  isStale() {
+    return this.age() !== null && this.age() > STALE_MS;
+  }
+
   refresh(isFrozen) {
     const age = this.age();
-    const isStale = age !== null && age > STALE_MS && !isFrozen;
+    const isStale = this.isStale() && !isFrozen;
     this.element.classList.toggle("stale", isStale);
-    this.old.textContent = isStale ? `${(age / 1000).toFixed(1)} s old` : "";
+    setText(this.old, isStale ? `${(age / 1000).toFixed(1)} s old` : "");
     if (!this.shown) return;
     const masks = this.shown.masks ? "" : "  no masks";
     const rate = age === null ? "" : `  ${this.rate().toFixed(0)} Hz`;
-    this.caption.textContent = `${this.camera}  #${this.shown.seq}${rate}${masks}`;
+    setText(this.caption, `${this.camera}  #${this.shown.seq}${rate}${masks}`);
   }
 
   describe() {

@@ -1,6 +1,7 @@
 // The page: it starts the worker that receives and draws views, and connects pictures, panels, timeline and keys.
 
 import { Cameras } from "./cameras.js";
+import { setText } from "./dom.js";
 import { Stages, Tracks, describeNode, showEvents, showNames, showPairs } from "./panels.js";
 import { Prompts } from "./prompts.js";
 import { call, isAllowed, logIn, suggest } from "./requests.js";
@@ -312,27 +313,28 @@ function describeBadge(problem) {
   if (!isLive()) return ["still", player.timer ? "playing" : "recording"];
   if (frozen) return ["still", "frozen"];
   if (state?.status?.paused) return ["wait", "paused"];
-  return problem ? ["wait", "waiting"] : ["live", "live"];
+  if (problem) return ["wait", "waiting"];
+  return cameras.main?.isStale() ? ["wait", "late"] : ["live", "live"];
 }
 
 function refresh() {
   const problem = explain();
   const notice = find("#notice");
   notice.hidden = !problem;
-  if (notice.textContent !== problem) notice.textContent = problem;
+  setText(notice, problem);
   document.body.dataset.connected = isOpen && state?.connected && !refused ? "yes" : "no";
   const [kind, word] = describeBadge(problem);
   const badge = find("#badge");
   badge.dataset.kind = kind;
-  if (badge.textContent !== word) badge.textContent = word;
+  setText(badge, word);
   const age = cameras.main?.age() ?? null;
   find("#age").hidden = age === null;
-  find("#age b").textContent = age === null ? "–" : age < 10_000 ? age.toFixed(0) : (age / 1000).toFixed(0);
-  find("#age span").textContent = age !== null && age >= 10_000 ? "s old" : "ms old";
+  setText(find("#age b"), age === null ? "–" : age < 10_000 ? age.toFixed(0) : (age / 1000).toFixed(0));
+  setText(find("#age span"), age !== null && age >= 10_000 ? "s old" : "ms old");
   for (const tile of cameras.tiles.values()) tile.refresh(frozen);
   if (isLive()) timeline.showLive(place.place, place.places, age ?? 0, frozen);
   find("#freeze").setAttribute("aria-pressed", String(frozen));
-  find("#freeze").textContent = frozen ? "Live" : "Freeze";
+  setText(find("#freeze"), frozen ? "Live" : "Freeze");
   find("#play").setAttribute("aria-pressed", String(Boolean(player.timer)));
   showView();
   if (state) showState();
@@ -347,7 +349,7 @@ function showView() {
 function showState() {
   const { status, recorder } = state;
   find("#pause").setAttribute("aria-pressed", String(Boolean(status?.paused)));
-  find("#pause").textContent = status?.paused ? "Resume" : "Pause";
+  setText(find("#pause"), status?.paused ? "Resume" : "Pause");
   find("#record").setAttribute("aria-pressed", String(Boolean(recorder?.on)));
   if (recorder && recorder.line !== showState.line) {
     if (showState.line !== undefined && recorder.line) say(recorder.line, recorder.line.startsWith("recording failed"));

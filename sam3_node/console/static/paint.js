@@ -108,7 +108,7 @@ export class Painter {
           const gap = style.dash && Math.floor(Math.atan2(y - middleY, x - middleX) * turns) & 1;
           value = gap ? dark : line;
         } else if (depth === 2) value = dark;
-        pixels[(y0 + y) * stride + x0 + x] = value;
+        if (value >>> 24) pixels[(y0 + y) * stride + x0 + x] = value;
       }
     }
   }

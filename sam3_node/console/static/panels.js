@@ -1,20 +1,11 @@
 // The panels beside the picture: objects, stage times, the node, events. Rows are kept and changed in place, so that
 // the page's memory stays flat.
 
+import { make, setText } from "./dom.js";
 import { MARKS, cssColour, nameState } from "./palette.js";
 
 const WINDOW = 300;
 const STAGES = ["decode", "preprocess", "encode", "track", "detect", "masks", "pack"];
-
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
-
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
 
 /** Keep one element for each key: `build` makes a missing one, `update` changes it, the others are removed. */
 function keepRows(host, entries, build, update) {
@@ -52,7 +43,7 @@ export class Tracks {
     swatch.style.background = cssColour(id);
     const pick = make("button", { className: "pick", title: `Choose object ${id}` }, swatch, String(id));
     pick.onclick = () => this.actions.select(id);
-    const rename = make("button", { className: "change rename", textContent: "Name", title: "Rename (F2)" });
+    const rename = make("button", { className: "change rename", textContent: "✎", title: "Rename (F2)" });
     rename.setAttribute("aria-label", `Rename object ${id}`);
     rename.onclick = () => this.actions.rename(id);
     const remove = make("button", { className: "change remove", textContent: "✕", title: "Remove (Delete)" });
@@ -117,6 +108,7 @@ export class Stages {
       place(track.children[1], row.begin / end, row.worst / end);
       setText(value, `${format(row.median)} / ${format(row.worst)} ms`);
     });
+    this.host.parentElement.hidden = !rows.length;
     const sorted = [...this.latencies].sort((a, b) => a - b);
     setText(this.total, sorted.length ? `p50 ${quantile(sorted, 0.5).toFixed(0)} · p99 ${quantile(sorted, 0.99).toFixed(0)} ms` : "");
   }
@@ -174,8 +166,9 @@ export function describeNode(status, camera, state) {
     ["detector", status.detector ?? "none"],
     ["rate", stats.fps == null ? null : `${stats.fps.toFixed(1)} Hz`],
     ["frames skipped", stats.received ? `${stats.skipped} of ${stats.received}${lost.length ? ` (${lost.join(", ")})` : ""}` : null],
+    ["catching up", stats.catching_up ? `${stats.catching_up} objects` : null],
     ["host memory", mb(status.rss_bytes)],
-    ["GPU memory", status.device?.startsWith("cuda") ? mb(status.device_bytes) : null],
+    ["GPU memory", mb(status.device_bytes)],
     ["last error", stats.last_error],
   ];
 }

@@ -1,5 +1,7 @@
 // The timeline: the last seconds of a live stream, or a whole recording with its doubtful and different frames.
 
+import { setText } from "./dom.js";
+
 const LOW_IOU = 0.5;
 
 /** The slider and its strip. `go(place)` is called when the user moves it. */
@@ -18,9 +20,10 @@ export class Timeline {
   showLive(place, places, ageMs, isFrozen) {
     this.slider.max = Math.max(0, places - 1);
     this.slider.value = place;
-    this.time.textContent = isFrozen ? `${(ageMs / 1000).toFixed(1)} s ago` : "live";
-    this.hint.textContent = isFrozen ? "Space or L: back to live" : "Space: freeze  ·  [ and ]: step back and forth";
-    this.slider.setAttribute("aria-valuetext", this.time.textContent);
+    const text = isFrozen ? `${(ageMs / 1000).toFixed(1)} s ago` : "live";
+    setText(this.time, text);
+    setText(this.hint, isFrozen ? "Space or L: back to live" : "Space: freeze  ·  [ and ]: step back and forth");
+    this.slider.setAttribute("aria-valuetext", text);
   }
 
   /** Show the place in a recording. */
@@ -29,8 +32,10 @@ export class Timeline {
     this.index = index;
     this.slider.value = index;
     const iou = row?.iou == null ? "" : `   IoU ${row.iou.toFixed(2)}`;
-    this.time.textContent = row ? `${row.s.toFixed(2)} s of ${this.rows.at(-1).s.toFixed(2)} s   frame ${index + 1} of ${this.count}${iou}` : "";
-    this.slider.setAttribute("aria-valuetext", this.time.textContent);
+    const text = row ? `${row.s.toFixed(2)} s of ${this.rows.at(-1).s.toFixed(2)} s   frame ${index + 1} of ${this.count}${iou}` : "";
+    setText(this.time, text);
+    setText(this.hint, "Space: play  ·  D: next doubtful  ·  [ and ]: step");
+    this.slider.setAttribute("aria-valuetext", text);
     this.draw();
   }
 
@@ -79,6 +84,10 @@ export class Timeline {
         if (low) context.fillRect(x, 0, Math.max(step, ratio), 3 * ratio);
       }
     });
+    if (hasIou) {
+      context.fillStyle = colour("--soft");
+      context.fillRect(0, height - 9 * ratio - (height - 9 * ratio) * LOW_IOU, width, 1);
+    }
     context.fillStyle = colour("--text");
     context.fillRect((this.index ?? 0) * step - ratio, 0, Math.max(2 * ratio, step), height);
   }

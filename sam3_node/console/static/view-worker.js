@@ -7,6 +7,7 @@ import { fromBase64, isInside, parseView, withoutPixels } from "./wire.js";
 const HISTORY_MS = 30_000;
 const HISTORY_BYTES = 160 << 20;
 const PING_MS = 2000;
+const MAX_PINGS = 10;
 const RETRY_MS = 400;
 
 const cameras = new Map();
@@ -18,7 +19,8 @@ let wanted = -1; // index in a recording
 let asked = -1;
 let selected = { camera: null, id: null };
 let shows = "both";
-let wayMs = 0; // half of the shortest recent round trip
+let pings = []; // recent {trip, offset}: round trip, and the server's clock less this one's, in ms
+let pingedAt = -PING_MS;
 
 /** Return Unix time in ms with the resolution of performance.now(), which a step of the clock does not change. */
 const now = () => performance.timeOrigin + performance.now();
@@ -35,11 +37,10 @@ function findCamera(name) {
 function open(url) {
   socket = new WebSocket(url);
   socket.binaryType = "arraybuffer";
-  const trips = [];
-  const ping = setInterval(() => send({ type: "ping", time: now() }), PING_MS);
   socket.onopen = () => {
     postMessage({ type: "open" });
-    send({ type: "ping", time: now() });
+    pings = [];
+    pingedAt = -PING_MS;
     asked = -1;
     askNext();
   };
@@ -50,9 +51,10 @@ function open(url) {
     }
     const message = JSON.parse(data);
     if (message.type === "pong") {
-      trips.push(now() - message.time);
-      if (trips.length > 5) trips.shift();
-      wayMs = Math.min(...trips) / 2;
+      const trip = now() - message.time;
+      pings.push({ trip, offset: message.now - message.time - trip / 2 });
+      if (pings.length > MAX_PINGS) pings.shift();
+      askNext();
     } else if (message.type === "damaged") {
       postMessage(message);
       asked = message.number;
@@ -63,7 +65,6 @@ function open(url) {
     }
   };
   socket.onclose = () => {
-    clearInterval(ping);
     postMessage({ type: "closed" });
     setTimeout(() => open(url), RETRY_MS);
   };
@@ -73,8 +74,12 @@ function send(message) {
   if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
 }
 
+/** Ask for the next view. Now and then, first measure the way to the server, while nothing else is on it. */
 function askNext() {
-  if (isLive) send({ type: "next" });
+  if (isLive && performance.now() - pingedAt >= PING_MS) {
+    pingedAt = performance.now();
+    send({ type: "ping", time: now() });
+  } else if (isLive) send({ type: "next" });
   else if (wanted >= 0 && asked !== wanted) {
     asked = wanted;
     send({ type: "get", index: wanted });
@@ -85,7 +90,7 @@ async function take(buffer) {
   const view = parseView(buffer);
   view.received = now();
   view.drawnAt = 0;
-  if (view.age_ms != null) view.age_ms += wayMs;
+  if (view.origin_ms != null) view.origin = view.origin_ms - findOffset();
   const camera = findCamera(view.camera);
   if (isLive) remember(camera, view, buffer.byteLength);
   try {
@@ -94,6 +99,11 @@ async function take(buffer) {
   } finally {
     nextFrame(askNext);
   }
+}
+
+/** Return the server's clock less this one's in ms, by the shortest recent round trip. */
+function findOffset() {
+  return pings.reduce((best, ping) => (ping.trip < best.trip ? ping : best), { trip: Infinity, offset: 0 }).offset;
 }
 
 function remember(camera, view, bytes) {

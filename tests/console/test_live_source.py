@@ -1,0 +1,167 @@
+"""Tests of the live source and of the messages to the page, with real sockets and without a browser."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.console.live import MAX_FRAMES, LiveSource, RecentFrames
+from sam3_node.console.views import View, pack_view
+from sam3_node.settings import Settings
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
+from sam3_node.wire import Event, unpack_masks
+from tests.support.node_rig import until
+from tests.support.wire_examples import golden
+
+SIZE = (24, 32)
+STATIC = Path(__file__).parents[2] / "sam3_node/console/static"
+
+
+def frame(seq: int, camera: str = "cam0") -> Frame:
+    pixels = np.full((*SIZE, 3), seq % 256, np.uint8).tobytes()
+    return Frame(camera, seq, 1000 + seq, SIZE[1], SIZE[0], "bgr8", pixels)
+
+
+def masks(seq: int, camera: str = "cam0") -> MaskFrame:
+    crop = np.ones((4, 5), np.bool_)
+    instance = Instance(1, "thing", 0.5, "tracked", 1, 0, Mask(SIZE, (2, 3, 7, 7), crop))
+    return MaskFrame(camera, seq, 1000 + seq, SIZE[1], SIZE[0], instances=(instance,))
+
+
+class Peers:
+    """A camera and a node as far as a subscriber sees them, and the source that hears them."""
+
+    def __init__(self, folder: Path) -> None:
+        names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
+        self.camera, self.node = FramePublisher(names["frames"]), MaskPublisher(names["masks"])
+        transport = {"frames": (names["frames"],), "masks": names["masks"], "control": names["control"]}
+        self.source = LiveSource(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
+        # a publisher drops what it sends before the subscription has come
+        until(lambda: self.camera.send(frame(0, "first")) and self.source._cameras, "a first frame")
+        until(lambda: self.node.send(masks(0, "second")) and len(self.source._cameras) > 1, "first masks")
+        self.source._cameras.clear()
+
+    def next(self, seen: dict[str, int]) -> View:
+        return until(lambda: self.source.next_view(seen), "a view")
+
+    def close(self) -> None:
+        for owner in (self.source, self.camera, self.node):
+            owner.close()
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[Peers]:
+    found = Peers(tmp_path)
+    yield found
+    found.close()
+
+
+def test_masks_are_paired_with_exactly_their_frame(peers: Peers) -> None:
+    seen: dict[str, int] = {}
+    for seq in range(4):
+        peers.camera.send(frame(seq))
+        assert peers.next(seen).masks is None  # a live picture, until masks come
+    peers.node.send(masks(1))
+    view = peers.next(seen)
+    assert view.masks is not None
+    assert view.frame is not None
+    assert (view.masks.seq, view.frame.seq) == (1, 1)
+
+
+def test_masks_that_overtake_their_frame_wait_for_it(peers: Peers) -> None:
+    peers.node.send(masks(7))
+    until(lambda: "cam0" in peers.source._cameras, "masks")
+    assert peers.source.next_view({}) is None
+    peers.camera.send(frame(7))
+    view = peers.next({})
+    assert view.seq == 7
+    assert view.masks is not None
+
+
+def test_a_slow_page_gets_the_newest_view_and_no_older_one(peers: Peers) -> None:
+    seen: dict[str, int] = {}
+    for seq in range(50):
+        peers.camera.send(frame(seq))
+        peers.node.send(masks(seq))
+        until(lambda seq=seq: peers.source.state() and _newest(peers.source) == seq, "a pair")
+    assert peers.next(seen).seq == 49
+    assert peers.source.next_view(seen) is None
+    peers.camera.send(frame(50))
+    peers.node.send(masks(50))
+    assert peers.next(seen).seq == 50
+
+
+def _newest(source: LiveSource) -> int | None:
+    views = source._cameras.get("cam0")
+    return views.view.seq if views and views.view and views.view.masks else None
+
+
+def test_cameras_take_turns(peers: Peers) -> None:
+    for camera in ("left", "right"):
+        peers.camera.send(frame(0, camera))
+    until(lambda: len(peers.source._cameras) == 2, "both cameras")
+    seen: dict[str, int] = {}
+    assert {peers.next(seen).camera, peers.next(seen).camera} == {"left", "right"}
+
+
+def test_events_are_listed_without_masks(peers: Peers) -> None:
+    peers.node.send_event(
+        Event(0, "add_object", {"camera": "cam0", "box": [1.0, 2.0, 3.0, 4.0], "mask": {"data": b""}})
+    )
+    (event,) = until(lambda: peers.source.state()["events"], "the event")
+    assert (event["op"], event["text"]) == ("add_object", "camera=cam0 box=[1, 2, 3, 4]")
+
+
+def test_frames_that_wait_are_bounded() -> None:
+    recent = RecentFrames()
+    for seq in range(2 * MAX_FRAMES):
+        recent.add(frame(seq), 1 << 30)
+    kept = [seq for seq in range(2 * MAX_FRAMES) if recent.find(masks(seq))]
+    assert kept == list(range(MAX_FRAMES, 2 * MAX_FRAMES))
+    recent.add(frame(500), 3 * len(frame(0).colour))
+    assert [seq for seq in (*kept, 500) if recent.find(masks(seq))] == [178, 179, 500]
+
+
+def test_the_page_reads_the_bits_of_the_golden_files(browser: Any, tmp_path: Path) -> None:
+    wire = [unpack_masks(golden(f"masks-{name}")) for name in ("bits", "rle")]
+    for found in wire:
+        view = View(None, found)
+        message = pack_view(view, live=True)
+        page = browser.new_page()
+        page.route(
+            "http://console.test/*",
+            lambda route: route.fulfill(path=STATIC / route.request.url.split("/")[-1]),
+        )
+        page.goto("http://console.test/icon.svg")
+        inside = page.evaluate(
+            """async (bytes) => {
+                const { parseView, isInside } = await import("http://console.test/wire.js");
+                const view = parseView(new Uint8Array(bytes).buffer);
+                return view.masks.instances.map((instance) => Array.from({length: view.height}, (_, y) =>
+                    Array.from({length: view.width}, (_, x) => isInside(instance, x, y))));
+            }""",
+            list(message),
+        )
+        assert [np.array(rows).tolist() for rows in inside] == [
+            item.mask.full().tolist() for item in found.instances
+        ]
+        page.close()
+
+
+def test_a_message_holds_picture_and_bits_after_its_header() -> None:
+    view = View(frame(3), replace(masks(3), received_ns=1))
+    message = pack_view(view, live=True)
+    (length,) = struct.unpack_from("<I", message)
+    header = json.loads(message[4 : 4 + length])
+    assert header["image"]["type"] == "image/jpeg"
+    assert message[4 + length :][:2] == b"\xff\xd8"
+    assert len(message) == 4 + length + header["image"]["bytes"] + header["masks"]["instances"][0]["bytes"]
+    assert header["origin_ms"] == 1003 / 1e6

@@ -1,0 +1,244 @@
+"""Measure the console's page: its age, its share of the processor, and its memory.
+
+    python -m tools.bench.latency.console [--seconds 30] [--fps 30] [--minutes 0]
+
+A process publishes raw 1280x720 at --fps, and masks of five objects for each frame at once, in the place of a camera
+and a node. The console and a headless chromium are processes of their own.
+
+    page     one page on this machine: pictures a second, and their age when they are drawn, from the capture
+    console  processor time of the console's process, and of the browser with all of its processes
+    link     a second page behind a link that carries three pictures a second: the age of what it draws
+    memory   with --minutes, the page's JavaScript heap and DOM nodes after the first minute and at the end
+
+Needs the extras console and dev, and chromium.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from sam3_node.cameras.scene import Scene
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
+from tools.bench.common import Figures, make_parser, percentile
+from tools.bench.processes import Processes, free_ports
+
+WIDTH, HEIGHT, OBJECTS = 1280, 720, 5
+SETTLE_S = 5.0
+SAMPLE_S = 0.1
+LINK_HZ = 3
+LINK_STEP = 4096
+MAX_HOST_CORES, MAX_AGE_MS = 1.5, 500
+
+
+class Usage(NamedTuple):
+    """Processor seconds of the console and of the browser."""
+
+    console: float
+    browser: float
+
+
+def publish(frames: str, masks: str, fps: float, stop: Any) -> None:
+    """Publish frames and their masks until `stop` is set."""
+    scene = Scene.from_uri(f"scene:shapes?width={WIDTH}&height={HEIGHT}")
+    images = [scene.render(number)[0] for number in range(16)]
+    disc = np.hypot(*np.mgrid[-90:90, -90:90]) < 90
+    with FramePublisher(frames) as camera, MaskPublisher(masks) as node:
+        due_s, seq = time.monotonic(), 0
+        while not stop.is_set():
+            due_s += 1 / fps
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            now_ns = time.time_ns()
+            pixels = memoryview(images[seq % len(images)]).cast("B")
+            camera.send(Frame("cam0", seq, now_ns, WIDTH, HEIGHT, "bgr8", pixels))
+            x = 100 + seq % 200
+            instances = tuple(
+                Instance(i + 1, "disc", 0.9, "tracked", seq, 0, Mask((HEIGHT, WIDTH), _box(x, i), disc))
+                for i in range(OBJECTS)
+            )
+            node.send(MaskFrame("cam0", seq, now_ns, WIDTH, HEIGHT, received_ns=now_ns, instances=instances))
+            seq += 1
+
+
+def _box(x: int, index: int) -> tuple[int, int, int, int]:
+    left, top = x + 150 * index, 60 + 90 * index
+    return left, top, left + 180, top + 180
+
+
+def read_ages(page: Any, seconds: float) -> tuple[list[float], int]:
+    """Return the ages at which pictures were drawn, sampled often, and the number of frames between first and last."""
+    ages, seqs = [], []
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        data = page.evaluate("() => ({...document.querySelector('#main-tile .tile')?.dataset})")
+        if data.get("drawnAge") and (not seqs or int(data["seq"]) != seqs[-1]):
+            ages.append(float(data["drawnAge"]))
+            seqs.append(int(data["seq"]))
+        time.sleep(SAMPLE_S / 5)
+    return ages, len(seqs)
+
+
+def read_usage(console: psutil.Process, browser: psutil.Process) -> Usage:
+    """Return the processor seconds so far."""
+
+    def total(process: psutil.Process) -> float:
+        times = process.cpu_times()
+        return float(times.user + times.system)
+
+    children = browser.children(recursive=True)
+    chromium = [child for child in children if "chrom" in child.name()]
+    return Usage(total(console), sum(map(total, chromium)))
+
+
+class SlowLink:
+    """A TCP relay to `port` that passes at most `bytes_per_s` from there, with small buffers on both sides."""
+
+    def __init__(self, port: int, bytes_per_s: float) -> None:
+        self._target, self._rate = port, bytes_per_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            far = socket.socket()
+            for side in (near, far):
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_STEP)
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_STEP)
+            far.connect(("127.0.0.1", self._target))
+            threading.Thread(target=self._relay, args=(near, far, 0.0), daemon=True).start()
+            threading.Thread(target=self._relay, args=(far, near, 1 / self._rate), daemon=True).start()
+
+    @staticmethod
+    def _relay(source: socket.socket, target: socket.socket, s_per_byte: float) -> None:
+        with closing(target), suppress(OSError):  # the other direction has closed it
+            while data := source.recv(LINK_STEP):
+                time.sleep(len(data) * s_per_byte)
+                target.sendall(data)
+
+
+def measure_memory(page: Any, minutes: float) -> list[dict[str, float]]:
+    """Return the page's heap in bytes and its DOM nodes after the first minute and at the end."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def read() -> dict[str, float]:
+        session.send("HeapProfiler.collectGarbage")
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return {item["name"]: item["value"] for item in metrics}
+
+    time.sleep(60)
+    first = read()
+    time.sleep(max(0.0, 60 * (minutes - 1)))
+    return [first, read()]
+
+
+def measure_page(browser: Any, url: str, seconds: float, console: psutil.Process, figures: Figures) -> Any:
+    """Print and keep the figures of one page on this machine. Return the page."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.goto(url)
+    time.sleep(SETTLE_S)
+    before, begin_s = read_usage(console, psutil.Process()), time.monotonic()
+    ages, pictures = read_ages(page, seconds)
+    passed_s = time.monotonic() - begin_s
+    after = read_usage(console, psutil.Process())
+    cores = Usage(*((later - earlier) / passed_s for earlier, later in zip(before, after, strict=True)))
+    print(f"page     {pictures / passed_s:.1f} pictures/s, age p50 {percentile(ages, 0.5):.0f} ms, "
+          f"p99 {percentile(ages, 0.99):.0f} ms")  # fmt: skip
+    print(f"console  {cores.console:.2f} cores, browser {cores.browser:.2f} cores")
+    figures.add("processor time of the console", cores.console, "cores", f"under {MAX_HOST_CORES}")
+    figures.add("pictures drawn", pictures / passed_s, "pictures/s")
+    figures.add("age of a picture when it is drawn, p50", percentile(ages, 0.5), "ms")
+    figures.add("age of a picture when it is drawn, p99", percentile(ages, 0.99), "ms")
+    return page
+
+
+def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> None:
+    """Print and keep the age of what a page draws behind a link of LINK_HZ pictures a second."""
+    script = (
+        "async () => { const answer = await fetch('static/main.js'); return (await answer.blob()).size; }"
+    )
+    port = int(url.rstrip("/").rpartition(":")[2])
+    page = browser.new_page()
+    sizes: list[int] = []
+    page.on("websocket", lambda found: found.on("framereceived", lambda data: _note_size(data, sizes)))
+    page.goto(url)
+    page.evaluate(script)
+    page.wait_for_timeout(2000)
+    page.close()
+    rate = LINK_HZ * float(np.median(sizes))
+    link = SlowLink(port, rate)
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(f"http://127.0.0.1:{link.port}/")
+    page.wait_for_selector("#main-tile .tile[data-drawn-age]")
+    page.wait_for_timeout(3000)
+    ages, pictures = read_ages(page, seconds)
+    page.close()
+    speed = f"{rate / 1e3:.0f} kB/s: {pictures / seconds:.1f} pictures/s"
+    print(f"link     {speed}, age p50 {percentile(ages, 0.5):.0f} ms, "
+          f"p99 {percentile(ages, 0.99):.0f} ms, the oldest {max(ages):.0f} ms")  # fmt: skip
+    figures.add(
+        f"age behind a link of {LINK_HZ} pictures/s, p99", percentile(ages, 0.99), "ms", f"under {MAX_AGE_MS}"
+    )
+
+
+def _note_size(data: bytes | str, sizes: list[int]) -> None:
+    if isinstance(data, bytes):
+        sizes.append(len(data))
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured seconds of each part")
+    parser.add_argument("--fps", type=float, default=30.0, help="frames a second of the camera")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="minutes for the page's memory; 0 leaves it out"
+    )
+    args, figures = parser.parse_args(), Figures("latency.console")
+    from playwright.sync_api import sync_playwright
+
+    stop = multiprocessing.get_context("spawn").Event()
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    url = f"http://{address}/"
+    with Processes(SAM3_CONSOLE__BIND=address) as processes, sync_playwright() as playwright:
+        source = multiprocessing.get_context("spawn").Process(
+            target=publish, args=(processes.frames, processes.masks, args.fps, stop)
+        )
+        source.start()
+        try:
+            console = psutil.Process(processes.start("console").pid)
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
+            page = measure_page(browser, url, args.seconds, console, figures)
+            if args.minutes:
+                first, last = measure_memory(page, args.minutes)
+                print(f"memory   heap {first['JSHeapUsedSize'] / 1e6:.1f} -> {last['JSHeapUsedSize'] / 1e6:.1f} MB, "
+                      f"DOM nodes {first['Nodes']:.0f} -> {last['Nodes']:.0f} in {args.minutes:g} minutes")  # fmt: skip
+                figures.add(
+                    "growth of the page's heap",
+                    (last["JSHeapUsedSize"] - first["JSHeapUsedSize"]) / 1e6,
+                    "MB",
+                )
+            page.close()
+            measure_link(browser, url, args.seconds, figures)
+            browser.close()
+        finally:
+            stop.set()
+            source.join()
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
