@@ -23,7 +23,9 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """
     if not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
         exact = x.float()  # x itself if it is float32
-        torch.view_as_complex(torch.unflatten(exact, -1, (-1, 2))).mul_(torch.view_as_complex(rotation))
+        torch.view_as_complex(torch.unflatten(exact, -1, (-1, 2))).mul_(
+            torch.view_as_complex(rotation.float())
+        )
         return x if exact is x else x.copy_(exact)
     even, odd = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
     cos, sin = rotation.unbind(-1)

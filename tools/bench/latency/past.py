@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict, deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import NANOSECONDS, MaskFrame
@@ -106,7 +106,12 @@ def main() -> None:
 
 
 def report(
-    cycles: dict[bool, list[Cycle]], first: dict, last: dict, what: str, delay_s: float, figures: Figures
+    cycles: dict[bool, list[Cycle]],
+    first: dict[str, Any],
+    last: dict[str, Any],
+    what: str,
+    delay_s: float,
+    figures: Figures,
 ) -> None:
     """Print the figures and keep them."""
     ages = {kind: [age for cycle in found for age in cycle.ages_ms] for kind, found in cycles.items()}
