@@ -36,9 +36,10 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     """Apply a linear map, then an activation: "none", "relu" or "gelu".
 
     On a CPU, bias and activation are applied while the product is in the cache. Layers of other classes, such as
-    quantised ones, are called.
+    quantised ones, and layers with hooks are called.
     """
-    if type(layer) is nn.Linear and is_eager_on_cpu(x) and x.dtype in _fused_dtypes():
+    plain = type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    if plain and is_eager_on_cpu(x) and x.dtype in _fused_dtypes():
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
         return out
     out = layer(x)

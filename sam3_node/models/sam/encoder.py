@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
 from transformers.models.sam.modeling_sam import SamVisionEncoder
@@ -71,8 +72,18 @@ class _Upscaling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Upscale [1, C, n, n] to [1, O, 2n, 2n]."""
+        if torch.onnx.is_in_onnx_export():  # TensorRT has no transposed convolution in bfloat16
+            phases = F.conv2d(x, self._phase_weight(), padding=1)
+            return F.pixel_shuffle(phases, 2) + self.bias
         out: Tensor = self.map(x) + self.bias
         return out
+
+    def _phase_weight(self) -> Tensor:
+        """Return the 3x3 convolution [4 O, C, 3, 3] whose outputs are the 2 x 2 pixels below each input pixel."""
+        weight = self.map.weight
+        taps = weight.new_zeros(2, 3, 4)  # [phase, place, place in the transposed kernel]
+        taps[0, 0, 3] = taps[0, 1, 1] = taps[1, 1, 2] = taps[1, 2, 0] = 1
+        return torch.einsum("rak,sbl,cokl->orscab", taps, taps, weight).flatten(0, 2)
 
 
 class Sam2Encoder(nn.Module):
