@@ -58,7 +58,7 @@ def publish(frames: str, masks: str, fps: float, stop: Any) -> None:
             due_s += 1 / fps
             time.sleep(max(0.0, due_s - time.monotonic()))
             now_ns = time.time_ns()
-            pixels = memoryview(images[seq % len(images)]).cast("B")
+            pixels = images[seq % len(images)].data.cast("B")
             camera.send(Frame("cam0", seq, now_ns, WIDTH, HEIGHT, "bgr8", pixels))
             x = 100 + seq % 200
             instances = tuple(
@@ -75,8 +75,9 @@ def _box(x: int, index: int) -> tuple[int, int, int, int]:
 
 
 def read_ages(page: Any, seconds: float) -> tuple[list[float], int]:
-    """Return the ages at which pictures were drawn, sampled often, and the number of frames between first and last."""
-    ages, seqs = [], []
+    """Return the age of each picture when it was drawn, and the number of pictures; sampled often."""
+    ages: list[float] = []
+    seqs: list[int] = []
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         data = page.evaluate("() => ({...document.querySelector('#main-tile .tile')?.dataset})")
