@@ -2,7 +2,9 @@
 
 import { Cameras } from "./cameras.js";
 import { setText } from "./dom.js";
+import { Keys } from "./keys.js";
 import { Stages, Tracks, describeNode, showEvents, showNames, showPairs } from "./panels.js";
+import { Player } from "./player.js";
 import { Prompts } from "./prompts.js";
 import { call, isAllowed, logIn, suggest } from "./requests.js";
 import { Timeline, isDifferent, isDoubtful } from "./timeline.js";
@@ -67,8 +69,7 @@ function goTo(index) {
     frozen = true;
     worker.postMessage({ type: "scrub", camera: cameras.main.camera, place: index });
   } else {
-    player.stop();
-    player.show(index);
+    player.goTo(index);
   }
 }
 
@@ -92,43 +93,12 @@ function step(by) {
   else goTo(Math.max(0, Math.min(state.frames - 1, player.index + by)));
 }
 
-const player = {
-  index: 0,
-  timer: null,
-  show(index) {
-    this.index = index;
-    worker.postMessage({ type: "get", index });
-    timeline.showRecorded(index);
-  },
-  toggle() {
-    if (this.timer) this.stop();
-    else this.play();
-    refresh();
-  },
-  play() {
-    const rows = timeline.rows;
-    if (this.index >= rows.length - 1) this.index = 0;
-    const [begin, beginS] = [performance.now(), rows[this.index]?.s ?? 0];
-    const tick = () => {
-      const now = beginS + (performance.now() - begin) / 1000;
-      let index = this.index;
-      while (index + 1 < rows.length && rows[index + 1].s <= now) index++;
-      if (index !== this.index) this.show(index);
-      if (index + 1 >= rows.length) this.stop();
-      else this.timer = requestAnimationFrame(tick);
-    };
-    this.timer = requestAnimationFrame(tick);
-  },
-  stop() {
-    cancelAnimationFrame(this.timer);
-    this.timer = null;
-  },
-  jump(matches, what) {
-    const index = timeline.findNext(matches);
-    if (index === null) say(`No frame with ${what}.`);
-    else goTo(index);
-  },
-};
+const player = new Player({
+  timeline,
+  show: (index) => worker.postMessage({ type: "get", index }),
+  say,
+  refresh: () => refresh(),
+});
 
 const SHOWS = { both: "masks", masks: "other", other: "both" };
 let shows = "both";
@@ -236,68 +206,38 @@ function togglePreviews() {
   say(`Previews under the pointer are ${prompts.previews ? "on" : "off"}.`);
 }
 
-const BOTH = [
-  ["[", "one frame back", () => step(-1)],
-  ["]", "one frame forth", () => step(1)],
-  ["J", "next object", () => chooseNext(1)],
-  ["K", "object before", () => chooseNext(-1)],
-  ["O", "next camera", () => cameras.enlargeNext()],
-  ["S", "save a snapshot", saveSnapshot],
-  ["T", "light or dark", toggleTheme],
-  ["?", "this list", () => find("#help-dialog").showModal()],
-];
-const LIVE = [
-  [" ", "freeze, or back to live", toggleFreeze],
-  ["L", "back to live", goLive],
-  ["/", "type a name", () => find("#name").focus()],
-  ["F2", "rename the object", () => askLabel()],
-  ["Delete", "remove the object", removeChosen],
-  ["P", "pause or resume the node", togglePause],
-  ["X", "remove all, after a question", askReset],
-  ["C", "record, or end the recording", toggleRecord],
-  ["H", "previews on or off", togglePreviews],
-];
-const RECORDED = [
-  [" ", "play or stop", () => player.toggle()],
-  ["D", "next doubtful frame", () => player.jump(isDoubtful, "doubtful masks")],
-  ["F", "next frame that differs", () => player.jump(isDifferent, "different masks")],
-  ["V", "show both results or one", () => state?.against && toggleShows()],
-];
-const ON_PICTURE = [
-  ["arrows", "on the picture: move the cross; Alt 1 pixel, Ctrl 50"],
-  ["Enter", "add or correct there; with Shift: it is not that"],
-  ["B", "begin a box; Enter ends it"],
-];
-const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H"]);
-
-function handleKey(event) {
-  const isTyping = event.target.matches?.("input:not([type=range]), textarea, select");
-  if (isTyping || event.ctrlKey || event.altKey || event.metaKey || find("dialog[open]")) return;
-  if (event.key === " " && event.target.matches?.("button")) return;
-  const key = event.key.length === 1 ? event.key.toUpperCase() : event.key;
-  if (/^[1-9]$/.test(key) && cameras.main) {
-    select(cameras.main.camera, Number(key));
-    return;
-  }
-  const found = [...BOTH, ...(isLive() ? LIVE : RECORDED)].find(([name]) => name === key);
-  if (!found || (CHANGES.has(key) && !canChange())) return;
-  event.preventDefault();
-  found[2]();
-}
-
-function listKeys() {
-  const shown = [...(isLive() ? LIVE : RECORDED), ...BOTH, ["1 … 9", "choose an object"], ...(isLive() ? ON_PICTURE : [])];
-  const host = find("#keys");
-  host.replaceChildren();
-  for (const [key, text] of shown) {
-    const [name, about] = [document.createElement("dt"), document.createElement("dd")];
-    const mark = document.createElement("kbd");
-    mark.textContent = key === " " ? "Space" : key;
-    name.append(mark);
-    about.textContent = text;
-    host.append(name, about);
-  }
-}
+const keys = new Keys({
+  isLive,
+  canChange,
+  choose: (id) => cameras.main && select(cameras.main.camera, id),
+  both: [
+    ["[", "one frame back", () => step(-1)],
+    ["]", "one frame forth", () => step(1)],
+    ["J", "next object", () => chooseNext(1)],
+    ["K", "object before", () => chooseNext(-1)],
+    ["O", "next camera", () => cameras.enlargeNext()],
+    ["S", "save a snapshot", saveSnapshot],
+    ["T", "light or dark", toggleTheme],
+    ["?", "this list", () => find("#help-dialog").showModal()],
+  ],
+  live: [
+    [" ", "freeze, or back to live", toggleFreeze],
+    ["L", "back to live", goLive],
+    ["/", "type a name", () => find("#name").focus()],
+    ["F2", "rename the object", () => askLabel()],
+    ["Delete", "remove the object", removeChosen],
+    ["P", "pause or resume the node", togglePause],
+    ["X", "remove all, after a question", askReset],
+    ["C", "record, or end the recording", toggleRecord],
+    ["H", "previews on or off", togglePreviews],
+  ],
+  recorded: [
+    [" ", "play or stop", () => player.toggle()],
+    ["D", "next doubtful frame", () => player.jump(isDoubtful, "doubtful masks")],
+    ["F", "next frame that differs", () => player.jump(isDifferent, "different masks")],
+    ["V", "show both results or one", () => state?.against && toggleShows()],
+  ],
+});
 
 // What is shown
 
@@ -372,7 +312,7 @@ function takeState(message) {
   document.body.dataset.mode = state.mode;
   document.body.toggleAttribute("data-read-only", state.read_only);
   if (state.against) document.body.dataset.against = "";
-  if (isFirst) listKeys();
+  if (isFirst) keys.show();
   if (isFirst && !isLive()) {
     document.title = `${state.recording} – sam3-node console`;
     showPairs("#comparison", [["filled", `${state.recording} (${state.kind})`], ["dashed", `${state.against} (${state.other_kind})`]]);
@@ -441,7 +381,6 @@ const CLICKS = {
 function listen() {
   worker.onmessage = ({ data }) => handlers[data.type](data);
   for (const [id, run] of Object.entries(CLICKS)) find(`#${id}`).addEventListener("click", run);
-  document.addEventListener("keydown", handleKey);
   find("#names-form").addEventListener("submit", (event) => {
     event.preventDefault();
     addName();

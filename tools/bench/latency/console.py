@@ -75,7 +75,7 @@ def _box(x: int, index: int) -> tuple[int, int, int, int]:
 
 
 def read_ages(page: Any, seconds: float) -> tuple[list[float], int]:
-    """Return the ages at which pictures were drawn, sampled often, and the number of frames between first and last."""
+    """Return the age of each picture when it was drawn, and the number of pictures; sampled often."""
     ages: list[float] = []
     seqs: list[int] = []
     end_s = time.monotonic() + seconds
