@@ -6,24 +6,24 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import CameraError, OutputError, RequestError, VocabularyError, require
+from ..errors import CameraError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
+from .mask_images import label_image, read_mask, write_image
 from .terminal import printable
 
 if TYPE_CHECKING:
     from ..client import PerceptionClient, Segmentation
     from ..detection.phrase_encoder import PhraseEncoder
     from ..detection.vocabulary import Vocabulary
-    from ..types import Mask
 
 ANSWER_TIMEOUT_S = 3.0
 LIST_SOURCES = "list"
@@ -177,7 +177,7 @@ def _report_idle(settings: Settings) -> None:
 def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
     with _connect(args, settings) as client:
-        print(client.add_object(**_make_prompt(args), mask=_read_mask(args.mask), label=args.label).id)
+        print(client.add_object(**_make_prompt(args), mask=read_mask(args.mask), label=args.label).id)
     if args.seq is None:
         _report_idle(settings)
 
@@ -185,7 +185,7 @@ def object_add(args: Namespace, settings: Settings) -> None:
 def object_refine(args: Namespace, settings: Settings) -> None:
     """Correct an object and print a line about its mask."""
     with _connect(args, settings) as client:
-        print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
+        print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=read_mask(args.mask))))
 
 
 def object_remove(args: Namespace, settings: Settings) -> None:
@@ -229,7 +229,7 @@ def segment(args: Namespace, settings: Settings) -> None:
         segmentation = client.segment(**_make_prompt(args))
     print(_describe(segmentation))
     if args.out is not None:
-        _write_image(args.out, segmentation.mask.full().astype("uint8") * 255)
+        write_image(args.out, segmentation.mask.full().astype("uint8") * 255)
 
 
 def segment_everything(args: Namespace, settings: Settings) -> None:
@@ -243,7 +243,7 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
     if not found:
         print("nothing is sure enough; a larger --grid may find smaller things")
     elif args.out is not None:
-        _write_image(args.out, _label_image([segmentation.mask for segmentation in found]))
+        write_image(args.out, label_image([segmentation.mask for segmentation in found]))
 
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
@@ -374,36 +374,3 @@ def _make_prompt(args: Namespace) -> dict[str, Any]:
         "seq": args.seq,
         "camera": args.camera,
     }
-
-
-def _read_mask(path: Path | None) -> Mask | None:
-    """Read a mask from an image file. Pixels other than 0 are inside."""
-    if path is None:
-        return None
-    import cv2
-
-    from ..types import Mask
-
-    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
-    if image is None:
-        raise RequestError(f"mask {path}: expected a readable image file")
-    return Mask.from_full(image > 0)
-
-
-def _label_image(masks: Sequence[Mask]) -> Any:
-    """Return uint16 [h, w] with the number of the smallest mask around each pixel, counted from 1; 0 outside."""
-    import numpy as np
-
-    labels = np.zeros(masks[0].size, np.uint16)
-    for number in sorted(range(len(masks)), key=lambda number: -masks[number].area):
-        labels[masks[number].full()] = number + 1
-    return labels
-
-
-def _write_image(path: Path, image: Any) -> None:
-    import cv2
-
-    try:
-        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
