@@ -71,6 +71,7 @@ async def _serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         ssl_certfile=binding.certificate,
         ssl_keyfile=binding.key,
         ws_max_size=1 << 16,
