@@ -99,8 +99,7 @@ def _attend(
     turn = rotation + position[:, None] * (2 * HALF) + half[None, :]
     even, odd = tl.load(source, mask=inside, other=0.0), tl.load(source + HALF, mask=inside, other=0.0)
     cos, sin = tl.load(turn, mask=inside, other=0.0), tl.load(turn + HALF, mask=inside, other=0.0)
-    first = (even * cos - odd * sin).to(kind)
-    second = (odd * cos + even * sin).to(kind)
+    first, second = (even * cos - odd * sin).to(kind), (odd * cos + even * sin).to(kind)
 
     pooled, full = tl.load(counts + item * 3), tl.load(counts + item * 3 + 1)
     pointers = tl.load(counts + item * 3 + 2)
