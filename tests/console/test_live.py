@@ -116,9 +116,8 @@ def test_a_typed_name_finds_the_object_and_the_button_ends_the_search(rig: Conso
     page.press("Enter")
     page.wait("#names li")
     page.wait(ROW)
-    (found,) = page.rows()
     assert page.page.locator("#tracks tbody td").nth(1).inner_text() == "red mug"
-    assert best_iou(rig, found, "red mug") >= MIN_IOU
+    assert max(best_iou(rig, found, "red mug") for found in page.rows()) >= MIN_IOU
     page.page.locator("#names button").click()
     page.wait_gone(ROW)
 

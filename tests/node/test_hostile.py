@@ -58,7 +58,8 @@ def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionCli
             "a good frame after the bad ones",
         )
     assert last.width == 16
-    assert client.status()["frames_rejected"] > before + HOSTILE / 2
+    # of the messages that come together, only the newest is looked at
+    assert client.status()["frames_rejected"] > before + HOSTILE / 20
     aged = masks_where(client, has_ids("cam0", tracked), "tracking")
     masks_where(
         client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"

@@ -80,10 +80,10 @@ class _Upscaling(nn.Module):
 
     def _phase_weight(self) -> Tensor:
         """Return the 3x3 convolution [4 O, C, 3, 3] whose outputs are the 2 x 2 pixels below each input pixel."""
-        weight = self.map.weight
-        taps = weight.new_zeros(2, 3, 4)  # [phase, place, place in the transposed kernel]
-        taps[0, 0, 3] = taps[0, 1, 1] = taps[1, 1, 2] = taps[1, 2, 0] = 1
-        return torch.einsum("rak,sbl,cokl->orscab", taps, taps, weight).flatten(0, 2)
+        weight = F.pad(self.map.weight, (0, 1, 0, 1))  # place 4 is 0
+        places = torch.tensor([3, 1, 4, 4, 2, 0], device=weight.device)  # of phase 0, then of phase 1
+        kernel = weight.index_select(2, places).index_select(3, places)
+        return kernel.unflatten(3, (2, 3)).unflatten(2, (2, 3)).permute(1, 2, 4, 0, 3, 5).flatten(0, 2)
 
 
 class Sam2Encoder(nn.Module):
