@@ -26,7 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 log = logging.getLogger(__name__)
 
 PERIOD_MS = 20
-MAX_CONNECTIONS = 1000
+MAX_CONNECTIONS = 256
 LOG_EVERY_S = 10.0
 LARGE_SHARE = 1 / 8
 """Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
