@@ -83,7 +83,8 @@ class _Upscaling(nn.Module):
         weight = F.pad(self.map.weight, (0, 1, 0, 1))  # place 4 is 0
         places = torch.tensor([3, 1, 4, 4, 2, 0], device=weight.device)  # of phase 0, then of phase 1
         kernel = weight.index_select(2, places).index_select(3, places)
-        return kernel.unflatten(3, (2, 3)).unflatten(2, (2, 3)).permute(1, 2, 4, 0, 3, 5).flatten(0, 2)
+        phases: Tensor = kernel.unflatten(3, (2, 3)).unflatten(2, (2, 3)).permute(1, 2, 4, 0, 3, 5)
+        return phases.flatten(0, 2)
 
 
 class Sam2Encoder(nn.Module):
