@@ -12,7 +12,7 @@ ENGINES_READY := $(VENV)/.ready-engines
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
 	@echo 'make test          lint, then every test'
-	@echo 'make test-engines  install TensorRT-RTX, then the tests that build engines; they need no GPU'
+	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels; they need no GPU'
 	@echo 'make lint          ruff, mypy and vulture'
 	@echo 'make bench         short forms of the benchmarks'
 	@echo 'make clean         remove the environment, caches and results'
@@ -33,7 +33,8 @@ NEED_NO_ENGINES := $(addprefix tests/engines/,\
 	tensorrt/test_library.py tensorrt/test_run.py)
 
 test-engines: $(ENGINES_READY)
-	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py))
+	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
+		tests/models/sam/test_read_kernel.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -74,5 +75,5 @@ $(READY): pyproject.toml
 
 $(ENGINES_READY): $(READY)
 	@echo 'installing what builds engines into $(VENV): some minutes, once'
-	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev,tensorrt-rtx,quantize]'
+	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev,tensorrt-rtx,quantize,triton]'
 	@touch $@
