@@ -107,9 +107,16 @@ def _newest(source: LiveSource) -> int | None:
 def test_cameras_take_turns(peers: Peers) -> None:
     for camera in ("left", "right"):
         peers.camera.send(frame(0, camera))
-    until(lambda: len(peers.source._cameras) == 2, "both cameras")
+    until(lambda: {"left", "right"} <= set(peers.source._cameras), "both cameras")
     seen: dict[str, int] = {}
-    assert {peers.next(seen).camera, peers.next(seen).camera} == {"left", "right"}
+    shown: set[str] = set()  # also what was still under way from the first frames
+
+    def both_shown() -> bool:
+        view = peers.source.next_view(seen)
+        shown.update([view.camera] if view else [])
+        return {"left", "right"} <= shown
+
+    until(both_shown, "a view of each camera")
 
 
 def test_events_are_listed_without_masks(peers: Peers) -> None:

@@ -20,7 +20,7 @@ from sam3_node.types import Frame
 from sam3_node.wire import decode_image
 from tests.recording.test_recorder import recording, send_until, settings_for
 from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import FRAME_BYTES, Camera
+from tests.support.recorder_rig import FRAME_BYTES, Camera, has_grown
 from tests.support.wire_examples import masks
 
 WIDTH, HEIGHT = 64, 48
@@ -72,7 +72,7 @@ def test_a_replay_says_that_a_lossy_recording_is_not_exact(tmp_path: Path, colou
             node.send(masks())
 
         reader = lambda: RecordingReader([path])  # noqa: E731
-        done = lambda: path.exists() and any(reader().masks()) and any(reader().frames())  # noqa: E731
+        done = lambda: has_grown(path, 0)() and any(reader().masks()) and any(reader().frames())  # noqa: E731
         send_until(send, done, "frames and masks")
     job = Job((str(path),), str(tmp_path / "out"), "as-recorded", allow_gaps=True)
     with Schedule(job, path) as schedule:
