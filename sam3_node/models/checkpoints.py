@@ -92,6 +92,8 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
         raise ModelError(
             f"{name} lacks {len(essential)} tensors that a tracker needs, for example {', '.join(essential[:3])}"
         )
+    if isinstance(source, EdgeTam):
+        source.fold_norms()
     return source, not missing and not isinstance(source, SamModel)
 
 

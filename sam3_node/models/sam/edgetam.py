@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModel, EdgeTamVideoConfig, EdgeTamVideoModel, PreTrainedConfig, PreTrainedModel
 
 from ...errors import ModelError
-from .repvit import RepVit
+from .repvit import RepVit, fold_norms
 
 TIMM, ARCHITECTURE = "timm_wrapper", "repvit_m1"
 WIDTHS, DEPTHS = (48, 96, 192, 384), (2, 2, 14, 2)
@@ -76,6 +76,12 @@ class EdgeTamConfig(EdgeTamVideoConfig):  # type: ignore[misc]
 
 class EdgeTam(EdgeTamVideoModel):  # type: ignore[misc]
     """transformers' model with our backbone."""
+
+    def fold_norms(self) -> None:
+        """Fold the backbone's batch norms into its convolutions. A cast before it would round both."""
+        backbone = self.vision_encoder.backbone
+        if isinstance(backbone, RepVitBackbone):
+            backbone.timm_model = fold_norms(backbone.timm_model)
 
     config_class = EdgeTamConfig
     config: EdgeTamConfig

@@ -100,7 +100,7 @@ def _apply_mlp(mlp: Any, x: Tensor) -> Tensor:
 
 
 class LatentPlaces(NamedTuple):
-    """Where the tokens of a compressed memory are, for the memory read."""
+    """Positions and rotations of the tokens of a compressed memory, for the memory read."""
 
     position: Tensor
     """float32 [T, 64], added to the keys"""

@@ -16,7 +16,7 @@ EXPANSION = 2  # of the channels, within a block
 SQUEEZED, SQUEEZED_MULTIPLE = 4, 8  # the gate has a quarter of the channels, rounded to a multiple of 8
 
 
-def fold_norms(network: nn.Module) -> nn.Module:
+def fold_norms(network: RepVit) -> RepVit:
     """Return a copy of a RepViT in which each convolution includes its batch norm and its neighbours."""
     folded = copy.deepcopy(network)
     _fold_children(folded)
