@@ -6,12 +6,12 @@ import cv2
 import numpy as np
 import pytest
 
-av = pytest.importorskip("av")
-
 from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
 from tests.support.paths import SHARED
+
+av = pytest.importorskip("av")
 
 VIDEOS = SHARED / "data" / "video"
 SIZE = (48, 64)
