@@ -6,6 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
 from ..samples import Colour, Kind
+from .rvl import decode_rvl
 
 MILLIMETRE = 0.001
 """Metres per depth unit in ROS (REP 118)."""
@@ -37,6 +39,13 @@ _COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV tak
 _PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC1": "mono8"}
 _BAYER = {"rggb": "RGGB", "bggr": "BGGR", "gbrg": "GBRG", "grbg": "GRBG"}
 _PACKED_YUV = {"uyvy": "UYVY", "yuv422": "UYVY", "yuyv": "YUY2", "yuv422_yuy2": "YUY2"}
+_PLANAR_YUV = {"nv12": "NV12", "nv21": "NV21"}
+_SIXTEEN = {
+    "rgb16": [2, 1, 0],
+    "bgr16": [0, 1, 2],
+    "rgba16": [2, 1, 0],
+    "bgra16": [0, 1, 2],
+}  # places of b, g, r
 _FOUR = {"bgra8": "BGRA2BGR", "8UC4": "BGRA2BGR", "rgba8": "RGBA2BGR"}
 _DEPTH = {"16UC1": "u2", "32FC1": "f4"}
 _DEPTH_WORD = re.compile(r"depth", re.IGNORECASE)
@@ -149,7 +158,7 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
 def list_encodings() -> tuple[str, ...]:
     """Return the encodings of sensor_msgs/Image that `read_payload` takes."""
     bayer = (f"bayer_{pattern}{bits}" for pattern in _BAYER for bits in (8, 16))
-    return (*_PLAIN, "mono16", *_FOUR, *_PACKED_YUV, *_DEPTH, *bayer)
+    return (*_PLAIN, "mono16", *_FOUR, *_SIXTEEN, *_PACKED_YUV, *_PLANAR_YUV, *_DEPTH, *bayer)
 
 
 def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
@@ -159,6 +168,14 @@ def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
     if encoding in _PACKED_YUV:
         code = f"YUV2BGR_{_PACKED_YUV[encoding]}"
         return lambda message, topic: _cvt(_pixels(message, topic, "u1", 2), code, topic)
+    if encoding in _PLANAR_YUV:
+        code = f"YUV2BGR_{_PLANAR_YUV[encoding]}"
+        return lambda message, topic: _cvt(_planes(message, topic), code, topic)
+    if encoding in _SIXTEEN:
+        channels = 4 if "a" in encoding else 3
+        return lambda message, topic: _high_byte(_pixels(message, topic, "u2", channels))[
+            ..., _SIXTEEN[encoding]
+        ]
     bayer = re.fullmatch(r"bayer_([a-z]{4})(8|16)", encoding)
     if bayer is None or bayer[1] not in _BAYER:
         return None
@@ -193,6 +210,18 @@ def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArr
     rows = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
     pixels = np.ascontiguousarray(rows).view(dtype).reshape(height, width, channels)
     return pixels.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _planes(message: Any, topic: str) -> Bytes:
+    """Return the rows of brightness and, half as many below them, those of colour."""
+    if message.width % 2 or message.height % 2:
+        raise MessageError(f"{topic}: expected even sides, found {message.width} x {message.height}")
+    rows = SimpleNamespace(
+        width=message.width,
+        height=message.height * 3 // 2,
+        **{name: getattr(message, name) for name in ("is_bigendian", "step", "data", "encoding")},
+    )
+    return _pixels(rows, topic, "u1")
 
 
 def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
@@ -237,27 +266,29 @@ def _size(data: Buffer, encoding: str, topic: str) -> tuple[int, int]:
 
 
 def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
-    if "rvl" in format_.lower():
-        raise BagError(f"{topic}: expected compressedDepth as png, found {format_!r}")
     image = data[_DEPTH_HEADER.size :]
-    if not is_depth_png(image):
+    is_inverse = format_.startswith("32FC1")
+    if "rvl" not in format_.lower() and not is_depth_png(image):
         raise MessageError(
             f"{topic}: expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of "
             f"{len(data)} bytes"
         )
-    depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
-    if not format_.startswith("32FC1"):
-        return depth
-    return _make_depth(_from_inverse(depth, data, topic), topic)
+    try:
+        if "rvl" in format_.lower():
+            quantised = decode_rvl(image)
+        else:
+            depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
+            if not is_inverse:
+                return depth
+            quantised = decode_depth(depth)
+    except (WireError, ValueError) as error:
+        raise MessageError(f"{topic}: {error}") from error
+    return _make_depth(_from_inverse(quantised, data) if is_inverse else quantised, topic)
 
 
-def _from_inverse(depth: Depth, header: Buffer, topic: str) -> npt.NDArray[np.float32]:
+def _from_inverse(quantised: npt.NDArray[np.uint16], header: Buffer) -> npt.NDArray[np.float32]:
     """Return metres from the quantised inverse depth q of compressed_depth_image_transport: z = a / (q - b)."""
     _, a, b = _DEPTH_HEADER.unpack_from(header)
-    try:
-        quantised = decode_depth(depth).astype(np.float32)
-    except WireError as error:
-        raise MessageError(f"{topic}: {error}") from error
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(quantised > 0, np.float32(a) / (quantised - np.float32(b)), np.float32(0))
 
