@@ -17,7 +17,7 @@ from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
-from ..samples import Colour, Kind
+from ..samples import Colour, Kind, Payload, VideoPacket
 from .rvl import decode_rvl
 
 MILLIMETRE = 0.001
@@ -26,6 +26,18 @@ MILLIMETRE = 0.001
 Bytes = npt.NDArray[np.uint8]
 
 _KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics"}
+_PACKET = "FFMPEGPacket"  # of the package ffmpeg_image_transport_msgs
+_CODECS = (  # how encoders name them, ffmpeg's decoder
+    *(
+        ("264", "h264"),
+        ("265", "hevc"),
+        ("hevc", "hevc"),
+        ("av1", "libdav1d"),
+        ("vp9", "vp9"),
+        ("vp8", "vp8"),
+    ),
+    ("mpeg4", "mpeg4"),
+)
 _MODELS = {
     "": "none",
     "none": "none",
@@ -65,6 +77,8 @@ def find_kind(type_name: str, topic: str) -> Kind:
     `type_name` is as ROS 1 or 2 spells it: sensor_msgs/Image or sensor_msgs/msg/Image.
     """
     package, _, name = type_name.rpartition("/")
+    if name == _PACKET:
+        return "colour"
     kind = _KINDS.get(name) if package.split("/")[0] == "sensor_msgs" else None
     if kind == "colour" and _names_depth(topic):
         return "depth"
@@ -80,7 +94,7 @@ def read_stamp(message: Any) -> int:
     return max(0, int(getattr(stamp, seconds, 0)) * NANOSECONDS + int(getattr(stamp, rest, 0)))
 
 
-def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
+def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     """Return the content of a deserialised message; None for the CameraInfo of a camera that was never calibrated.
 
     Depth is uint16 in millimetres, whichever encoding it had. It counts as aligned to the colour if the topic contains
@@ -93,7 +107,19 @@ def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | I
         return _compressed(message, topic)
     if name == "Image":
         return _raw(message, topic)
+    if name == _PACKET:
+        return _packet(message, topic)
     raise BagError(f"{topic}: expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}")
+
+
+def _packet(message: Any, topic: str) -> VideoPacket:
+    """Return the packet of a message whose `encoding` names an encoder and formats: libx264, hevc_nvenc;nv12;bgr8."""
+    encoder = str(message.encoding).lower().split(";")[0]
+    for word, codec in _CODECS:
+        if word in encoder:
+            return VideoPacket(codec, _flat(_bytes(message.data)))
+    expected = ", ".join(word for word, _ in _CODECS)
+    raise BagError(f"{topic}: expected a codec of {expected}, found {message.encoding!r}")
 
 
 def _names_depth(topic: str) -> bool:
