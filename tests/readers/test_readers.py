@@ -76,8 +76,8 @@ def _instance(item: Instance) -> str:
     confidence = -1 if item.confidence is None else item.confidence
     crc = zlib.crc32(item.mask.full().astype(np.uint8).tobytes())
     return (
-        f"instance {item.id} {item.label} {item.state} {item.score:.6f} {confidence:.6f} {int(item.doubtful)} {item.area} "
-        f"{item.age} {item.frames_since_seen} [{' '.join(map(str, item.box))}] {crc:08x}"
+        f"instance {item.id} {item.label} {item.state} {item.score:.6f} {confidence:.6f} {int(item.doubtful)} "
+        f"{item.area} {item.age} {item.frames_since_seen} [{' '.join(map(str, item.box))}] {crc:08x}"
     )
 
 
