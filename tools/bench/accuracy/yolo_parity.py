@@ -231,54 +231,64 @@ def report_times(pictures: list[Passes], figures: Figures) -> tuple[list[float],
     return ratios, ours_ms, theirs_ms
 
 
+class Picture(NamedTuple):
+    """What was measured on one picture; `whole` are the differences of boxes and scores from frame to boxes."""
+
+    difference: Difference
+    whole: tuple[float, float]
+    passes: Passes
+
+
+def measure_picture(
+    ours: YoloWorld, theirs: Theirs, named: tuple[str, Image], text: Tensor, args: argparse.Namespace
+) -> Picture:
+    """Compare both on a frame and print a line."""
+    name, image = named
+    pixels, _ = letterbox(image, args.size, resize="bilinear", stride=STRIDES[-1])
+    difference, passes = measure(ours, theirs, pixels, text, args.runs)
+    with torch.inference_mode():
+        found, expected = detect(ours, image, args.size, text), theirs.detect(image, args.size, text)
+    whole = compare_whole(found, expected)
+    boxes, scores, kept_boxes, kept_scores, kept = difference
+    print(
+        f"{name:28s} {boxes:9.1e} {scores:9.1e} {kept_boxes:15.1e} {kept_scores:12.1e}  {kept:>7s}    "
+        f"{whole[0]:9.1e} {whole[1]:9.1e}  {len(found.scores)}/{len(expected.scores)}"
+    )
+    return Picture(difference, whole, passes)
+
+
+def report_differences(pictures: list[Picture], figures: Figures) -> None:
+    """Keep the largest differences."""
+    boxes, scores = (max(picture.difference[i] for picture in pictures) for i in (0, 1))
+    figures.add("YOLO-World, largest difference of boxes", boxes, "px", target="under 0.001")
+    figures.add("YOLO-World, largest difference of scores", scores, "score", target="under 0.001")
+    boxes, scores = (max(picture.whole[i] for picture in pictures) for i in (0, 1))
+    figures.add("YOLO-World, from frame to boxes: boxes", boxes, "px", target="under 0.5")
+    figures.add("YOLO-World, from frame to boxes: scores", scores, "score", target="under 0.01")
+
+
 def main() -> None:
     args, figures = arguments(), Figures("accuracy.yolo_parity")
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
     ours, scale = converted(args.checkpoint)
     theirs = Theirs(args.checkpoint, scale, len(text))
-    pictures: list[Passes] = []
-    differences: list[Difference] = []
     print(
         f"{'largest difference of':28s}  boxes px    scores   kept boxes px  kept scores  kept ours/theirs  "
         "frame to boxes px  scores"
     )
-    whole: list[tuple[float, float]] = []
-    for name, image in first_frames(args.files or shared_files()):
-        pixels, _ = letterbox(image, args.size, resize="bilinear", stride=STRIDES[-1])
-        difference, passes = measure(ours, theirs, pixels, text, args.runs)
-        pictures.append(passes)
-        differences.append(difference)
-        with torch.inference_mode():
-            found, expected = detect(ours, image, args.size, text), theirs.detect(image, args.size, text)
-        whole.append(compare_whole(found, expected))
-        boxes, scores, kept_boxes, kept_scores, kept = difference
-        print(
-            f"{name:28s} {boxes:9.1e} {scores:9.1e} {kept_boxes:15.1e} {kept_scores:12.1e}  {kept:>7s}    "
-            f"{whole[-1][0]:9.1e} {whole[-1][1]:9.1e}  {len(found.scores)}/{len(expected.scores)}"
-        )
-    ratios, ours_ms, theirs_ms = report_times(pictures, figures)
-    boxes_px = max(difference.boxes for difference in differences)
-    figures.add("YOLO-World, largest difference of boxes", boxes_px, "px", target="under 0.001")
-    largest_score = max(difference.scores for difference in differences)
-    figures.add("YOLO-World, largest difference of scores", largest_score, "score", target="under 0.001")
-    figures.add(
-        "YOLO-World, from frame to boxes: boxes", max(px for px, _ in whole), "px", target="under 0.5"
-    )
-    figures.add(
-        "YOLO-World, from frame to boxes: scores",
-        max(score for _, score in whole),
-        "score",
-        target="under 0.01",
-    )
+    files = args.files or shared_files()
+    pictures = [measure_picture(ours, theirs, named, text, args) for named in first_frames(files)]
+    ratios, ours_ms, theirs_ms = report_times([picture.passes for picture in pictures], figures)
+    report_differences(pictures, figures)
     figures.write(args.json)
     print(
         f"{len(text)} phrases, {args.size} px, {torch.get_num_threads()} threads: ours "
         f"{statistics.median(ours_ms):.0f} ms, theirs {statistics.median(theirs_ms):.0f} ms, "
         f"{spread_text(ratios)} times as fast"
     )
-    if not all(value <= TOLERANCE for difference in differences for value in difference[:4]):
+    if not all(value <= TOLERANCE for picture in pictures for value in picture.difference[:4]):
         raise SystemExit(f"expected differences of at most {TOLERANCE:g}, found larger ones")
-    if not all(px <= WHOLE_PX and score <= WHOLE_TOLERANCE for px, score in whole):
+    if not all(px <= WHOLE_PX and score <= WHOLE_TOLERANCE for px, score in (p.whole for p in pictures)):
         raise SystemExit(
             f"expected the same detections within {WHOLE_PX} px and {WHOLE_TOLERANCE}, found others"
         )
