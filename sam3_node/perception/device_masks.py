@@ -41,33 +41,59 @@ class Region(NamedTuple):
         return -(-(self.right - self.left) // 8)
 
 
-def find_boxes(positive: Tensor) -> Tensor:
-    """Return the boxes (x0, y0, x1, y1) of masks, bool [N, h, w], as int32 [N, 4] on their device; zeros if empty."""
+def find_edges(positive: Tensor) -> Tensor:
+    """Return the edges of masks, bool [N, h, w], as int16 [N, 4] on their device; `read_boxes` makes boxes of them."""
     sides = []
     for dim in (1, 2):  # the dimension that is left out
         hit = positive.any(dim=dim)
-        size = hit.shape[1]
-        ascending = torch.arange(1, size + 1, dtype=torch.int32, device=hit.device)
-        last = (hit * ascending).amax(dim=1)
-        first = (size - (hit * ascending.flip(0)).amax(dim=1)) * (last > 0)
-        sides.append((first, last))
-    (x0, x1), (y0, y1) = sides
-    return torch.stack([x0, y0, x1, y1], dim=1).int()
+        places = _places_on(hit.shape[1], hit.device)
+        sides.append((hit[:, None] * places).amax(dim=2))
+    return torch.cat(sides, dim=1)
 
 
-def rasterize_on_device(logits: Tensor, boxes: Ints, frame_size: tuple[int, int]) -> list[Mask]:
-    """Return the masks of logits [N, h, w] at `frame_size` (height, width), as `rasterize` does.
+def read_boxes(edges: npt.NDArray[np.int16], low: Sequence[int]) -> Ints:
+    """Return the boxes (x0, y0, x1, y1), [N, 4], of masks of size `low` (h, w); zeros if a mask is empty."""
+    x1, from_right, y1, from_below = edges.astype(np.int64).T
+    boxes = np.stack([low[1] - from_right, low[0] - from_below, x1, y1], axis=1)
+    boxes[x1 == 0] = 0
+    return boxes
 
-    boxes: those of `find_boxes` on the host, [N, 4]. Waits for the device once.
+
+class PackedMasks(NamedTuple):
+    """Masks that a device makes, as the bits of their regions on the way to the host."""
+
+    regions: list[Region]
+    copy: HostCopy | None
+    """the rows of all regions, each in whole bytes; None if all masks are empty"""
+    frame_size: tuple[int, int]
+
+    def read(self) -> list[Mask]:
+        """Wait for the bits, and return the masks."""
+        if self.copy is None:
+            return [Mask.empty(self.frame_size) for _ in self.regions]
+        packed, masks, start = self.copy.read(), [], 0
+        for region in self.regions:
+            height, width = region.bottom - region.top, region.right - region.left
+            end = start + height * region.stride
+            inside = unpack_bits(packed[start:end].reshape(height, region.stride), width)
+            masks.append(crop_mask(inside, (region.left, region.top), self.frame_size))
+            start = end
+        return masks
+
+
+def rasterize_on_device(logits: Tensor, boxes: Ints, frame_size: tuple[int, int]) -> PackedMasks:
+    """Begin to make the masks of logits [N, h, w] at `frame_size` (height, width), as `rasterize` does.
+
+    boxes: those of `read_boxes`, [N, 4]. Nothing waits for the device until the masks are read.
     """
     shape = (int(logits.shape[1]), int(logits.shape[2]))
     regions = [_enlarge(box, shape, frame_size) for box in boxes.tolist()]
     rows = _list_rows(regions)
     if not len(rows):
-        return [Mask.empty(frame_size) for _ in regions]
+        return PackedMasks(regions, None, frame_size)
     parts = [_pack_rows(logits, part, frame_size) for part in _split(rows)]
-    packed = HostCopy(parts[0] if len(parts) == 1 else torch.cat(parts)).read()
-    return list(_unpack(packed, regions, frame_size))
+    packed = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return PackedMasks(regions, HostCopy(packed), frame_size)
 
 
 def pack_bits(inside: Tensor) -> Tensor:
@@ -115,19 +141,25 @@ def _split(rows: Ints) -> Iterator[Ints]:
 def _pack_rows(logits: Tensor, rows: Ints, frame_size: tuple[int, int]) -> Tensor:
     """Return the bits of rows, one after the other, as uint8 on the device."""
     device, (count, height, width) = logits.device, logits.shape
-    vertical = _axis_on(height, frame_size[0], device)
-    horizontal = _axis_on(width, frame_size[1], device)
-    index, y, left, stride = copy_to_device(np.ascontiguousarray(rows.T), device)
-    low = logits.reshape(count * height, width)
-    above, below = (low[index * height + side[y]].float() for side in (vertical.first, vertical.second))
-    lines = blend(clamp(above), clamp(below), vertical.near[y, None], vertical.far[y, None]).flatten()
-    size = int(rows[:, 3].sum())
-    row = torch.repeat_interleave(stride, output_size=size)
-    byte = torch.arange(size, device=device) - (stride.cumsum(0) - stride)[row]
-    x = (left[row] + 8 * byte)[:, None] + torch.arange(8, device=device)
-    x = x.clamp(max=frame_size[1] - 1)  # a row's last byte may reach beyond the frame; the host cuts it off
+    index, y, left, stride = rows.T
+    vertical, horizontal = axis(height, frame_size[0]), _axis_on(width, frame_size[1], device)
+    size = int(stride.sum())
+    shift = left - 8 * (np.cumsum(stride) - stride)  # from a bit's number among all to its column
+    lines = [index * height + side[y] for side in (vertical.first, vertical.second)]
+    columns = np.stack(
+        [*lines, vertical.near[y], vertical.far[y], shift, stride], dtype=np.int64, casting="unsafe"
+    )
+    table = copy_to_device(columns, device)
+    above, below = clamp(logits.reshape(count * height, width)[table[:2]].float())
+    near, far = table[2:4, :, None].float()
+    values = blend(above, below, near, far).flatten()
+    row = torch.repeat_interleave(table[5], output_size=size)
+    bits = torch.arange(8 * size, device=device).view(size, 8)
+    x = (bits + table[4][row, None]).clamp(
+        max=frame_size[1] - 1
+    )  # the host cuts off what is beyond a row's end
     start = (row * width)[:, None]
-    before, after = (lines[start + side[x]] for side in (horizontal.first, horizontal.second))
+    before, after = (values[start + side[x]] for side in (horizontal.first, horizontal.second))
     return pack_bits(blend(before, after, horizontal.near[x], horizontal.far[x]) > 0).flatten()
 
 
@@ -150,17 +182,13 @@ def _bits_on(device: torch.device) -> Tensor:
     return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=device)
 
 
+@lru_cache(maxsize=8)
+def _places_on(size: int, device: torch.device) -> Tensor:
+    """Return 1 to `size`, and the same backward, [2, size]."""
+    ascending = torch.arange(1, size + 1, dtype=torch.int16, device=device)
+    return torch.stack([ascending, ascending.flip(0)])
+
+
 @lru_cache(maxsize=64)
 def _axis_on(low: int, high: int, device: torch.device) -> _DeviceAxis:
     return _DeviceAxis(*(torch.from_numpy(values).to(device) for values in axis(low, high)))
-
-
-def _unpack(packed: Bytes, regions: Sequence[Region], frame_size: tuple[int, int]) -> Iterator[Mask]:
-    """Yield the mask of each region from the bits of all."""
-    start = 0
-    for region in regions:
-        height, width = region.bottom - region.top, region.right - region.left
-        end = start + height * region.stride
-        inside = unpack_bits(packed[start:end].reshape(height, region.stride), width)
-        start = end
-        yield crop_mask(inside, (region.left, region.top), frame_size)

@@ -6,7 +6,7 @@ the masks at frame size (`device_masks`). All copies go through pinned memory an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..tracking.confidence import Evidence
 from ..tracking.host_copy import HostCopy
 from ..tracking.mask_signals import LevelSets, compare_levels, find_level_sets
 from ..types import Mask
-from .device_masks import find_boxes, pack_bits, rasterize_on_device, unpack_bits
+from .device_masks import find_edges, pack_bits, rasterize_on_device, read_boxes, unpack_bits
 from .prompts import PromptResult
 from .rasterize import rasterize
 
@@ -34,11 +34,14 @@ class LowMasks(NamedTuple):
     boxes: npt.NDArray[np.int64] | None
     """[N, 4], if the device rasterises"""
 
-    def rasterize(self, frame_size: tuple[int, int]) -> list[Mask]:
-        """Return the masks at `frame_size` (height, width). Waits for a copy from the device if that rasterises."""
-        if self.boxes is None:
-            return [rasterize(logits, frame_size) for logits in self.logits.numpy()]
-        return rasterize_on_device(self.logits, self.boxes, frame_size)
+    def rasterize(self, frame_size: tuple[int, int]) -> Callable[[], list[Mask]]:
+        """Begin to make the masks at `frame_size` (height, width); return a function that waits for them.
+
+        A GPU makes them meanwhile, the host within that function.
+        """
+        if self.boxes is not None:
+            return rasterize_on_device(self.logits, self.boxes, frame_size).read
+        return lambda: [rasterize(logits, frame_size) for logits in self.logits.numpy()]
 
 
 class HostTracks(NamedTuple):
@@ -67,7 +70,7 @@ def copy_to_host(tracks: Tracks) -> HostTracks:
 def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor) -> list[PromptResult]:
     """Make K masks of frame `seq`, at the frame's size, from logits [K, h, w] and scores [K], or [] for one."""
     low, (values,) = copy_masks(logits, [scores.reshape(len(logits)).float()])
-    masks = low.rasterize(scaling.frame_size)
+    masks = low.rasterize(scaling.frame_size)()
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
 
 
@@ -77,7 +80,8 @@ def copy_masks(logits: Tensor, columns: Sequence[Tensor] = ()) -> tuple[LowMasks
         logits = logits.float()
         return LowMasks(logits, find_level_sets(logits.numpy()), None), [column.numpy() for column in columns]
     levels = torch.stack(compare_levels(logits), dim=1)
-    bits, boxes, *values = columns_to_host([pack_bits(levels.flatten(2)), find_boxes(logits > 0), *columns])
+    bits, edges, *values = columns_to_host([pack_bits(levels.flatten(2)), find_edges(logits > 0), *columns])
+    boxes = read_boxes(edges, logits.shape[-2:])
     inside, core, surroundings = (
         unpack_bits(bits, levels.shape[2:].numel()).reshape(levels.shape).swapaxes(0, 1)
     )

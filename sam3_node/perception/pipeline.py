@@ -374,9 +374,9 @@ class Pipeline:
 
     def _instances(self, tracks: HostTracks, size: tuple[int, int], now_ns: int) -> tuple[Instance, ...]:
         found = tracks.evidence
-        confidences = self._confidence.observe(found)
-        masks = tracks.masks.rasterize(size)
-        columns = zip(found.ids, masks, found.scores, found.visible, confidences, strict=True)
+        read_masks = tracks.masks.rasterize(size)
+        confidences = self._confidence.observe(found)  # while a GPU makes the masks
+        columns = zip(found.ids, read_masks(), found.scores, found.visible, confidences, strict=True)
         return tuple(self._observe(*values, now_ns) for values in columns)
 
     def _observe(

@@ -43,7 +43,7 @@ FEATURES = (*OWN, *DEPARTURES, "carried")
 
 
 class Evidence(NamedTuple):
-    """What the estimate uses of the tracks of N objects on one frame."""
+    """Tracks of N objects on one frame, as far as the estimate uses them."""
 
     ids: Sequence[int]
     levels: LevelSets

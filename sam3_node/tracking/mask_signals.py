@@ -15,7 +15,7 @@ MAX_SIDE = 144  # cells of the grid; finer logits are sampled
 
 
 class LevelSets(NamedTuple):
-    """Where the logits of N masks exceed three levels, on a grid over the image: all that the signals need of them."""
+    """Points of a grid over the image at which the logits of N masks exceed three levels; the signals need no more."""
 
     inside: Bools
     """[N, h, w], logits > 0"""

@@ -14,7 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam3_node.models import TrackerModel
 from sam3_node.perception import device_masks, host_tracks
-from sam3_node.perception.device_masks import find_boxes, pack_bits, rasterize_on_device, unpack_bits
+from sam3_node.perception.device_masks import (
+    find_edges,
+    pack_bits,
+    rasterize_on_device,
+    read_boxes,
+    unpack_bits,
+)
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.rasterize import LIMIT, axis, blend, clamp, rasterize
@@ -61,7 +67,8 @@ def define(logits: np.ndarray, frame_size: tuple[int, int]) -> Mask:
 
 
 def on_device(logits: Tensor, frame_size: tuple[int, int]) -> list[Mask]:
-    return rasterize_on_device(logits, find_boxes(logits > 0).cpu().numpy(), frame_size)
+    boxes = read_boxes(find_edges(logits > 0).cpu().numpy(), logits.shape[1:])
+    return rasterize_on_device(logits, boxes, frame_size).read()
 
 
 def bits(mask: Mask) -> object:
@@ -217,7 +224,7 @@ def test_a_step_makes_two_copies_of_bits_and_nothing_else_waits(
     side, row = model.mask_size[0], 4 * (1 + 1 + model.hidden) + 1
     bits_of_levels = 3 * side * side // 8
     table, regions = copies.sizes
-    assert table == 3 * (bits_of_levels + 4 * 4 + row)
+    assert table == 3 * (bits_of_levels + 4 * 2 + row)
     assert regions <= 3 * SIZE[0] * SIZE[1] // 8
     assert any(instance.mask.area for instance in masks.instances)
 
