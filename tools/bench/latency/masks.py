@@ -63,7 +63,7 @@ def make_scene(objects: int) -> Scene:
 
 
 class DeviceCost(NamedTuple):
-    """What a device does for the masks of one frame, and what it leaves for the host."""
+    """Cost of the masks of one frame on a device, and what is left for the host."""
 
     copies: list[int]
     """bytes of each copy to the host"""
