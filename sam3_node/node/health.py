@@ -5,6 +5,7 @@ The thread of the loop writes, any thread reads. Each value is one reference or 
 
 from __future__ import annotations
 
+import statistics
 import time
 from bisect import bisect_left
 from collections import deque
@@ -15,9 +16,9 @@ from typing import NamedTuple
 from ..processes.notify import Watchdog
 from ..settings import Settings
 
-STEPS = 100
+STEPS = 25
 HANG_PER_STEP = 10.0
-"""A step hangs if it takes this many times longer than the longest of the last STEPS."""
+"""A step hangs if it takes this many times longer than the median of the last STEPS, and group.hang_step_s at least."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.033, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -122,4 +123,4 @@ class Health:
         """Return how long a step may take. The first one, and each where the model compiles, may take long."""
         if self._compiles or not self._steps_s:
             return self._hang_s
-        return min(self._hang_s, max(self._hang_step_s, HANG_PER_STEP * max(self._steps_s)))
+        return min(self._hang_s, max(self._hang_step_s, HANG_PER_STEP * statistics.median(self._steps_s)))

@@ -6,6 +6,7 @@ It is no web server: each connection carries one request, and each answer is a s
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import socketserver
 import threading
@@ -13,16 +14,17 @@ import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from ..errors import SettingsError, TransportError
 from ..settings import split_address
 from ..types import Closeable
 
+log = logging.getLogger(__name__)
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 16
 MAX_CONNECTION_S = 5.0
-POLL_S = 0.5
+POLL_S = 0.2
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -147,10 +149,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def _make_page(self) -> Page:
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if self.server.checks_host and host not in ("", *LOOPBACK):
+        host = self.headers.get("Host", "")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self.server.checks_host and name.strip("[]") not in ("", *LOOPBACK):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
-        make = self.server.pages.get(urlsplit(self.path).path)
+        make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:
             return Page(404, TEXT, f"expected one of {', '.join(self.server.pages)}\n".encode())
-        return make(self.headers.get("Accept", ""))
+        try:
+            return make(self.headers.get("Accept", ""))
+        except Exception:
+            log.exception("health: %s failed", self.path)
+            return Page(500, TEXT, b"this page failed in the node; see its log\n")

@@ -92,7 +92,8 @@ class Node:
         transport, tracker = self._settings.transport, self._settings.tracker
         if self._settings.health.bind:
             server = HealthServer(self._settings.health.bind, make_pages(self, self._settings))
-            log.info("health at %s", self._open_sockets.enter_context(server).url)
+            self.health_url = self._open_sockets.enter_context(server).url
+            log.info("health at %s", self.health_url)
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(

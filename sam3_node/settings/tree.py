@@ -262,7 +262,7 @@ class GroupSettings(Section):
     """Seconds after which a process counts as hung while its main loop does not go on. The first frame must take less,
     such as where it compiles a model; so must each request, and each step with model.compile."""
     hang_step_s: float = Field(8.0, gt=0.0, le=86400.0)
-    """Seconds after which a later step of the node counts as hung. Ten times the longest of the last 100 steps, if that
+    """Seconds after which a later step of the node counts as hung; ten times the median of the last 25 steps, if that
     is more."""
 
 
