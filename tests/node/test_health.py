@@ -28,7 +28,7 @@ NEVER_S = 300.0
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyNode]:
     with ExitStack() as opened:
-        yield HealthyNode(tmp_path_factory.mktemp("healthy"), opened, deadline_s=1.0)
+        yield HealthyNode(tmp_path_factory.mktemp("healthy"), opened, deadline_s=0.5)
 
 
 def ready(served: HealthyNode) -> bool:

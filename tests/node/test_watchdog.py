@@ -61,7 +61,7 @@ class Supervised:
             "SAM3_LOGGING__FORMAT": "json",
         }
         command = (sys.executable, "-c", OBEDIENT, "run", str(self.order))
-        group.start(Process("node", command, NODE_READY, environment, "on-failure", watchdog_s=4.0))
+        group.start(Process("node", command, NODE_READY, environment, "on-failure", watchdog_s=8.0))
 
     def serve(self, camera: FramePublisher, policy: PerceptionClient, seqs: Iterator[int]) -> str:
         """Send frames until masks come, and return the name of the node that made them."""
@@ -90,7 +90,7 @@ def client(served: Supervised) -> PerceptionClient:
 
 
 IS_WHOLE = repetitions(0, 1) == 1
-ORDERS = ("hang", "fail", "stop") if IS_WHOLE else ("hang",)
+ORDERS = ("hang", "fail") if IS_WHOLE else ("hang",)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the supervisor's watchdog is tested on Linux")
@@ -112,9 +112,8 @@ def test_a_node_that_hangs_or_lost_its_gpu_is_replaced(tmp_path: Path) -> None:
                 name = served.serve_again(camera, policy, seqs, name)
     text = "\n".join(lines)
     assert "node says that it hangs: killed" in text
-    said = next(line for line in lines if "the main loop has hung" in line)
-    assert "in obey" in said, "the log says where"
+    assert any("the main loop has hung" in line and "in obey" in line for line in lines), "the log says where"
     if IS_WHOLE:
         assert "the GPU has failed, and this process can use it no longer: AcceleratorError" in text
         assert "node ended with exit code 4; restarting" in text
-        assert "node has been silent for 4 s: killed" in text
+        assert "node has been silent for 8 s: killed" in text
