@@ -87,6 +87,14 @@ class _Server(socketserver.ThreadingTCPServer):
         self._changing = threading.Lock()
         super().__init__(address, _Handler)
 
+    def get_request(self) -> Any:
+        """Accept a connection. Wait a moment where that fails, such as for want of descriptors."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(POLL_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread; close the oldest connection if there are too many."""
         with self._changing:

@@ -169,7 +169,9 @@ def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", ("camera",), ages)
     latencies = {(camera,): found.latency for camera, found in stats.items()}
     yield _histogram("latency_seconds", "Time from capture to publication.", ("camera",), latencies)
-    silent = {(camera,): found.silent_s for camera, found in stats.items() if found.silent_s is not None}
+    silent = {
+        (camera,): silent_s for camera, found in stats.items() if (silent_s := found.silent_s) is not None
+    }
     yield _gauge("camera_silent_seconds", "Time since the last frame came.", silent, ("camera",))
     tracks = {
         (camera, state): count for camera, found in cameras.items() for state, count in found.tracks.items()
