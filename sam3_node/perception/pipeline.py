@@ -171,9 +171,9 @@ class Pipeline:
 
     @property
     def cache_usage(self) -> dict[str, int]:
-        """Number of cached frames and their memory in bytes, and number of objects that catch up."""
-        cache = self._frame_cache
-        return {"cached_frames": len(cache), "cached_bytes": cache.nbytes, "catching_up": len(self.catch_ups)}
+        """Number of cached frames, number of objects that catch up, and bytes of the cache and of the memory bank."""
+        cached = {"cached_frames": len(self._frame_cache), "cached_bytes": self._frame_cache.nbytes}
+        return {**cached, "catching_up": len(self.catch_ups), "bank_bytes": self._tracker.bank.nbytes}
 
     def frame_size(self, seq: int | None = None) -> tuple[int, int]:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
