@@ -12,8 +12,12 @@ from torch import Tensor
 
 from ..geometry import Scaling
 from ..tracking import Tracks
+from ..types import Turns
 from .prompts import PromptResult
 from .rasterize import rasterize
+
+MASKS_A_TURN = 8
+"""Number of masks that are brought to the frame's size between two frames."""
 
 
 class HostTracks(NamedTuple):
@@ -45,6 +49,17 @@ def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
     low, values = columns_to_host([logits, scores.reshape(len(logits))])
     masks = (rasterize(one, scaling.frame_size) for one in low)
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
+
+
+def to_results_in_turns(
+    seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
+) -> Turns[list[PromptResult]]:
+    """Make K masks as `to_prompt_results` does, some a turn, and leave out empty ones."""
+    results = []
+    for some, their_scores in zip(logits.split(MASKS_A_TURN), scores.split(MASKS_A_TURN), strict=True):
+        results += to_prompt_results(seq, scaling, some, their_scores)
+        yield
+    return [result for result in results if result.mask.area]
 
 
 def columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
