@@ -18,7 +18,7 @@ from sam3_node.node import node as node_module
 from sam3_node.perception import host_tracks
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.tracking import everything
-from sam3_node.transport import ControlClient
+from sam3_node.transport import ControlClient, control
 from sam3_node.types import Turns
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.node.test_live_status import Served
@@ -187,7 +187,8 @@ def test_a_newer_search_of_the_same_peer_supersedes_it(served: Served, held: Hel
         assert (reply.id, reply.error) == (2, None)
 
 
-def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held) -> None:
+def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
     with ExitStack() as opened:
         served = Served(tmp_path, opened)
         served.send()
