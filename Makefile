@@ -76,4 +76,5 @@ $(READY): pyproject.toml
 $(ENGINES_READY): $(READY)
 	@echo 'installing what builds engines into $(VENV): some minutes, once'
 	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev,tensorrt-rtx,quantize]' 'triton>=3.8'  # 3.6 cannot interpret on a CPU
+	$(BIN)/pip install -q $(PIP_FLAGS) --no-deps tritonclient  # the schema of its configurations alone
 	@touch $@

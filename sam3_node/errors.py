@@ -199,3 +199,13 @@ def did_you_mean(found: object, names: Iterable[str]) -> str:
     by_key = {name.casefold(): name for name in names}
     nearest = difflib.get_close_matches(str(found).casefold(), by_key, n=1)
     return f"; did you mean {by_key[nearest[0]]}?" if nearest else ""
+
+
+def make_error(code: str, message: str) -> Sam3NodeError:
+    """Return an error of the class with this code; a RequestError if no class has it."""
+    classes: list[type[Sam3NodeError]] = [Sam3NodeError]
+    for error_class in classes:  # the list grows
+        if error_class.code == code:
+            return error_class(message)
+        classes += error_class.__subclasses__()
+    return RequestError(f"{code}: {message}")

@@ -6,10 +6,10 @@ exclusive. Times are integers in nanoseconds, lengths are in metres.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,33 @@ State = dict[str, Any]
 
 A state and the tensors in it are never modified."""
 
+T = TypeVar("T")
+Turns = Generator[None, None, T]
+"""Long work that is done in turns: it yields where other work may come between, and returns a result, never None.
+
+To close it ends it early."""
+
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of one second."""
 CAMERA_SILENT_S = 3.0
 """Seconds without a frame after which a camera does not count as one that sends."""
+
+
+def advance(work: Turns[T]) -> T | None:
+    """Do one turn of some work. Return its result, or None if turns are left."""
+    try:
+        next(work)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    return None
+
+
+def finish(work: Turns[T]) -> T:
+    """Do all turns of some work at once, and return its result, which is never None."""
+    while (result := advance(work)) is None:
+        pass
+    return result
 
 
 # Owners of resources

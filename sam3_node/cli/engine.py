@@ -31,7 +31,7 @@ SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
 def add_engine_commands(parsers: Any, add: AddCommand) -> None:
-    """Add `engine build|list|check` to the command line's subparsers."""
+    """Add `engine build|list|check|export-triton` to the command line's subparsers."""
     text = (
         "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)"
     )
@@ -52,6 +52,15 @@ def add_engine_commands(parsers: Any, add: AddCommand) -> None:
     add(engine, "list", engine_list, "print a table of the stored engines")
     check = add(engine, "check", engine_check, "compare the engines with torch in float32: may they serve?")
     check.add_argument("source", nargs="?", metavar="SOURCE", help=f"{SOURCE_HELP} [the bundled recording]")
+    triton = add(
+        engine, "export-triton", engine_export_triton, "write a model repository for Triton Inference Server"
+    )
+    triton.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FOLDER", help="model repository, new or existing"
+    )
+    triton.add_argument(
+        "--plans", action="store_true", help="copy the TensorRT plans of `engine build` [export ONNX files]"
+    )
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:
@@ -96,6 +105,16 @@ def engine_check(args: Namespace, settings: Settings) -> int:
         reports.append(check_detector(settings, args.source))
         print(*reports[1].lines(), sep="\n")
     return 0 if all(report.passed for report in reports) else 1
+
+
+def engine_export_triton(args: Namespace, settings: Settings) -> None:
+    """Write the stages of the settings' model as a Triton model repository; print the folder of each model."""
+    _require_node()
+    from ..engines.triton_server import export_repository
+    from .progress import StepProgress
+
+    with closing(StepProgress()) as bars:
+        print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
 
 
 def _has_detector_engine(settings: Settings) -> bool:

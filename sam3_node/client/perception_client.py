@@ -256,7 +256,8 @@ class PerceptionClient(Closeable):
         A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
         Masks are kept whose predicted IoU exceeds `min_iou` (0.88) and whose stability exceeds `min_stability` (0.95).
         Of masks whose boxes have an IoU above `max_overlap` (0.7), the best is kept; at most `most` (100) in all. A
-        mask may lie within another. The node publishes no masks meanwhile, so set `timeout_ms` for large grids.
+        mask may lie within another. The node steps frames meanwhile, and works on this between them: set `timeout_ms`
+        for large grids. If the frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
         args = drop_none(
             grid=grid,

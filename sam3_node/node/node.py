@@ -22,14 +22,14 @@ from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
-from ..types import MaskFrame
+from ..types import MaskFrame, advance, finish
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .decode_ahead import DecodeAhead
 from .health import Health
 from .health_server import HealthServer
 from .metrics import Totals, make_pages
-from .operations import NODE_QUERIES, describe_change, find_topic, handle_request, has_changed_state
+from .operations import NODE_QUERIES, describe_change, find_topic, handle_request
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, StatsLog, describe_error, rss_bytes
 
@@ -189,7 +189,7 @@ class Node:
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
         ready = self._snapshot is not None and request.op in NODE_QUERIES
-        return handle_request(self, request) if ready else None
+        return finish(handle_request(self, request)) if ready else None
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
@@ -209,18 +209,14 @@ class Node:
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
         self.health.watchdog.turn()
-        left_s = self._request_budget_s
+        left_s, longest_s = self._request_budget_s, 0.0
         received = self._control.receive(timeout_ms)
         while received is not None:
             begin_s = time.monotonic()
-            peer, request = received
-            reply = self._answer(request)
-            self._control.reply(peer, reply)
-            if reply.error is not None and reply.error.code == DeviceError.code:
-                raise DeviceError(reply.error.message)
+            self._answer(*received)
             took_s = time.monotonic() - begin_s
-            left_s -= took_s
-            received = self._control.receive() if took_s <= left_s else None
+            left_s, longest_s = left_s - took_s, max(longest_s, took_s)
+            received = self._control.receive() if longest_s <= left_s else None
 
     def _catch_up(self) -> None:
         """Track objects that were prompted on a past frame on the frames after it, while the budget lasts.
@@ -241,12 +237,17 @@ class Node:
                 self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
             frames, took_s = frames + 1, time.monotonic() - begin_s
 
-    def _answer(self, request: Request) -> Reply:
-        """Carry out a request. If it has changed the state, publish it as an event for recorders."""
-        reply = handle_request(self, request)
-        if has_changed_state(request, reply):
-            self._publish_event(request.op, describe_change(request, reply))
-        return reply
+    def _answer(self, peer: tuple[bytes, ...], request: Request) -> None:
+        """Carry out a request, or a turn of it. If it has changed the state, publish it as an event for recorders."""
+        work = self._control.begun or handle_request(self, request)
+        reply = advance(work)
+        if reply is None:
+            return self._control.put_back(work)
+        if (change := describe_change(request, reply)) is not None:
+            self._publish_event(request.op, change)
+        self._control.reply(peer, reply)
+        if reply.error is not None and reply.error.code == DeviceError.code:
+            raise DeviceError(reply.error.message)
 
     def _publish_event(self, op: str, args: dict[str, Any]) -> None:
         with self._publishing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import FramePrompt, PromptResult
 from ..tracking.everything import EverythingOptions
+from ..types import Turns, finish
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
@@ -35,18 +36,20 @@ class OperationHost(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
-def handle_request(host: OperationHost, request: Request) -> Reply:
-    """Carry out a request and return the reply. It never raises: every error becomes an error reply."""
+def handle_request(host: OperationHost, request: Request) -> Turns[Reply]:
+    """Carry out a request, in one turn or more, and return the reply. Every error becomes an error reply."""
+    reply = yield from _make_reply(host, request)
     session = host.perception.session
-    return replace(_make_reply(host, request), node=session.node if session else None)
+    return replace(reply, node=session.node if session else None)
 
 
-def _make_reply(host: OperationHost, request: Request) -> Reply:
+def _make_reply(host: OperationHost, request: Request) -> Turns[Reply]:
     try:
         if request.op in NODE_QUERIES:
             _checked_arguments(request.op, request.args, ())
             return Reply(request.id, NODE_QUERIES[request.op](host))
-        return Reply(request.id, carry_out(host.perception, request.op, request.args))
+        result = _begin(host.perception, request.op, request.args)
+        return Reply(request.id, (yield from result) if isinstance(result, Generator) else result)
     except WireError as error:
         return Reply.failed(request.id, RequestError(str(error)))
     except Sam3NodeError as error:
@@ -60,21 +63,22 @@ def _make_reply(host: OperationHost, request: Request) -> Reply:
 
 
 def carry_out(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
-    """Run an operation of CHANGES or QUERIES and return its result.
+    """Run an operation of CHANGES or QUERIES, all turns of it, and return its result.
 
     Raises RequestError or a subclass, or WireError for arguments of the wrong type.
     """
+    result = _begin(perception, op, args)
+    return finish(result) if isinstance(result, Generator) else result
+
+
+def _begin(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
+    """Run an operation and return its result, or the turns of its work."""
     if op not in CHANGES and op not in QUERIES:
         raise RequestError(
             f"unknown operation {op!r:.60}: expected one of {', '.join(OPERATIONS)}{did_you_mean(op[:60], OPERATIONS)}"
         )
     operation, allowed = CHANGES[op] if op in CHANGES else QUERIES[op]
     return operation(perception, _checked_arguments(op, args, allowed))
-
-
-def has_changed_state(request: Request, reply: Reply) -> bool:
-    """Return True if a request has changed, or may have changed, what the node does afterwards."""
-    return request.op in CHANGES and (reply.error is None or reply.error.code == INTERNAL_ERROR)
 
 
 def find_topic(request: Request) -> str | None:
@@ -87,11 +91,14 @@ def find_topic(request: Request) -> str | None:
     return f"{request.op} {camera!r}" if segments else None
 
 
-def describe_change(request: Request, reply: Reply) -> dict[str, Any]:
+def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     """Return the arguments of a request for its event, so that it can be repeated in another session.
 
-    The camera that the request was applied to is added, and the epoch is left out.
+    The camera that the request was applied to is added, and the epoch is left out. None if the request has surely
+    changed nothing that the node does afterwards.
     """
+    if request.op not in CHANGES or (reply.error is not None and reply.error.code != INTERNAL_ERROR):
+        return None
     args = {name: value for name, value in request.args.items() if name != "epoch"}
     if isinstance(reply.result, dict) and "camera" in reply.result:
         args["camera"] = reply.result["camera"]
@@ -153,12 +160,20 @@ def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
-def _segment_everything(perception: Perception, args: Fields) -> dict[str, Any]:
-    pipeline = _pipeline(perception, args)
-    age = _check_age(perception, pipeline, args)
+def _segment_everything(perception: Perception, args: Fields) -> Turns[dict[str, Any]]:
+    """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
     chosen: dict[str, Any] = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
     chosen |= {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
-    seq, found = pipeline.find_everything(EverythingOptions(**chosen), _seq(args))
+    options = EverythingOptions(**chosen)
+    while perception.searching:
+        yield
+    pipeline = _pipeline(perception, args)
+    age = _check_age(perception, pipeline, args)
+    perception.searching = True
+    try:
+        seq, found = yield from pipeline.find_everything(options, _seq(args))
+    finally:
+        perception.searching = False
     masks = [
         {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
         for result in found

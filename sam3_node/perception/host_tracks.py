@@ -19,10 +19,13 @@ from ..tracking import Tracks
 from ..tracking.confidence import Evidence
 from ..tracking.host_copy import HostCopy
 from ..tracking.mask_signals import LevelSets, compare_levels, find_level_sets
-from ..types import Mask
+from ..types import Mask, Turns
 from .device_masks import find_edges, pack_bits, rasterize_on_device, read_boxes, unpack_bits
 from .prompts import PromptResult
 from .rasterize import rasterize
+
+MASKS_A_TURN = 8
+"""Number of masks that are brought to the frame's size between two frames."""
 
 
 class LowMasks(NamedTuple):
@@ -72,6 +75,17 @@ def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
     low, (values,) = copy_masks(logits, [scores.reshape(len(logits)).float()])
     masks = low.rasterize(scaling.frame_size)()
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
+
+
+def to_results_in_turns(
+    seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
+) -> Turns[list[PromptResult]]:
+    """Make K masks as `to_prompt_results` does, some a turn, and leave out empty ones."""
+    results = []
+    for some, their_scores in zip(logits.split(MASKS_A_TURN), scores.split(MASKS_A_TURN), strict=True):
+        results += to_prompt_results(seq, scaling, some, their_scores)
+        yield
+    return [result for result in results if result.mask.area]
 
 
 def copy_masks(logits: Tensor, columns: Sequence[Tensor] = ()) -> tuple[LowMasks, list[npt.NDArray[Any]]]:

@@ -37,6 +37,8 @@ class Perception:
 
     def __init__(self, settings: Settings, model: TrackerModel, detector: Detector | None) -> None:
         self.paused = False
+        self.searching = False
+        """True while everything on a frame is searched for, which takes many turns."""
         self.session: Session | None = None
         """Set by a live node before it serves a camera."""
         self.settings, self.model, self.detector = settings, model, detector

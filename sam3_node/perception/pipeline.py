@@ -20,11 +20,11 @@ from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
 from ..tracking.everything import EverythingOptions, segment_everything
-from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State
+from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State, Turns
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
 from .frame_cache import CachedFrame, CacheLimits, FrameCache
-from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results
+from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_in_turns
 from .prepared_frame import PreparedFrame
 from .prompts import AddedObject, FramePrompt, PromptResult
 from .registry import ObjectRegistry, ObjectStatus
@@ -267,12 +267,17 @@ class Pipeline:
         logits, score = self._tracker.segment(features, prompt.to_model(0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
-    def find_everything(self, options: EverythingOptions, seq: int | None) -> tuple[int, list[PromptResult]]:
-        """Segment everything on the cached frame `seq`, or the latest for None; return its seq and the masks."""
+    def find_everything(
+        self, options: EverythingOptions, seq: int | None
+    ) -> Turns[tuple[int, list[PromptResult]]]:
+        """Segment everything on the cached frame `seq`, or the latest for None; return its seq and the masks.
+
+        Frames may be stepped, objects and the frame itself removed between the turns: the masks are the same.
+        """
         cached = self._frame_cache.get(seq)
-        found = segment_everything(self._model, cached.features_on(self._model.device), options)
-        results = to_prompt_results(cached.seq, cached.scaling, found.logits, found.iou)
-        return cached.seq, [result for result in results if result.mask.area]
+        features = cached.features_on(self._model.device)
+        found = yield from segment_everything(self._model, features, options)
+        return cached.seq, (yield from to_results_in_turns(cached.seq, cached.scaling, *found))
 
     def state(self) -> State:
         """Return the state that `restore` takes. It holds everything except model, detector and settings."""

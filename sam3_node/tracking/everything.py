@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import RequestError
 from ..models import Features, TrackerModel
 from ..models.boxes import mask_boxes, suppress
+from ..types import Turns
 
 MAX_GRID = 32
 MAX_MASKS = 256
@@ -60,8 +61,13 @@ class Everything(NamedTuple):
 
 
 @torch.inference_mode()
-def segment_everything(model: TrackerModel, features: Features, options: EverythingOptions) -> Everything:
-    """Return the masks of everything on one frame, from features = model.encode(pixels)."""
+def segment_everything(
+    model: TrackerModel, features: Features, options: EverythingOptions
+) -> Turns[Everything]:
+    """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
+
+    What is found does not depend on what happens between the turns, as long as the features stay as they are.
+    """
     found = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
@@ -70,6 +76,7 @@ def segment_everything(model: TrackerModel, features: Features, options: Everyth
         found = Everything(*(torch.cat(pair) for pair in zip(found, sure, strict=True)))
         if len(found.iou) > MAX_CANDIDATES:
             found = found.select(found.iou.topk(MAX_CANDIDATES).indices)
+        yield
     boxes = mask_boxes(found.logits > 0)
     return found.select(suppress(boxes, found.iou, options.max_overlap)[: options.most])
 

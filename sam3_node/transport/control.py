@@ -19,13 +19,12 @@ import zmq
 from ..errors import (
     BusyError,
     NoAnswerError,
-    RequestError,
-    Sam3NodeError,
     SupersededError,
     TransportError,
     WireError,
+    make_error,
 )
-from ..types import Buffer, Closeable
+from ..types import Buffer, Closeable, Turns
 from ..wire import (
     INTERNAL_ERROR,
     Failure,
@@ -37,7 +36,7 @@ from ..wire import (
     unpack_request,
 )
 from .channels import FrameSubscriber
-from .request_queue import Peer, RequestQueue, WaitingRequest
+from .request_queue import Peer, RequestQueue, WaitingRequest, find_connection
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
@@ -73,10 +72,11 @@ class ControlServer(Closeable):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
     A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
-    in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A peer with
+    in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A request whose work
+    is not done yet may be `put_back`, and waits for its next turn. A peer with
     MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. A waiting request for which `find_topic`
-    returns a text is answered `superseded` when a newer one of the same connection has the same text; requests of more
-    than LARGE_BYTES are exempt. `node` is the `node` of replies without one.
+    returns a text is answered `superseded` when a newer one of the same connection has the same text, also if its work
+    has begun; requests of more than LARGE_BYTES are exempt. `node` is the `node` of replies without one.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
@@ -96,6 +96,7 @@ class ControlServer(Closeable):
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
         self._requests = RequestQueue()
+        self._taken: WaitingRequest | None = None
         self._replies: deque[tuple[Peer, bytes]] = deque()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -109,19 +110,21 @@ class ControlServer(Closeable):
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
         """Return the next request and the peer to reply to, or None when no request arrives in time.
 
-        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead. Raises TransportError when
-        the server's thread has failed.
+        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead, unless its work has begun.
+        Raises TransportError when the server's thread has failed.
         """
+        self._taken = None
         if self._failure is not None:
             raise TransportError(f"the control socket failed: {self._failure}") from self._failure
         while (waiting := self._requests.take(timeout_ms)) is not None:
             timeout_ms = 0
             waited_s = time.monotonic() - waiting.arrived_s
-            if waited_s > MAX_WAIT_S:
+            if waited_s > MAX_WAIT_S and waiting.work is None:
                 self._refuse(
                     waiting, f"the request waited for {waited_s:.0f} s and was not carried out; send it again"
                 )
                 continue
+            self._taken = waiting
             try:
                 return waiting.peer, unpack_request(waiting.body)
             except WireError as error:  # of a large one
@@ -139,14 +142,34 @@ class ControlServer(Closeable):
         self._wake()
 
     @property
+    def begun(self) -> Turns[Any] | None:
+        """The work with which the request that was received last had been put back; None for a new request."""
+        return self._taken.work if self._taken else None
+
+    def put_back(self, work: Turns[Any]) -> None:
+        """Let the request that was received last wait for another turn, with the work that was begun on it.
+
+        The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the work
+        is closed instead.
+        """
+        assert self._taken is not None
+        waiting, self._taken = self._taken._replace(work=work), None
+        if waiting.has_departed:
+            waiting.drop()
+        elif not self._requests.put_back(waiting):
+            self._supersede(waiting)
+
+    @property
     def wakeup(self) -> int:
         """File descriptor that is readable exactly while a request waits."""
         return self._requests.fileno()
 
     def close(self) -> None:
-        """Stop answering. Queued replies are still sent. Idempotent."""
+        """Stop answering. Queued replies are still sent, and requests that wait are refused. Idempotent."""
         if self._closing:
             return
+        for waiting in self._requests.clear():
+            self._refuse(waiting, "not carried out: the node stops")
         self._closing = True
         self._wake()
         self._thread.join()
@@ -190,7 +213,7 @@ class ControlServer(Closeable):
             descriptor, size = describe_source(parts)
             read[descriptor] += size
             try:
-                self._accept(parts)
+                self._accept(parts, descriptor)
             except zmq.ZMQError:
                 raise
             except Exception as error:  # no request may end this thread
@@ -204,7 +227,7 @@ class ControlServer(Closeable):
         self._bound.count_read(read, is_all=True)
         return 0.0
 
-    def _accept(self, parts: list[memoryview]) -> None:
+    def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         peer = _envelope(parts)
         try:
             if len(peer) + 1 != len(parts):
@@ -218,11 +241,17 @@ class ControlServer(Closeable):
         if reply is not None:
             self._send(peer, self._pack(reply))
             return
-        waiting = WaitingRequest(peer, request.id, parts[-1], time.monotonic(), self._find_topic(request))
+        waiting = WaitingRequest(
+            peer,
+            request.id,
+            parts[-1],
+            time.monotonic(),
+            self._find_topic(request),
+            find_connection(descriptor),
+        )
         for refused in self._requests.put(waiting):
             if waiting.supersedes(refused):
-                reason = SupersededError(f"not carried out: request {waiting.id} of this client is newer")
-                self._send(refused.peer, self._pack(Reply.failed(refused.id, reason)))
+                self._supersede(refused)
             else:
                 self._refuse(
                     refused, "too many requests wait for the node; wait for replies before sending more"
@@ -236,7 +265,13 @@ class ControlServer(Closeable):
             self.rejected += 1
             self.last_error = reason
 
+    def _supersede(self, older: WaitingRequest) -> None:
+        older.drop()
+        reason = SupersededError("not carried out: a request of this client is newer")
+        self.reply(older.peer, Reply.failed(older.id, reason))
+
     def _refuse(self, refused: WaitingRequest, message: str) -> None:
+        refused.drop()
         self._count_rejected(message)
         self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
 
@@ -361,16 +396,4 @@ def _pack_any_reply(reply: Reply) -> bytes:
 def _read_result(reply: Reply) -> Any:
     if reply.error is None:
         return reply.result
-    raise _to_error(reply.error)
-
-
-def _to_error(failure: Failure) -> Sam3NodeError:
-    classes = {error.code: error for error in _list_error_classes(Sam3NodeError)}
-    error_class = classes.get(failure.code)
-    return error_class(failure.message) if error_class else RequestError(f"{failure.code}: {failure.message}")
-
-
-def _list_error_classes(root: type[Sam3NodeError]) -> Iterator[type[Sam3NodeError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _list_error_classes(child)
+    raise make_error(reply.error.code, reply.error.message)

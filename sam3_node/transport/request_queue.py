@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..types import Buffer
+from ..types import Buffer, Turns
 
 MAX_REQUESTS_PER_PEER = 32
 MAX_WAITING_BYTES = 24 << 20
@@ -28,6 +28,10 @@ class WaitingRequest(NamedTuple):
     """of the monotonic clock"""
     topic: str | None = None
     """A newer request of the same connection with the same topic supersedes this one. None: nothing does."""
+    connection: tuple[int, int] | None = None
+    """descriptor and inode of the connection that it came over; None if they are unknown"""
+    work: Turns[Any] | None = None
+    """the work that was begun on it, None if there is none yet"""
 
     @property
     def cost(self) -> int:
@@ -38,6 +42,24 @@ class WaitingRequest(NamedTuple):
         """Return True if this request makes an older one useless."""
         same = self.topic is not None and self.topic == older.topic
         return same and self.peer[0] == older.peer[0] and self is not older
+
+    @property
+    def has_departed(self) -> bool:
+        """True if the connection that it came over has been closed. libzmq itself tells nobody."""
+        return self.connection is not None and find_connection(self.connection[0]) != self.connection
+
+    def drop(self) -> None:
+        """End the work that was begun on it."""
+        if self.work is not None:
+            self.work.close()
+
+
+def find_connection(descriptor: int) -> tuple[int, int] | None:
+    """Return what tells the open connection of a descriptor from later ones of the same descriptor; None for none."""
+    try:
+        return (descriptor, os.fstat(descriptor).st_ino) if descriptor >= 0 else None
+    except OSError:
+        return None
 
 
 class _PeerQueue:
@@ -57,7 +79,8 @@ class RequestQueue:
 
     When MAX_WAITING_BYTES wait, a request displaces the newest requests of the peer whose requests take most, unless
     that is its own peer. A superseded request leaves the line and the newer one goes to its end; the peer keeps its
-    turn. The request that was taken last counts until the next is taken: it is carried out.
+    turn. The request that was taken last counts until the next is taken: it is carried out. Or it is put back, to be
+    taken again after other requests: long work is done in turns.
     A file descriptor is readable exactly while a request waits. All methods may be called from any thread.
     """
 
@@ -103,6 +126,25 @@ class RequestQueue:
             if queue.requests:
                 self._peers.move_to_end(name)
             return taken
+
+    def put_back(self, request: WaitingRequest) -> bool:
+        """Add the request that was taken last to the end of its line. Return False if a newer one supersedes it."""
+        with self._changed:
+            self._taken_cost = 0
+            own = self._peers.get(request.peer[0])
+            if own is not None and any(newer.supersedes(request) for newer in own.requests):
+                return False
+            self._add(request)
+            return True
+
+    def clear(self) -> list[WaitingRequest]:
+        """Remove all requests, and return them."""
+        with self._changed:
+            return [
+                self._remove(name, queue)
+                for name, queue in list(self._peers.items())
+                for _ in list(queue.requests)
+            ]
 
     def fileno(self) -> int:
         """Return a descriptor that is readable exactly while a request waits."""

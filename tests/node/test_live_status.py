@@ -198,14 +198,14 @@ def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
     def fail(*_: object) -> None:
         raise AssertionError("decoded")
 
-    served.send()
     large = np.zeros((16384, 16384), np.bool_)
     large[::2000, ::2000] = large[-1, -1] = True
+    masks = [encode_mask(Mask.from_full(large), encoding) for encoding in ("bits+zstd", "rle")]
+    served.send()  # now: prompts on an old frame are refused for its age
     with monkeypatch.context() as patch:
         patch.setattr(zstd, "decompress", fail)
         patch.setattr(rle, "decode", fail)
-        for encoding in ("bits+zstd", "rle"):
-            mask = encode_mask(Mask.from_full(large), encoding)  # type: ignore[arg-type]
+        for mask in masks:
             for op in ("add_object", "segment"):
                 with pytest.raises(
                     RequestError, match=r"mask: expected the frame's size \(48, 64\) \(h, w\)"
@@ -251,6 +251,7 @@ class Requests:
 
     def __init__(self, took_s: float, waiting: int) -> None:
         self.now_s, self.took_s, self.waiting, self.replies = 1000.0, took_s, waiting, 0
+        self.begun = None
 
     def receive(self, timeout_ms: int = 0) -> tuple[tuple[bytes, ...], Request] | None:
         self.waiting -= 1

@@ -91,12 +91,14 @@ def test_a_mouse_that_moves_gets_the_newest_mask_and_an_answer_to_every_request(
 
 def test_everything_on_a_frame_just_seen(client: PerceptionClient) -> None:
     seen = masks_where(client, bool, "masks")
+    client.pause()  # the frame stays cached
     found = client.segment_everything(grid=3, min_iou=0, min_stability=0, max_overlap=1, most=5, seq=seen.seq)
     assert 1 <= len(found) <= 5
     assert all(item.seq == seen.seq and item.mask.size == (240, 320) and item.mask.area for item in found)
     assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
     assert client.segment_everything(grid=1, min_iou=1) == []
     followed = client.add_object(mask=found[0].mask, seq=seen.seq).id
+    client.resume()
     masks_where(client, lambda masks: ids(masks) == [followed], "the mask that was found")
     with pytest.raises(RequestError, match="grid: expected 1 to 32, found 99"):
         client.segment_everything(grid=99)

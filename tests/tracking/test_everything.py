@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,9 @@ from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.sam1 import adapt_sam1
 from sam3_node.perception.rasterize import rasterize
+from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.everything import EverythingOptions, segment_everything
+from sam3_node.types import advance, finish
 from tests.support.tiny import tiny_model
 from tests.support.tiny_sam1 import SIZE, random_sam1
 
@@ -74,7 +77,8 @@ def test_masks_are_those_of_transformers_pipeline() -> None:
         stability_score_thresh=0.0,
         crops_nms_thresh=OPTIONS.max_overlap,
     )
-    found = segment_everything(model, model.encode(model.preprocess(image[..., ::-1].copy())), OPTIONS)
+    features = model.encode(model.preprocess(image[..., ::-1].copy()))
+    found = finish(segment_everything(model, features, OPTIONS))
     assert 10 <= len(found.iou) < 100, "the limit of the predicted IoU must matter"
     assert np.allclose(found.iou, truth["scores"], atol=1e-3)
     for low, theirs in zip(found.logits, truth["masks"], strict=True):
@@ -86,10 +90,10 @@ def test_masks_that_depend_on_the_threshold_are_left_out() -> None:
     model = tiny_model(presence=60.0)
     features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
     every = EverythingOptions(grid=4, min_iou=0.0, min_stability=0.0, max_overlap=1.0, most=256)
-    found = segment_everything(model, features, every)
+    found = finish(segment_everything(model, features, every))
     inner, outer = ((found.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
     limit = float((inner / outer).median())
-    sure = segment_everything(model, features, replace(every, min_stability=limit))
+    sure = finish(segment_everything(model, features, replace(every, min_stability=limit)))
     assert 0 < len(sure.iou) < len(found.iou)
     assert torch.equal(sure.iou, found.iou[inner > limit * outer])
 
@@ -98,12 +102,28 @@ def test_masks_are_sure_different_and_few() -> None:
     model = tiny_model(presence=60.0)
     features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
     options = EverythingOptions(grid=5, min_iou=0.0, min_stability=0.0, most=4)
-    found = segment_everything(model, features, options)
+    found = finish(segment_everything(model, features, options))
     assert 1 <= len(found.logits) <= 4
     assert (found.iou.diff() <= 0).all()
     assert (found.logits > 0).flatten(1).any(dim=1).all()
-    none = segment_everything(model, features, EverythingOptions(grid=2, min_iou=1.0))
+    none = finish(segment_everything(model, features, EverythingOptions(grid=2, min_iou=1.0)))
     assert none.logits.shape == (0, *model.mask_size)
+
+
+def test_what_happens_between_the_turns_changes_nothing() -> None:
+    model = tiny_model(presence=60.0)
+    pixels = torch.randn(2, 1, 3, model.image_size, model.image_size)
+    features = model.encode(pixels[0])
+    options = EverythingOptions(grid=7, min_iou=0.0, min_stability=0.0, max_overlap=1.0, most=256)
+    expected = finish(segment_everything(model, features, options))
+    tracker, turns = Tracker(model, max_objects=2), 0
+    work = segment_everything(model, features, options)
+    while (found := advance(work)) is None:
+        tracker.step(pixels[1], [ObjectPrompt(1, points=[[40, 50]])] if turns == 0 else [])
+        turns += 1
+    assert turns == math.ceil(7 * 7 / model.batch_size) > 1
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.iou, expected.iou)
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,32 @@ def test_a_superseded_request_no_longer_counts() -> None:
     assert queue.put(too_large) == [too_large]  # the older one stays
     assert numbers(queue) == [7, 10]
     queue.close()
+
+
+def test_a_request_that_is_put_back_waits_behind_those_of_its_peer_and_of_others() -> None:
+    queue = RequestQueue()
+    for number in (0, 1):
+        assert not queue.put(request("long", number))
+    taken = queue.take(0)
+    assert taken is not None
+    assert not queue.put(request("policy", 10))
+    assert queue.put_back(taken)
+    assert numbers(queue) == [1, 10, 0]
+    assert not is_readable(queue)
+    queue.close()
+
+
+def test_a_request_that_is_put_back_is_superseded_as_others_are() -> None:
+    queue = RequestQueue()
+    assert not queue.put(pointer("mouse", 1))
+    older = queue.take(0)
+    assert older is not None
+    assert queue.put_back(older)
+    assert queue.put(pointer("mouse", 2)) == [older]
+    older = queue.take(0)
+    assert older is not None
+    assert not queue.put(pointer("mouse", 3))
+    assert not queue.put_back(older)
+    assert queue.clear() == [pointer("mouse", 3)]
+    assert not is_readable(queue)
+    queue.close()

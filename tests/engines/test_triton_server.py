@@ -1,0 +1,268 @@
+"""Model repositories for Triton Inference Server: its own schema reads them, and onnxruntime runs what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sam3_node.engines import triton_server
+from sam3_node.engines.key import checkpoint_digest
+from sam3_node.engines.store import EngineKey, EngineStore
+from sam3_node.engines.triton_server import (
+    ONNX,
+    PLAN,
+    TYPES,
+    ServedModel,
+    export_repository,
+    format_config,
+    make_models,
+)
+from sam3_node.errors import EngineError, MissingExtraError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.settings import EngineSettings, ModelSettings, Settings
+from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.tracking.tracker import combine_scores
+from tests.support.onnx_run import ONNX_TYPES
+from tests.support.repeats import repetitions
+from tests.support.tiny import TRAINED_LOGIT, noise_clip, random_source
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+runtime = pytest.importorskip("onnxruntime")
+
+STAGES = ("encode", "read", "decode", "remember")
+SERVER_TYPES = {ONNX_TYPES[dtype][1]: name for dtype, name in TYPES.items()}
+TOLERANCE = 1e-3
+KINDS = ("box", "point")[: repetitions(1, 2)]
+"""Kinds of prompts that are exported; an export takes most of the time of these tests."""
+POINTS = [[40.0, 50.0], [90.5, 20.0], [10.0, 101.0]]
+BOXES = [[20.0, 30.0, 80.0, 90.0], [50.0, 5.0, 110.0, 60.5]]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    source = random_source("sam3", presence=60.0, hidden=64)
+    with torch.no_grad():
+        for head in source.mask_decoder.output_hypernetworks_mlps:
+            head.proj_out.weight.mul_(8)  # logits of a trained model's size
+    source.save_pretrained(folder)
+    return folder
+
+
+def settings_for(weights: Path, precision: str, engines: Path) -> Settings:
+    return Settings(
+        model=ModelSettings(name=str(weights), device="cpu"),
+        engine=EngineSettings(precision=precision, folder=engines),  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def model(weights: Path) -> TrackerModel:
+    return load_tracker(str(weights), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def models(model: TrackerModel) -> dict[str, ServedModel]:
+    return {served.name: served for served in make_models(model, bank_size=7)}
+
+
+@pytest.fixture(scope="module")
+def repository(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of the models that the ensembles need; tests/engines/test_export.py runs the other stages."""
+    needed = ["encode", *(f"{model}_{kind}" for kind in KINDS for model in ("prompt", "segment"))]
+
+    def make_some(*args: Any) -> list[ServedModel]:
+        return [served for served in make_models(*args) if served.name.removeprefix("sam3_") in needed]
+
+    folder = tmp_path_factory.mktemp("triton") / "models"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_server, "make_models", make_some)
+        written = export_repository(settings_for(weights, "float32", folder), folder)
+    assert sorted(path.name for path in written) == sorted(f"sam3_{name}" for name in needed)
+    assert sorted(written) == sorted(folder.iterdir()), "nothing else may lie there"
+    return folder
+
+
+def open_session(repository: Path, name: str) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    return runtime.InferenceSession(
+        str(repository / name / "1" / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def run_ensemble(
+    repository: Path, config: Mapping[str, Any], tensors: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Run the steps of an ensemble by its own wiring, as the server does; return its outputs."""
+    assert {spec["name"] for spec in config["input"]} == set(tensors)
+    tensors = dict(tensors)
+    for step in config["ensemble_scheduling"]["step"]:
+        names = [item["key"] for item in step["output_map"]]
+        inputs = {item["key"]: tensors[item["value"]] for item in step["input_map"]}
+        results = open_session(repository, step["model_name"]).run(names, inputs)
+        tensors |= {item["value"]: found for item, found in zip(step["output_map"], results, strict=True)}
+    return {spec["name"]: tensors[spec["name"]] for spec in config["output"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ensemble_segments_as_the_tracker_does(
+    repository: Path, models: dict[str, ServedModel], model: TrackerModel, kind: str
+) -> None:
+    (pixels,) = noise_clip(model.image_size, 1)
+    name, places = ("points", POINTS) if kind == "point" else ("boxes", BOXES)
+    tensors = {"pixels": pixels.numpy(), name: np.asarray(places, np.float32)}
+    found = run_ensemble(repository, models[f"sam3_segment_{kind}"].config, tensors)
+    tracker, features = Tracker(model, max_objects=1), model.encode(pixels)
+    scores = combine_scores(*(torch.from_numpy(found[column]) for column in ("presence", "iou")))
+    for logits, score, place in zip(torch.from_numpy(found["logits"]), scores, places, strict=True):
+        prompt = ObjectPrompt(1, points=[place]) if kind == "point" else ObjectPrompt(1, box=place)
+        expected, expected_score = tracker.segment(features, prompt)
+        assert expected.abs().max() > TRAINED_LOGIT
+        assert (logits - expected).abs().max() < TOLERANCE
+        assert abs(score - expected_score) < TOLERANCE
+
+
+def test_memories_are_served_without_bfloat16(models: dict[str, ServedModel], model: TrackerModel) -> None:
+    read, remember = (models[f"sam3_{name}"].stage for name in ("read", "remember"))
+    assert read is not None
+    assert remember is not None
+    for stage in (read, remember):
+        assert torch.bfloat16 not in {spec.dtype for spec in (*stage.inputs, *stage.outputs)}
+    top, memory, *others = read.examples(3)
+    assert torch.equal(read.module(top, memory, *others), model.stages.read(top, memory.bfloat16(), *others))
+    inputs = remember.examples(3)
+    assert torch.equal(remember.module(*inputs), model.stages.remember(*inputs).float())
+
+
+def of(repository: Path, models: dict[str, ServedModel]) -> list[ServedModel]:
+    return [models[path.name] for path in repository.iterdir()]
+
+
+def test_configurations_say_what_the_files_take_and_give(
+    repository: Path, models: dict[str, ServedModel]
+) -> None:
+    for served in of(repository, models):
+        assert (repository / served.name / "config.pbtxt").read_text() == format_config(served.config)
+        if served.stage is None:
+            assert not list((repository / served.name / "1").iterdir())
+            continue
+        session = open_session(repository, served.name)
+        for side, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
+            found = [
+                (
+                    x.name,
+                    SERVER_TYPES[x.type],
+                    tuple(-1 if isinstance(side, str) else side for side in x.shape),
+                )
+                for x in values
+            ]
+            assert found == [(x["name"], x["data_type"], x["dims"]) for x in served.config[side]]
+
+
+def load_schema() -> ModuleType:
+    """Load the server's schema alone: the package around it needs gRPC."""
+    package = importlib.util.find_spec("tritonclient")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("the server's schema is not installed: pip install --no-deps tritonclient")
+    path = Path(next(iter(package.submodule_search_locations))) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("model_config_pb2", path)
+    assert spec is not None
+    assert spec.loader is not None
+    schema = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(schema)
+    return schema
+
+
+def test_the_servers_schema_reads_the_files(repository: Path, models: dict[str, ServedModel]) -> None:
+    schema = load_schema()
+    text_format = pytest.importorskip("google.protobuf.text_format")
+    for served in of(repository, models):
+        text = (repository / served.name / "config.pbtxt").read_text()
+        config = text_format.Parse(text, schema.ModelConfig())
+        assert (config.name, config.platform) == (served.name, served.config["platform"])
+        assert config.max_batch_size == 0
+        for side in ("input", "output"):
+            found = [
+                (x.name, schema.DataType.Name(x.data_type), tuple(x.dims)) for x in getattr(config, side)
+            ]
+            assert found == [(x["name"], x["data_type"], x["dims"]) for x in served.config[side]]
+        steps = served.config.get("ensemble_scheduling", {"step": []})["step"]
+        for parsed, step in zip(config.ensemble_scheduling.step, steps, strict=True):
+            assert (parsed.model_name, parsed.model_version) == (step["model_name"], -1)
+            for side in ("input_map", "output_map"):
+                assert dict(getattr(parsed, side)) == {x["key"]: x["value"] for x in step[side]}
+        if served.stage is not None:
+            kind = schema.ModelInstanceGroup.Kind.Name(config.instance_group[0].kind)
+            assert kind == served.config["instance_group"][0]["kind"]
+
+
+def store_plans(weights: Path, engines: Path, library: str, precision: str = "bfloat16") -> None:
+    key = EngineKey(
+        model="tiny",
+        weights=checkpoint_digest(str(weights)),
+        precision=precision,
+        image_size=112,
+        bank_size=7,
+        max_objects=16,
+        library=library,
+        version="10.9",
+        gpu="sm90",
+    )
+    plans = {name: f"{library} {name}".encode() for name in STAGES}
+    EngineStore(engines).save(key, plans, dict.fromkeys(plans, 1.0))
+
+
+def test_plans_of_the_store_are_served_as_they_are(weights: Path, tmp_path: Path) -> None:
+    store_plans(weights, tmp_path / "engines", "tensorrt")
+    store_plans(weights, tmp_path / "engines", "tensorrt_rtx")  # newer, and of no use to the server
+    settings = settings_for(weights, "bfloat16", tmp_path / "engines")
+    written = export_repository(settings, tmp_path / "models", plans=True)
+    assert [path.name for path in written] == [f"sam3_{name}" for name in STAGES]
+    for name, path in zip(STAGES, written, strict=True):
+        assert (path / "1" / "model.plan").read_bytes() == f"tensorrt {name}".encode()
+        text = (path / "config.pbtxt").read_text()
+        assert f'platform: "{PLAN}"' in text
+        assert "TYPE_BF16" in text
+    again = "sam3_encode exists already"
+    with pytest.raises(EngineError, match=again):
+        export_repository(settings, tmp_path / "models", plans=True)
+
+
+def test_what_cannot_be_served_is_refused(weights: Path, tmp_path: Path) -> None:
+    engines, out = tmp_path / "engines", tmp_path / "models"
+    settings = settings_for(weights, "bfloat16", engines)
+    with pytest.raises(EngineError, match=r"engine.precision bfloat16: expected float32 or float16"):
+        export_repository(settings, out)
+    with pytest.raises(EngineError, match=r"found none in .*build them: sam3-node engine build"):
+        export_repository(settings, out, plans=True)
+    store_plans(weights, engines, "tensorrt_rtx")
+    with pytest.raises(EngineError, match="expected some of tensorrt, found those of tensorrt_rtx"):
+        export_repository(settings, out, plans=True)
+    assert not out.exists()
+
+
+def test_a_missing_exporter_names_its_extra(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"sam3-node\[onnx\]"):
+        export_repository(settings_for(weights, "float32", tmp_path), tmp_path / "models")
+
+
+def test_half_precision_is_described_as_such(weights: Path) -> None:
+    half = load_tracker(str(weights), device="cpu", dtype="float16")
+    models = {served.name: served.config for served in make_models(half, bank_size=7)}
+    assert len(models) == 8
+    assert {x["data_type"] for x in models["sam3_encode"]["output"]} == {"TYPE_FP16"}
+    assert models["sam3_segment_box"]["input"][1]["data_type"] == "TYPE_FP32"
+    assert {config["platform"] for config in models.values()} == {ONNX, "ensemble"}
