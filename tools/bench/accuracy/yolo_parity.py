@@ -232,7 +232,7 @@ def report_times(pictures: list[Passes], figures: Figures) -> tuple[list[float],
 
 
 class Picture(NamedTuple):
-    """What was measured on one picture; `whole` are the differences of boxes and scores from frame to boxes."""
+    """Figures of one picture; `whole` are the differences of boxes and scores from frame to boxes."""
 
     difference: Difference
     whole: tuple[float, float]
