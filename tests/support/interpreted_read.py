@@ -64,20 +64,20 @@ def define(
     return scores.softmax(-1) @ value.double()
 
 
-def measure_read(method: str) -> float:
+def measure_read(method: str, family: str = "sam3") -> float:
     """Return the largest difference of a whole read by the kernels from torch's, beside values of about 3."""
     read_kernel.count_processors = lambda device: 3
-    model = tiny_model("sam3")
+    model = tiny_model(family)
     model.use_read(method)
     plain, fused = model.read_stage, copy.deepcopy(model.read_stage)
     fused.use_kernels()
     torch.manual_seed(1)
-    area, slots, pointers = model.grid[0] * model.grid[1], 4, 5
+    slots, pointers = 4, 5
     valid = torch.ones(2, slots + pointers, dtype=torch.bool)
     valid[1, 2:slots] = valid[1, slots + 3 :] = False
     inputs = (
         torch.randn(1, model.hidden, *model.grid),
-        torch.randn(2, slots, area, model.memory_channels),
+        torch.randn(2, slots, model.memory_tokens, model.memory_channels),
         torch.tensor([[0, 1, 2, 6], [1, 6, 0, 0]]),
         torch.randn(2, pointers, model.hidden),
         torch.arange(10.0).view(2, 5),
@@ -99,6 +99,7 @@ def main() -> None:
         "parts without keys": measure_attention(torch.float32, [[0, 1, 0], [0, 0, 2]], 32, False),
         "a query shared by all": measure_attention(torch.float32, few, 7, True),
         **{f"read {method}": measure_read(method) for method in ("exact", "pooled", "sparse")},
+        "read compressed": measure_read("exact", "edgetam"),
     }
     json.dump(found, sys.stdout)
 

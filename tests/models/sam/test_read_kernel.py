@@ -58,7 +58,7 @@ def test_half_precision_rounds_as_expected(errors: dict[str, float]) -> None:
     assert 1e-6 < errors["float16"] < 4e-3
 
 
-@pytest.mark.parametrize("method", ["exact", "pooled", "sparse"])
+@pytest.mark.parametrize("method", ["exact", "pooled", "sparse", "compressed"])
 def test_a_read_by_kernels_equals_torchs(method: str, errors: dict[str, float]) -> None:
     assert errors[f"read {method}"] < 1e-4
 
