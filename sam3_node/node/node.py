@@ -21,12 +21,13 @@ from ..perception.spatial import SpatialStage
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
+from ..transport import ReceivedFrame, Security, choose_replaced, poll
 from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .decode_ahead import DecodeAhead
-from .operations import NODE_QUERIES, describe_change, find_topic, handle_request, has_changed_state
+from .endpoints import bind_control, bind_masks, connect_frames, describe_refusals
+from .operations import NODE_QUERIES, describe_change, handle_request, has_changed_state
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
 
@@ -41,7 +42,6 @@ FIRST_BUDGET_S = 0.05  # before the first step
 STATS_LOG_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
-MAX_CAMERA_NAMES = 256
 LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
 
 
@@ -89,21 +89,21 @@ class Node:
 
     def startup(self) -> None:
         """Bind the sockets, then load the model, then connect to the cameras."""
-        transport, tracker = self._settings.transport, self._settings.tracker
-        self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
+        settings = self._settings
+        self._masks = bind_masks(settings)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(
-            ControlServer(transport.control, self._answer_now, self._session.node, find_topic)
+            bind_control(settings, self._answer_now, self._session.node)
         )
         self.perception = Perception.load(self._settings)
         self.perception.session = self._session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
-        self._frames = self._open_sockets.enter_context(
-            FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
+        self._frames = self._open_sockets.enter_context(connect_frames(settings))
+        self._poses = RobotPoses(
+            settings.spatial, self._open_sockets, Security.from_settings(settings.transport)
         )
-        self._poses = RobotPoses(self._settings.spatial, self._open_sockets)
         if prepares_ahead(self.perception.model):
-            prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
+            prepare = FramePreparer(self.perception.model, settings.tracker.max_frame_pixels)
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
@@ -154,6 +154,7 @@ class Node:
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,
+            **describe_refusals(self._masks, self._control, self._frames),
             "cameras": snapshot.describe_cameras(),
         }
 
