@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from ..errors import NodeRestarted, RequestError, TransportError
+from ..errors import AuthenticationError, NodeRestarted, RequestError, TransportError
 from ..transport import ControlClient, MaskSubscriber, Security
 from ..types import Closeable, Delivery, MaskFrame
 from ..wire import Fields
@@ -160,9 +160,15 @@ class PerceptionClient(Closeable):
 
         It asks the node, and takes up to the client's `timeout_ms` if none answers.
         """
+        try:
+            description = cast(dict[str, Any], self._control.call("describe"))
+        except AuthenticationError as error:
+            return str(error)
+        except TransportError:
+            description = None
         if self._masks.refusals:
             return self._masks.refusals[0]
-        return diagnose(self._describe_node(), self._wanted, self.connected)
+        return diagnose(description, self._wanted, self.connected)
 
     def add_object(
         self,
