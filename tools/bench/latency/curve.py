@@ -8,7 +8,6 @@ decryption and unpacking. Run it on a quiet machine: `python -m tools.bench.late
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import subprocess
@@ -33,6 +32,7 @@ from sam3_node.transport import (
 from sam3_node.transport.keys import KeyFolder
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import pack_frame, pack_masks
+from tools.bench.common import RATIO, Figures, make_parser
 
 SIZES = {"raw 640x480": (640, 480), "raw 1920x1080": (1920, 1080), "jpeg 1920x1080": (1920, 1080)}
 MASKS = "masks 1920x1080"
@@ -59,7 +59,7 @@ def make_message(kind: str, seq: int) -> Frame | MaskFrame:
     width, height = SIZES[kind]
     image = rng.integers(0, 255, (height, width, 3), np.uint8)
     if not kind.startswith("jpeg"):
-        return Frame("cam0", seq, time.time_ns(), width, height, "bgr8", memoryview(image).cast("B"))
+        return Frame("cam0", seq, time.time_ns(), width, height, "bgr8", image.data.cast("B"))
     smooth = cv2.GaussianBlur(image, (0, 0), 4)
     _, data = cv2.imencode(".jpg", cv2.normalize(smooth, smooth, 0, 255, cv2.NORM_MINMAX))
     return Frame("cam0", seq, time.time_ns(), width, height, "jpeg", memoryview(data.tobytes()))
@@ -118,11 +118,11 @@ def wait_for_subscriber(channel: Channel, message: Any) -> None:
         measure_once(channel, message)
 
 
-def measure(kind: str, keys: str, count: int, rate: float) -> dict[str, Any]:
-    """Measure `count` pairs of messages at `rate` pairs a second."""
-    times: dict[str, list[float]] = {"plain": [], "curve": []}
+def measure(kind: str, keys: str, count: int, rate: float) -> dict[str, list[float]]:
+    """Measure `count` pairs of messages at `rate` pairs a second. Return the times in ms, plain and with keys."""
+    times: dict[str, list[float]] = {"plain": [], "CURVE": []}
     with open_channel(kind, "") as plain, open_channel(kind, keys) as curve:
-        channels = {"plain": plain, "curve": curve}
+        channels = {"plain": plain, "CURVE": curve}
         message: Any = make_message(kind, 1)
         for channel in channels.values():
             wait_for_subscriber(channel, message)
@@ -131,42 +131,41 @@ def measure(kind: str, keys: str, count: int, rate: float) -> dict[str, Any]:
             for name in sorted(channels, reverse=bool(index % 2)):  # each is first in half of the pairs
                 times[name].append(measure_once(channels[name], message))
             time.sleep(max(0.0, 1 / rate - (time.monotonic() - begin_s)))
+    return times
+
+
+def report(kind: str, times: dict[str, list[float]], figures: Figures) -> None:
+    """Print the times of a kind, and keep them as figures."""
+    message: Any = make_message(kind, 1)
     size = sum(memoryview(part).nbytes for part in (pack_masks if kind == MASKS else pack_frame)(message))
-    found: dict[str, Any] = {"kind": kind, "bytes": size, "pairs": count}
+    ratio = float(np.median(np.divide(times["CURVE"], times["plain"])))
+    figures.add(f"{kind} ({size / 1e3:.0f} kB) to another process: with CURVE / plain", ratio, RATIO)
+    print(f"{kind} ({size / 1e3:.0f} kB): CURVE / plain {ratio:.2f}")
     for name, values in times.items():
-        p50, p99 = np.percentile(values, [50, 99])
-        found[name] = {"p50_ms": round(float(p50), 3), "p99_ms": round(float(p99), 3)}
-    found["ratio_p50"] = round(found["curve"]["p50_ms"] / found["plain"]["p50_ms"], 2)
-    found["added_p50_ms"] = round(found["curve"]["p50_ms"] - found["plain"]["p50_ms"], 3)
-    return found
+        for percent in (50, 99):
+            value = float(np.percentile(values, percent))
+            figures.add(f"{kind} to another process: {name}, p{percent}", value, "ms")
+            print(f"    {name:5} p{percent} {value:7.2f} ms")
 
 
 def main() -> None:
     """Measure all kinds, and print or write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=300, help="number of pairs of each kind [300]")
     parser.add_argument("--rate", type=float, default=30.0, help="pairs a second [30]")
-    parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--receive", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.receive:
         receive(*args.receive)
         return
-    rows = []
+    figures = Figures("latency.curve")
     with tempfile.TemporaryDirectory() as folder:
         keys = KeyFolder(Path(folder) / "keys")
         for name, role in (("node", "node"), ("cam0", "camera"), ("watcher", "reader")):
             keys.create(name, role)
         for kind in KINDS:
-            rows.append(measure(kind, str(keys.path), args.pairs, args.rate))
-            row = rows[-1]
-            print(
-                f"{kind:16} {row['bytes'] / 1e3:6.0f} kB: p50 plain {row['plain']['p50_ms']:7.2f} ms, curve {row['curve']['p50_ms']:7.2f} ms"
-                f" (x {row['ratio_p50']:.2f}); p99 {row['plain']['p99_ms']:7.2f}, {row['curve']['p99_ms']:7.2f} ms",
-                flush=True,
-            )
-    if args.json:
-        args.json.write_text(json.dumps({"rate": args.rate, "rows": rows}, indent=1) + "\n")
+            report(kind, measure(kind, str(keys.path), args.pairs, args.rate), figures)
+    figures.write(args.json)
 
 
 if __name__ == "__main__":
