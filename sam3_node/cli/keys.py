@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import OutputError
+from ..errors import AuthenticationError, OutputError
 from ..settings import Settings
+from ..types import KEY_ROLES
 from .commands import AddCommand
 from .parser import add_command_group
 from .terminal import printable
 
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
-ROLES = ("node", "camera", "robot", "reader", "operator")
 
 
 def add_keys_commands(parsers: Any, add: AddCommand) -> None:
@@ -26,7 +26,7 @@ def add_keys_commands(parsers: Any, add: AddCommand) -> None:
     new = add(group, "new", keys_new, "make a key pair and authorise it")
     new.add_argument("name", metavar="NAME", help="name of the key, such as cam0 or policy")
     new.add_argument(
-        "--role", choices=ROLES, help="what its owner may do; default: NAME, if it is one of the roles"
+        "--role", choices=KEY_ROLES, help="what its owner may do; default: NAME, if it is one of the roles"
     )
     new.add_argument(
         "--camera",
@@ -42,11 +42,9 @@ def add_keys_commands(parsers: Any, add: AddCommand) -> None:
 
 def keys_new(args: Namespace, settings: Settings) -> None:
     """Make a key pair. Raises AuthenticationError for a name that is taken, OutputError."""
-    from ..errors import AuthenticationError
-
     role = args.role or args.name
-    if role not in ROLES:
-        raise AuthenticationError(f"expected --role, one of {', '.join(ROLES)}, found none")
+    if role not in KEY_ROLES:
+        raise AuthenticationError(f"expected --role, one of {', '.join(KEY_ROLES)}, found none")
     if args.camera and role != "camera":
         raise AuthenticationError(f"expected --camera with --role camera only, found role {role}")
     folder = _open(settings)

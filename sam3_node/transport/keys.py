@@ -27,10 +27,8 @@ import zmq
 
 from ..errors import AuthenticationError
 from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
+from ..types import KEY_ROLES
 
-ROLES = ("node", "camera", "robot", "reader", "operator")
-"""node: binds masks and control. camera: binds frames of its own name. robot: binds poses. reader: receives, and asks
-for status and description. operator: receives, and sends all requests."""
 CLIENT_ROLES = frozenset({"node", "reader", "operator"})
 """Roles that may connect to a bound socket."""
 ANY_CAMERA = "*"
@@ -263,12 +261,12 @@ def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
         raise AuthenticationError(f"cannot read {path}: {reason}") from None
     role, public, cameras = fields.get("role"), fields.get("public"), fields.get("cameras", [])
     if (
-        role not in ROLES
+        role not in KEY_ROLES
         or not (isinstance(public, str) and _Z85.fullmatch(public))
         or not (isinstance(cameras, list) and all(isinstance(camera, str) for camera in cameras))
     ):
         raise AuthenticationError(
-            f"{path}: expected role (one of {', '.join(ROLES)}), public (40 characters of Z85) and cameras (names)"
+            f"{path}: expected role (one of {', '.join(KEY_ROLES)}), public (40 characters of Z85) and cameras (names)"
         )
     return Key(path.stem, str(role), public, tuple(cameras)), fields
 

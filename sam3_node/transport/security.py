@@ -23,7 +23,7 @@ Socket: TypeAlias = zmq.Socket[Any]
 DOMAIN = b"sam3-node"
 CURVE_BYTES = 33
 """Bytes by which CURVE makes a message part longer on the wire."""
-KEYS_VARIABLE, KEY_VARIABLE = "SAM3_TRANSPORT__KEYS", "SAM3_TRANSPORT__KEY"
+PREFIX = "SAM3_TRANSPORT__"
 _MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
@@ -111,9 +111,16 @@ class Security:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return what the environment variables of `transport.keys` and `transport.key` say."""
-        keys = os.environ.get(KEYS_VARIABLE)
-        return cls(Path(keys) if keys else None, os.environ.get(KEY_VARIABLE, ""))
+        """Return what the environment variables of the section `transport` say."""
+        keys, key, camera_keys, insecure = (
+            os.environ.get(f"{PREFIX}{name}", "") for name in ("KEYS", "KEY", "CAMERA_KEYS", "INSECURE")
+        )
+        return cls(
+            Path(keys) if keys else None,
+            key,
+            tuple(filter(None, camera_keys.split(","))),
+            insecure=insecure.lower() in ("true", "1"),
+        )
 
     def for_camera(self, name: str) -> Self:
         """Return the same for a process that publishes one camera."""
@@ -185,9 +192,7 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
         )
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
         if keys is None:
-            return (
-                f"{endpoint} expects a key, and this process has none: set transport.keys ({KEYS_VARIABLE})"
-            )
+            return f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
         return f"{endpoint} speaks plain text, and this process expects the key {keys.server}: set transport.keys there"
     return None
 

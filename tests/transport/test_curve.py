@@ -245,6 +245,20 @@ def test_a_revoked_camera_is_left(keys: Keys) -> None:
         revoke(node, "cam0")
         wait_until(lambda: frames.refusals and not frames.connected)
         assert "is not authorised" in frames.refusals[0]
+        assert node.keys is not None
+        (node.keys / "revoked" / "cam0.pub").rename(node.keys / "authorised" / "cam0.pub")
+        flow(lambda: camera.send(make_frame(2)) and None, lambda: frames.take(50))
+
+
+def test_encrypted_requests_count_as_read(keys: Keys) -> None:
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
+        for _ in range(100):  # 33 bytes of each are CURVE's
+            client.call("status")
+        guard = control._bound._guard
+        wait_until(lambda: any(found.received > 10_000 for found in guard._connections.values()))
+        assert all(found.unread < 2000 for found in guard._connections.values())
 
 
 def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
