@@ -187,8 +187,8 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
         )
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
         return (
-            f"{endpoint} does not have the key {keys.server}, which {keys.folder.path} names for it; correct the"
-            " endpoint, or copy the .pub file of the process that binds it"
+            f"{endpoint} does not have the key {keys.server}, which {keys.folder.path} names for it, or has no keys;"
+            " correct the endpoint, copy the .pub file of the process that binds it, or set transport.keys there"
         )
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
         if keys is None:

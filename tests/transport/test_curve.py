@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,6 +34,8 @@ from tests.support.wire_examples import gripper_pose
 
 TCP = "tcp://127.0.0.1:*"
 PLAIN = Security()
+NO_KEYS = "speaks plain text|or has no keys"
+"""Both ends close the connection, and a client does not always learn first what the other end speaks."""
 
 
 @pytest.fixture
@@ -155,10 +158,10 @@ def test_a_plain_server_is_refused(keys: Keys) -> None:
         ControlClient(control.endpoint, 60_000, keys.machine("policy", "policy")) as client,
         MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")) as reader,
     ):
-        with pytest.raises(AuthenticationError, match="speaks plain text"):
+        with pytest.raises(AuthenticationError, match=NO_KEYS):
             client.call("status")
         wait_until(lambda: reader.refusals)
-        assert "speaks plain text" in reader.refusals[0]
+        assert re.search(NO_KEYS, reader.refusals[0])
 
 
 def test_readers_may_not_change_anything(keys: Keys) -> None:
@@ -254,11 +257,15 @@ def test_encrypted_requests_count_as_read(keys: Keys) -> None:
     with ExitStack() as stack:
         control = serve(stack, keys.machine("node", "node"))
         client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
+        client.call("status")
+        guard = control._bound._guard
+        wait_until(lambda: any(found.received for found in guard._connections.values()))
+        (connection,) = guard._connections.values()
+        before, handshake = connection.received, connection.unread
         for _ in range(100):  # 33 bytes of each are CURVE's
             client.call("status")
-        guard = control._bound._guard
-        wait_until(lambda: any(found.received > 10_000 for found in guard._connections.values()))
-        assert all(found.unread < 2000 for found in guard._connections.values())
+        wait_until(lambda: connection.received > before + 5000)
+        assert connection.unread < handshake + 1000
 
 
 def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
