@@ -1,6 +1,8 @@
 """All settings of a deployment, and the layers that set them."""
 
 from .load import load_settings, read_toml
+from .monitoring import Address, HealthSettings, LoggingSettings, split_address
+from .section import Section
 from .tree import (
     CameraSettings,
     DetectorSettings,
@@ -9,7 +11,6 @@ from .tree import (
     ModelSettings,
     Option,
     RecordSettings,
-    Section,
     Settings,
     SpatialSettings,
     TrackerSettings,
@@ -19,10 +20,13 @@ from .tree import (
 )
 
 __all__ = [
+    "Address",
     "CameraSettings",
     "DetectorSettings",
     "EngineSettings",
     "GroupSettings",
+    "HealthSettings",
+    "LoggingSettings",
     "ModelSettings",
     "Option",
     "RecordSettings",
@@ -35,4 +39,5 @@ __all__ = [
     "old_names",
     "options",
     "read_toml",
+    "split_address",
 ]
