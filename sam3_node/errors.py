@@ -35,6 +35,12 @@ class NoAnswerError(TransportError):
     code = "no_answer"
 
 
+class AuthenticationError(TransportError):
+    """Raised when a key is absent, damaged or readable by others, or the other end of a connection refuses it."""
+
+    code = "authentication"
+
+
 class SettingsError(Sam3NodeError):
     """Raised when a profile, an environment variable, an option or a calibration file is invalid."""
 
@@ -93,6 +99,12 @@ class RequestError(Sam3NodeError):
     """Raised when a well-formed control request has a wrong prompt, operation or argument."""
 
     code = "bad_request"
+
+
+class ForbiddenError(RequestError):
+    """Raised when the role of a client's key does not permit a request."""
+
+    code = "forbidden"
 
 
 class UnknownObjectError(RequestError):

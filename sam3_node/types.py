@@ -39,6 +39,9 @@ To close it ends it early."""
 
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of one second."""
+KEY_ROLES = ("node", "camera", "robot", "reader", "operator")
+"""Roles of keys. node: binds masks and control. camera: binds frames of its own name. robot: binds poses.
+reader: receives, and requests status and description. operator: receives, and sends all requests."""
 CAMERA_SILENT_S = 3.0
 """Seconds without a frame after which a camera does not count as one that sends."""
 

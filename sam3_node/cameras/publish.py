@@ -16,7 +16,7 @@ from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..processes.waiting import WaitingNotice
 from ..settings import CameraSettings, Settings
-from ..transport.channels import FramePublisher
+from ..transport import FramePublisher, Security
 from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
 from .base import CameraSource, CapturedImage
@@ -47,11 +47,12 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     SettingsError (calibration) or TransportError if it cannot start.
     """
     camera, transport = settings.camera, settings.transport
+    security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
     source = open_camera(camera.source, camera, stop)
     try:
         with (
-            FramePublisher(transport.frames[0], transport.delivery) as publisher,
+            FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
             WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
         ):
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"

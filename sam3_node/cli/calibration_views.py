@@ -21,7 +21,7 @@ from ..calibration.coverage import describe_missing, outline
 from ..calibration.intrinsics import Rejected
 from ..errors import CalibrationError, WireError
 from ..settings import Settings
-from ..transport import FrameSubscriber, PoseSubscriber
+from ..transport import FrameSubscriber, PoseSubscriber, Security
 from ..types import Frame, FramePose, Image
 from ..wire import decode_image
 
@@ -233,9 +233,11 @@ def collect_live(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
         file=out,
     )
-    subscriber = PoseSubscriber(poses, ["gripper"]) if poses else None
+    security = Security.from_settings(settings.transport)
+    subscriber = PoseSubscriber(poses, ["gripper"], security) if poses else None
     try:
-        with FrameSubscriber(settings.transport.frames, cameras=[settings.camera.name]) as frames:
+        cameras = [settings.camera.name]
+        with FrameSubscriber(settings.transport.frames, cameras=cameras, security=security) as frames:
             while not stop.is_set() and not _is_enough(guide, count):
                 received = frames.take(200)
                 if received is not None and (image := _decode(received.frame)) is not None:

@@ -138,11 +138,17 @@ def _connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
     """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
     from ..client import PerceptionClient
     from ..processes.waiting import WaitingNotice
+    from ..transport import Security
     from .probe import NodeProbe
 
     transport = settings.transport
     with (
-        PerceptionClient(transport.masks, transport.control, timeout_ms=round(args.timeout * 1000)) as client,
+        PerceptionClient(
+            transport.masks,
+            transport.control,
+            timeout_ms=round(args.timeout * 1000),
+            security=Security.from_settings(transport),
+        ) as client,
         NodeProbe(settings) as probe,
         WaitingNotice(probe.explain_answer),
     ):

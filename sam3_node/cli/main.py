@@ -15,7 +15,7 @@ from ..errors import DeviceError, NoAnswerError, Sam3NodeError
 from ..processes.logs import install_log_handler
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
-from . import calibrate, commands, engine, replay
+from . import calibrate, commands, engine, keys, replay
 from .commands import AddCommand
 from .parser import (
     CommandParser,
@@ -71,6 +71,7 @@ def _parser() -> CommandParser:
     _add_console_command(parsers, add)
     _add_demo_commands(parsers, add)
     _add_node_commands(parsers, add)
+    keys.add_keys_commands(parsers, add)
     _add_vocabulary_commands(parsers, add)
     _add_weights_commands(parsers, add)
     engine.add_engine_commands(parsers, add)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import OutputError, SettingsError, WireError
 from ..files import child_path, prepare_output
-from ..settings import Settings
-from ..transport.channels import FrameSubscriber
+from ..settings import Settings, TransportSettings
+from ..transport import FrameSubscriber, Security
 from ..types import Frame, Image, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image
@@ -51,7 +51,7 @@ class OverlayVideo:
         self._failure: Exception | None = None
         self._videos: dict[str, TimedVideoWriter] = {}
         self._waiting: queue.Queue[tuple[MaskFrame, Frame | None] | None] = queue.Queue(MAX_MESSAGES)
-        self._frames = _RecentFrames(settings.transport.frames)
+        self._frames = _RecentFrames(settings.transport)
         self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
         self._thread.start()
 
@@ -126,12 +126,12 @@ def _decode(frame: Frame | None) -> Image | None:
 class _RecentFrames:
     """A buffer of at most MAX_FRAMES recent frames and MAX_BYTES, which a thread fills."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    def __init__(self, transport: TransportSettings) -> None:
         self._frames: OrderedDict[tuple[str, int], Frame] = OrderedDict()
         self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
-        self._subscriber = FrameSubscriber(endpoints)
+        self._subscriber = FrameSubscriber(transport.frames, security=Security.from_settings(transport))
         self._thread = threading.Thread(target=self._collect, name="overlay frames", daemon=True)
         self._thread.start()
 

@@ -213,6 +213,7 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
         args.connect,
         settings.transport.frames[0] if "frames" in given else None,
         settings.transport.masks if "masks" in given else None,
+        settings.transport,
     )
     return partial(run_live, endpoints=endpoints, stop=stop, again=args.again)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..processes.waiting import WaitingNotice, print_notice
 from ..settings import Settings
-from ..transport.channels import MaskSubscriber
+from ..transport import MaskSubscriber, Security
 from ..types import NANOSECONDS, Instance, MaskFrame
 from .overlay_video import OverlayVideo, check_video_path
 from .probe import NodeProbe
@@ -147,7 +147,9 @@ def run_watch(
     if overlay is not None:
         check_video_path(overlay)
     with (
-        MaskSubscriber(transport.masks, transport.delivery) as subscriber,
+        MaskSubscriber(
+            transport.masks, transport.delivery, security=Security.from_settings(transport)
+        ) as subscriber,
         NodeProbe(settings) as probe,
         _open_overlay(settings, overlay, screen) as video,
         WaitingNotice(

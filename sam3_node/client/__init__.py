@@ -3,6 +3,7 @@
 It needs pyzmq, msgpack, numpy and zstandard only.
 """
 
+from ..transport import Security
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
 from .values import AddedObject, Segmentation, SurfacePoints, TrackedObject
 
@@ -11,6 +12,7 @@ __all__ = [
     "MASKS_ENDPOINT",
     "AddedObject",
     "PerceptionClient",
+    "Security",
     "Segmentation",
     "SurfacePoints",
     "TrackedObject",

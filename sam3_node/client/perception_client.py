@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from ..errors import NodeRestarted, RequestError, TransportError
-from ..transport import ControlClient, MaskSubscriber
+from ..errors import AuthenticationError, NodeRestarted, RequestError, TransportError
+from ..transport import ControlClient, MaskSubscriber, Security
 from ..types import Closeable, Delivery, MaskFrame
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
@@ -52,6 +52,10 @@ class PerceptionClient(Closeable):
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
     that with the error instead, and goes on itself. A request that names an id of an earlier epoch always raises it.
+
+    `security` names the folder of keys; without it, the environment variables SAM3_TRANSPORT__KEYS and
+    SAM3_TRANSPORT__KEY do. Requests raise AuthenticationError within a second if the node refuses the key, and
+    ForbiddenError if the key's role does not permit them; `latest` goes on to wait, and a warning is logged.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class PerceptionClient(Closeable):
         timeout_ms: int = 2000,
         on_restart: Callable[[NodeRestarted], object] | None = None,
         sure_only: bool = False,
+        security: Security | None = None,
     ) -> None:
         self._sure_only = sure_only
         self._on_restart = on_restart
@@ -72,9 +77,9 @@ class PerceptionClient(Closeable):
         self._newest: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
         self._closed = False
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
-        self._control = ControlClient(control, timeout_ms)
+        self._control = ControlClient(control, timeout_ms, security)
         try:
-            self._masks = MaskSubscriber(masks, delivery, cameras)
+            self._masks = MaskSubscriber(masks, delivery, cameras, security)
         except BaseException:
             self._control.close()
             raise
@@ -155,7 +160,15 @@ class PerceptionClient(Closeable):
 
         It asks the node, and takes up to the client's `timeout_ms` if none answers.
         """
-        return diagnose(self._describe_node(), self._wanted, self.connected)
+        try:
+            description = cast(dict[str, Any], self._control.call("describe"))
+        except AuthenticationError as error:
+            return str(error)
+        except TransportError:
+            description = None
+        if self._masks.refusals:
+            return self._masks.refusals[0]
+        return diagnose(description, self._wanted, self.connected)
 
     def add_object(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 from ..detection.phrases import nearest_phrases, phrase_key
 from ..errors import RequestError, Sam3NodeError
 from ..settings import Settings
-from ..transport import ControlClient
+from ..transport import ControlClient, Security
 from ..types import Closeable
 from ..wire import decode_mask
 from .views import pack_bits
@@ -45,10 +45,10 @@ class Controls(Closeable):
     def __init__(
         self, settings: Settings, detector: Callable[[], Mapping[str, Any]], on_change: Callable[[], None]
     ) -> None:
-        endpoint = settings.transport.control
+        endpoint, security = settings.transport.control, Security.from_settings(settings.transport)
         self._clients = {
-            "": ControlClient(endpoint, TIMEOUT_MS),
-            PREVIEW: ControlClient(endpoint, TIMEOUT_MS),
+            "": ControlClient(endpoint, TIMEOUT_MS, security),
+            PREVIEW: ControlClient(endpoint, TIMEOUT_MS, security),
         }
         self._detector = detector
         self.recording = RecordingThread(settings, on_change)

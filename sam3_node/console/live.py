@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import Sam3NodeError, TransportError, WireError
 from ..settings import Settings
-from ..transport import ControlClient, StreamTap
+from ..transport import ControlClient, Security, StreamTap
 from ..types import Closeable, Frame, MaskFrame
 from ..wire import EVENTS_TOPIC, Event, unpack_event, unpack_frame, unpack_masks
 from .views import View
@@ -123,9 +123,10 @@ class LiveSource(Closeable):
         self._problem = "connecting"
         self._connected = False
         self._closing = threading.Event()
-        self._control = ControlClient(transport.control, STATUS_TIMEOUT_MS)
+        security = Security.from_settings(transport)
+        self._control = ControlClient(transport.control, STATUS_TIMEOUT_MS, security)
         try:
-            self._tap = StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES)
+            self._tap = StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security)
         except BaseException:
             self._control.close()
             raise

@@ -21,15 +21,16 @@ from ..perception.spatial import SpatialStage
 from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
+from ..transport import ReceivedFrame, Security, choose_replaced, poll
 from ..types import MaskFrame, advance, finish
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .decode_ahead import DecodeAhead
+from .endpoints import bind_control, bind_masks, connect_frames, describe_refusals
 from .health import Health
 from .health_server import HealthServer
 from .metrics import Totals, make_pages
-from .operations import NODE_QUERIES, describe_change, find_topic, handle_request
+from .operations import NODE_QUERIES, describe_change, handle_request
 from .robot_poses import RobotPoses
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, StatsLog, describe_error, rss_bytes
 
@@ -42,7 +43,6 @@ MIN_CATCH_UP_FRAMES = 2
 """Between two steps, objects catch up by at least this number of frames: a step adds one to their way."""
 FIRST_BUDGET_S = 0.05  # before the first step
 CAMERA_IDLE_S = 10.0
-MAX_CAMERA_NAMES = 256
 LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
 
 
@@ -89,25 +89,25 @@ class Node:
 
     def startup(self) -> None:
         """Bind the sockets, that of probes first; load the model; connect to the cameras."""
-        transport, tracker = self._settings.transport, self._settings.tracker
-        if self._settings.health.bind:
-            server = HealthServer(self._settings.health.bind, make_pages(self, self._settings))
+        settings = self._settings
+        if settings.health.bind:
+            server = HealthServer(settings.health.bind, make_pages(self, settings))
             self.health_url = self._open_sockets.enter_context(server).url
             log.info("health at %s", self.health_url)
-        self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
+        self._masks = bind_masks(settings)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(
-            ControlServer(transport.control, self._answer_now, self._session.node, find_topic)
+            bind_control(settings, self._answer_now, self._session.node)
         )
         self.perception = Perception.load(self._settings)
         self.perception.session = self._session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
-        self._frames = self._open_sockets.enter_context(
-            FrameSubscriber(transport.frames, transport.delivery, max_cameras=MAX_CAMERA_NAMES)
+        self._frames = self._open_sockets.enter_context(connect_frames(settings))
+        self._poses = RobotPoses(
+            settings.spatial, self._open_sockets, Security.from_settings(settings.transport)
         )
-        self._poses = RobotPoses(self._settings.spatial, self._open_sockets)
         if prepares_ahead(self.perception.model):
-            prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
+            prepare = FramePreparer(self.perception.model, settings.tracker.max_frame_pixels)
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
@@ -159,6 +159,7 @@ class Node:
             "frames_rejected": totals.malformed + totals.not_served,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": totals.requests_rejected,
+            **describe_refusals(self._masks, self._control, self._frames),
             "cameras": snapshot.describe_cameras(),
         }
 

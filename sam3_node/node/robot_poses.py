@@ -9,6 +9,7 @@ from ..errors import CalibrationError, TransportError
 from ..geometry import quaternion_from_rotation
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import SpatialSettings
+from ..transport import Security
 from ..transport.poses import PoseSubscriber
 from ..types import Clock, Frame, FramePose
 
@@ -22,13 +23,15 @@ class RobotPoses:
     Raises TransportError for a malformed endpoint.
     """
 
-    def __init__(self, settings: SpatialSettings, stack: ExitStack) -> None:
+    def __init__(self, settings: SpatialSettings, stack: ExitStack, security: Security | None = None) -> None:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
         self._subscriber = (
-            stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,))) if settings.poses else None
+            stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
+            if settings.poses
+            else None
         )
         self._tracks: dict[Clock, PoseTrack] = {}
 

@@ -17,7 +17,7 @@ from ..bags.native.layout import NODE, RING
 from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ControlClient, StreamTap
+from ..transport import ControlClient, Security, StreamTap
 from ..types import Closeable
 from ..wire import EVENTS_TOPIC, unpack_event
 from .loss_counter import LossCounter
@@ -67,8 +67,9 @@ class Recorder(Closeable):
         self._quota = Quota(record)
         self._description: dict[str, Any] | None = None
         self._series: RecordedSeries | None = None
+        security = Security.from_settings(transport)
         with contextlib.ExitStack() as opened:
-            self._node = opened.enter_context(_NodeDescriber(transport.control))
+            self._node = opened.enter_context(_NodeDescriber(transport.control, security))
             self._tap = opened.enter_context(
                 StreamTap(
                     transport.frames,
@@ -76,6 +77,7 @@ class Recorder(Closeable):
                     record.cameras,
                     int(record.queue_mb * 1e6),
                     settings.spatial.poses,
+                    security,
                 )
             )
             if self._ring is None:
@@ -262,8 +264,8 @@ def _is_first_event(parts: list[memoryview]) -> bool:
 class _NodeDescriber(Closeable):
     """A thread that requests the node's description until it comes."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._client = ControlClient(endpoint, DESCRIBE_TIMEOUT_MS)
+    def __init__(self, endpoint: str, security: Security) -> None:
+        self._client = ControlClient(endpoint, DESCRIBE_TIMEOUT_MS, security)
         self._requested, self._closed = threading.Event(), threading.Event()
         self._descriptions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="describe", daemon=True).start()

@@ -62,9 +62,10 @@ def _resolve_paths(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
         section = tree.get(name)
         if isinstance(section, dict) and isinstance(section.get(field), str):
             section[field] = str(folder / section[field])
-    engine = tree.get("engine")
-    if isinstance(engine, dict) and isinstance(engine.get("folder"), str):
-        engine["folder"] = str(folder / Path(engine["folder"]).expanduser())
+    for name, field in (("engine", "folder"), ("transport", "keys")):
+        section = tree.get(name)
+        if isinstance(section, dict) and section.get(field) and isinstance(section[field], str):
+            section[field] = str(folder / Path(section[field]).expanduser())
     return tree
 
 

@@ -42,6 +42,16 @@ class TransportSettings(Section):
     """Endpoint that the node binds to answer control requests."""
     delivery: Delivery = "newest"
     """newest: live; stale frames are skipped and counted. every: lossless, with back-pressure."""
+    keys: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = None
+    """Folder of keys, made by `sam3-node keys new`. All sockets are then encrypted, and admit authorised keys only.
+    Empty: plain sockets, on this machine only."""
+    key: str = ""
+    """Name of this process's own key in that folder. Empty: the only one of the role that the process needs."""
+    camera_keys: Annotated[tuple[str, ...], *CommaSeparated] = ()
+    """Names of the keys of the cameras, in the order of transport.frames. Empty: the only key of role camera."""
+    insecure: bool = False
+    """true: bind other addresses than those of this machine without keys. Everybody on the network may then see the
+    frames and control the node."""
 
 
 class CameraSettings(Section):

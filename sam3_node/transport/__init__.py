@@ -2,9 +2,11 @@
 
 from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
-from .control import ControlClient, ControlServer, poll
+from .control import ControlServer, poll
+from .control_client import ControlClient
 from .poses import PosePublisher, PoseSubscriber
 from .request_queue import Peer
+from .security import Security
 from .tap import ReceivedMessage, StreamTap
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "PoseSubscriber",
     "ReceivedFrame",
     "ReceivedMessage",
+    "Security",
     "StreamTap",
     "choose_replaced",
     "poll",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import WireError
 from .connection import ReconnectingSocket
+from .security import ClientKeys
 
 CAMERA_IDLE_S = 10.0
 REFUSAL_S = 0.05
@@ -74,11 +75,18 @@ class CameraNames:
     def admit(self, camera: str, source: ReconnectingSocket) -> str | None:
         """Record that `camera` was heard from `source`. Return the name that lost its place to it, or None.
 
-        Raises WireError for a name of another endpoint, and for a name beyond `capacity`.
+        Raises WireError for a name of another endpoint, one that the endpoint's key may not send, and one beyond
+        `capacity`.
         """
+        if source.keys is not None and not source.keys.may_send(camera):
+            raise self._refuse(camera, source, f"expected a camera of its key {_describe_key(source.keys)}")
         bound = self._bindings.get(camera)
         if bound is not None and bound.source is not source and not bound.free:
-            raise self._refuse(camera, source, bound)
+            expected = (
+                f"expected each camera name at one endpoint, and {bound.source.endpoint} has sent it first; give each"
+                " camera a name of its own"
+            )
+            raise self._refuse(camera, source, expected)
         replaced = None
         if bound is None and len(self._bindings) >= self.capacity:
             replaced = self._choose_replaced(source)
@@ -105,12 +113,13 @@ class CameraNames:
             self._refused_until_s[source.endpoint] = time.monotonic() + REFUSAL_S
         return replaced
 
-    def _refuse(self, camera: str, source: ReconnectingSocket, bound: _Binding) -> WireError:
-        message = (
-            f"camera {camera} of {source.endpoint} is refused: expected each camera name at one endpoint, and"
-            f" {bound.source.endpoint} has sent it first; give each camera a name of its own"
-        )
+    def _refuse(self, camera: str, source: ReconnectingSocket, expected: str) -> WireError:
+        message = f"camera {camera} of {source.endpoint} is refused: {expected}"
         if (camera, source.endpoint) not in self._warned and len(self._warned) < self.capacity:
             self._warned.add((camera, source.endpoint))
             log.warning("%s", message)
         return WireError(message)
+
+
+def _describe_key(keys: ClientKeys) -> str:
+    return f"{keys.server}, which may send {', '.join(keys.server.cameras) or 'none'}"

@@ -26,6 +26,7 @@ from ..wire import (
 )
 from .connection import BEAT_S
 from .receiver import Receiver
+from .security import Security
 from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MAX_SUBSCRIPTION_BYTES, BoundSocket, send_parts
 
 EVERY_QUEUE = 2
@@ -40,24 +41,40 @@ class Publisher(Closeable):
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
     every BEAT_S seconds, by which subscribers tell an idle publisher from one that hangs. `every` waits for a peer and
     for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use a
-    publisher.
+    publisher. `security` has the key of `role`; its default is that of the environment.
     """
 
-    def __init__(self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int) -> None:
+    role = ""
+
+    def __init__(
+        self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int, security: Security | None = None
+    ) -> None:
         self._max_bytes = max_bytes
         self._newest = delivery == "newest"
         self._lock = threading.Lock()  # of the socket, which the beats share
         self._closing = threading.Event()
         if self._newest:
-            self._bound = BoundSocket(zmq.PUB, endpoint, queue, MAX_SUBSCRIPTION_BYTES)
+            self._bound = BoundSocket(zmq.PUB, endpoint, queue, MAX_SUBSCRIPTION_BYTES, self.role, security)
         else:
-            self._bound = BoundSocket(zmq.PUSH, endpoint, EVERY_QUEUE, MAX_SUBSCRIPTION_BYTES, lossless=True)
+            self._bound = BoundSocket(
+                zmq.PUSH, endpoint, EVERY_QUEUE, MAX_SUBSCRIPTION_BYTES, self.role, security, lossless=True
+            )
         self.endpoint = self._bound.endpoint
         self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
         if self._newest:
             # the first beat of each connection
             self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
             self._beats.start()
+
+    @property
+    def peers_refused(self) -> int:
+        """Number of peers that were refused because of their key."""
+        return self._bound.peers_refused
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Reason for which the last peer was refused."""
+        return self._bound.last_refusal
 
     def wait_for_space(self, timeout_ms: int) -> bool:
         """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
@@ -109,8 +126,12 @@ class FramePublisher(Publisher):
     It is a context manager. Raises TransportError when the endpoint is malformed or in use.
     """
 
-    def __init__(self, endpoint: str, delivery: Delivery = "newest") -> None:
-        super().__init__(endpoint, delivery, FRAMES_QUEUE, MAX_FRAME_BYTES)
+    role = "camera"
+
+    def __init__(
+        self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
+    ) -> None:
+        super().__init__(endpoint, delivery, FRAMES_QUEUE, MAX_FRAME_BYTES, security)
 
     def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
         """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
@@ -137,11 +158,14 @@ class FrameSubscriber(Receiver[Frame]):
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),
         max_cameras: int = 16,
+        security: Security | None = None,
     ) -> None:
         topics = [frame_topic(camera) for camera in cameras]
         self._last_seq: dict[str, int] = {}
         self._seq_before: int | None = None  # of the frame that was taken last
-        super().__init__(endpoints, delivery, topics, unpack_frame, MAX_FRAME_BYTES, max_cameras)
+        keys = (security or Security.from_environment()).frame_keys(endpoints)
+        peers = list(zip(endpoints, keys, strict=True))
+        super().__init__(peers, delivery, topics, unpack_frame, MAX_FRAME_BYTES, max_cameras)
 
     def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
         """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
@@ -183,11 +207,17 @@ class MaskPublisher(Publisher):
     It is a context manager. Raises TransportError when the endpoint is malformed or in use.
     """
 
+    role = "node"
+
     def __init__(
-        self, endpoint: str, delivery: Delivery = "newest", encoding: MaskEncoding = "bits+zstd"
+        self,
+        endpoint: str,
+        delivery: Delivery = "newest",
+        encoding: MaskEncoding = "bits+zstd",
+        security: Security | None = None,
     ) -> None:
         self._encoding = encoding
-        super().__init__(endpoint, delivery, MASKS_QUEUE, MAX_MESSAGE_BYTES)
+        super().__init__(endpoint, delivery, MASKS_QUEUE, MAX_MESSAGE_BYTES, security)
 
     def send(self, masks: MaskFrame, timeout_ms: int | None = None) -> bool:
         """Publish the masks of a frame. Set `published_ns` if it is 0. Return True when they are queued for sending.
@@ -212,9 +242,18 @@ class MaskSubscriber(Receiver[MaskFrame]):
 
     root = b"masks/"
 
-    def __init__(self, endpoint: str, delivery: Delivery = "newest", cameras: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        delivery: Delivery = "newest",
+        cameras: Sequence[str] = (),
+        security: Security | None = None,
+    ) -> None:
         topics = [masks_topic(camera) for camera in cameras]
-        super().__init__([endpoint], delivery, topics, unpack_masks, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS)
+        keys = (security or Security.from_environment()).client_keys("node")
+        super().__init__(
+            [(endpoint, keys)], delivery, topics, unpack_masks, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS
+        )
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the next masks, or None when none arrive within `timeout_ms` (None: no limit) or after `close`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -13,14 +14,49 @@ from zmq.utils.monitor import recv_monitor_message
 from ..errors import TransportError
 from ..types import Closeable
 from ..wire import BEAT_TOPIC
-from .sockets import Socket, connect, open_socket, receive_parts
+from .security import ClientKeys, Socket, explain_refusal
+from .sockets import connect, open_socket, receive_parts
 
 BEAT_S = 0.5
 SILENCE_LIMIT_S = 1.5
 UPDATE_MS = 250
 MAX_TURN_S = 2 * UPDATE_MS / 1000
 _ATTEMPTS = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CONNECTED
-_EVENTS = _ATTEMPTS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_EVENTS = _ATTEMPTS | _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+MAX_UNEXPLAINED = 3
+"""Handshakes in a row that fail without detail before the key is named as the reason: the peer may just have ended."""
+
+log = logging.getLogger(__name__)
+
+
+class HandshakeWatch:
+    """Reads the monitor of a connecting socket, and says why its handshakes fail."""
+
+    def __init__(self, socket: Socket, endpoint: str, keys: ClientKeys | None, events: int = 0) -> None:
+        self.monitor = socket.get_monitor_socket(_REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | events)
+        self.refusal: str | None = None
+        """Why the other end cannot be used; None if it can, or was not reached yet."""
+        self._endpoint, self._keys = endpoint, keys
+        self._failures = 0
+
+    def read(self) -> int | None:
+        """Return the next event; None if none waits."""
+        if not self.monitor.poll(0):
+            return None
+        message = recv_monitor_message(self.monitor)
+        event = message["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.refusal, self._failures = None, 0
+        elif event & _REFUSED:
+            self._failures += 1
+            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failures >= MAX_UNEXPLAINED:
+                self.refusal = explain_refusal(event, message["value"], self._endpoint, self._keys)
+        return int(event)
 
 
 class ReconnectingSocket:
@@ -29,14 +65,20 @@ class ReconnectingSocket:
     libzmq stops reconnecting when a peer violates the protocol or sends a part that is too large; `update` then
     connects again. It does so, too, when a peer falls silent that has sent a beat on this connection or on the last:
     that peer hangs. Peers without beats are not watched. Each socket has one endpoint, because monitor events may name
-    the host by its address.
+    the host by its address. With `keys`, it is connected only while the key of the other end is authorised.
     """
 
-    def __init__(self, socket: Socket, endpoint: str) -> None:
+    def __init__(self, socket: Socket, endpoint: str, keys: ClientKeys | None = None) -> None:
         self.socket = socket
         self.endpoint = endpoint
-        self.monitor = socket.get_monitor_socket(_EVENTS)
+        self.keys = keys
+        if keys is not None:
+            keys.apply(socket)
+        self._watch = HandshakeWatch(socket, endpoint, keys, _EVENTS)
+        self.monitor = self._watch.monitor
         self.alive = False
+        self._told: str | None = None
+        self._trusted = True
         self.handshakes = 0
         """Number of handshakes so far, which tells one connection from the next."""
         self._watched = False
@@ -47,6 +89,13 @@ class ReconnectingSocket:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the other end cannot be used: its key or our own; None if it can, or was not reached yet."""
+        if self.keys is not None and not self._trusted:
+            return str(self.keys.distrust(self.endpoint))
+        return self._watch.refusal
 
     def hear(self, is_beat: bool) -> None:
         """Record that a message came."""
@@ -61,13 +110,15 @@ class ReconnectingSocket:
         the interpreter, finds messages in its queue and does not take the peer for silent.
         """
         self._silent_s += min(turn_s, MAX_TURN_S)
-        while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
+        while (event := self._watch.read()) is not None:
             # a socket that still tries to connect has several events per second
             self._silent_s = 0.0
             if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
                 self.alive = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self.handshakes += self.alive
+        self._tell_refusal()
+        if not self._update_trust():
+            return
         if self._silent_s > SILENCE_LIMIT_S and (self._watched or not self.alive):
             if self.alive:
                 self._watched, self._beats = self._beats, False
@@ -75,6 +126,25 @@ class ReconnectingSocket:
             self._silent_s = 0.0
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
+
+    def _update_trust(self) -> bool:
+        """Disconnect when the other end's key is revoked, and connect when it is authorised again."""
+        if self.keys is None or self.keys.is_trusted == self._trusted:
+            return self._trusted
+        self._trusted = not self._trusted
+        self.alive = False
+        self._silent_s = 0.0
+        if self._trusted:
+            self.socket.connect(self.endpoint)
+        else:
+            self.socket.disconnect(self.endpoint)
+        return self._trusted
+
+    def _tell_refusal(self) -> None:
+        reason = self.refusal
+        if reason is not None and reason != self._told:
+            log.warning("%s", reason)
+        self._told = reason or (None if self.alive else self._told)
 
     def close(self) -> None:
         """Close the socket and its monitor."""
@@ -91,11 +161,14 @@ def open_subscriber(topics: Iterable[bytes], max_bytes: int) -> Socket:
     return socket
 
 
-def connect_all(sockets: Iterable[tuple[Socket, str]]) -> list[ReconnectingSocket]:
-    """Connect each socket to its endpoint. Raises TransportError for a malformed endpoint, and closes all then."""
+def connect_all(sockets: Iterable[tuple[Socket, str, ClientKeys | None]]) -> list[ReconnectingSocket]:
+    """Connect each socket to its endpoint, with its keys.
+
+    Raises TransportError for a malformed endpoint, and closes all then.
+    """
     connected: list[ReconnectingSocket] = []
     try:
-        connected.extend(ReconnectingSocket(socket, endpoint) for socket, endpoint in sockets)
+        connected.extend(ReconnectingSocket(*socket) for socket in sockets)
     except TransportError:
         for socket in connected:
             socket.close()
@@ -123,6 +196,11 @@ class Listener(Closeable):
     def connected(self) -> tuple[str, ...]:
         """Endpoints that have a connected peer now."""
         return tuple(socket.endpoint for socket in self._sockets if socket.alive)
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Reasons for which endpoints cannot be used: a key is refused, missing or revoked."""
+        return tuple(socket.refusal for socket in self._sockets if socket.refusal is not None)
 
     def close(self) -> None:
         """Stop the thread and close its sockets. Calls that wait for a message return None. Idempotent."""

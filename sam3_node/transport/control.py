@@ -1,16 +1,15 @@
-"""Control requests and replies: a ROUTER socket in the node, and a DEALER socket in each client."""
+"""The server of control requests: a ROUTER socket in the node."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,33 +17,30 @@ import zmq
 
 from ..errors import (
     BusyError,
-    NoAnswerError,
+    ForbiddenError,
     SupersededError,
     TransportError,
     WireError,
-    make_error,
 )
-from ..types import Buffer, Closeable, Turns
+from ..types import Closeable, Turns
 from ..wire import (
     INTERNAL_ERROR,
     Failure,
     Reply,
     Request,
     pack_reply,
-    pack_request,
-    unpack_reply,
     unpack_request,
 )
 from .channels import FrameSubscriber
+from .keys import Key
 from .request_queue import Peer, RequestQueue, WaitingRequest, find_connection
+from .rights import Rights
+from .security import Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
     BoundSocket,
-    Socket,
-    connect,
     describe_source,
-    open_socket,
     receive_parts,
     send_parts,
 )
@@ -55,7 +51,7 @@ QUEUE = 64
 LARGE_BYTES = 1 << 20
 """The server's thread does not unpack larger requests: it must stay quick, and unpacking takes as much memory again."""
 MAX_REPLY_BYTES = 16 << 20
-LINGER_MS = 100
+LINGER_MS = 1000
 MAX_WAIT_S = 10.0
 """Seconds after which a waiting request is refused: its client has given up."""
 WORK_S = 0.002
@@ -76,7 +72,9 @@ class ControlServer(Closeable):
     is not done yet may be `put_back`, and waits for its next turn. A peer with
     MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. A waiting request for which `find_topic`
     returns a text is answered `superseded` when a newer one of the same connection has the same text, also if its work
-    has begun; requests of more than LARGE_BYTES are exempt. `node` is the `node` of replies without one.
+    has begun; requests of more than LARGE_BYTES are exempt. `node` is the `node` of replies without one. With keys,
+    `security` says who may connect, and readers may request `reader_ops` only; other requests of theirs get the error
+    `forbidden`.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
@@ -87,12 +85,15 @@ class ControlServer(Closeable):
         answer_now: AnswerNow = lambda request: None,
         node: str | None = None,
         find_topic: FindTopic = lambda request: None,
+        security: Security | None = None,
+        reader_ops: Collection[str] = (),
     ) -> None:
         self.rejected = 0
-        """Number of requests that were malformed, found no place, or waited too long."""
+        """Number of requests that were malformed, not permitted, found no place, or waited too long."""
         self.last_error: str | None = None
         self._answer_now, self._node, self._find_topic = answer_now, node, find_topic
-        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES)
+        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES, "node", security)
+        self._rights = Rights(reader_ops)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
         self._requests = RequestQueue()
@@ -160,6 +161,16 @@ class ControlServer(Closeable):
             self._supersede(waiting)
 
     @property
+    def peers_refused(self) -> int:
+        """Number of peers that were refused because of their key."""
+        return self._bound.peers_refused
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Reason for which the last peer was refused."""
+        return self._bound.last_refusal
+
+    @property
     def wakeup(self) -> int:
         """File descriptor that is readable exactly while a request waits."""
         return self._requests.fileno()
@@ -210,7 +221,7 @@ class ControlServer(Closeable):
         begin_s, received_bytes = time.monotonic(), 0
         read: Counter[int] = Counter()  # bytes, by descriptor
         while (parts := receive_parts(self._socket)) is not None:
-            descriptor, size = describe_source(parts)
+            descriptor, size = describe_source(parts, self._bound.is_plain)
             read[descriptor] += size
             try:
                 self._accept(parts, descriptor)
@@ -230,10 +241,13 @@ class ControlServer(Closeable):
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         peer = _envelope(parts)
         try:
+            key = self._spend(parts)
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
             request = unpack_request(parts[-1]) if parts[-1].nbytes <= LARGE_BYTES else Request(0, "")
-        except WireError as error:
+            if key is not None:
+                self._rights.check(key, request.op)
+        except (WireError, ForbiddenError, BusyError) as error:
             self._count_rejected(str(error))
             self._send(peer, self._pack(Reply.failed(0, error)))
             return
@@ -256,6 +270,17 @@ class ControlServer(Closeable):
                 self._refuse(
                     refused, "too many requests wait for the node; wait for replies before sending more"
                 )
+
+    def _spend(self, parts: list[memoryview]) -> Key | None:
+        """Take a message from the budget of its peer's key, and return the key; None without keys.
+
+        Raises ForbiddenError or BusyError if there is not enough.
+        """
+        if self._bound.is_plain:
+            return None
+        key = self._bound.find_key(parts)
+        self._rights.spend(key, sum(part.nbytes for part in parts))
+        return key
 
     def _pack(self, reply: Reply) -> bytes:
         return _pack_any_reply(reply if reply.node else replace(reply, node=self._node))
@@ -285,90 +310,6 @@ class ControlServer(Closeable):
         send_parts(self._socket, [*peer, body], MAX_MESSAGE_BYTES)
 
 
-class ControlClient(Closeable):
-    """A client of the node at `endpoint`. It waits at most `timeout_ms` for each reply. A context manager.
-
-    Threads that share a client take turns: there is one call at a time. Raises TransportError for a malformed
-    endpoint; the node may start later.
-    """
-
-    def __init__(self, endpoint: str, timeout_ms: int = 2000) -> None:
-        self._endpoint = endpoint
-        self._timeout_ms = timeout_ms
-        self._ids = itertools.count(1)
-        self._turn = threading.Lock()
-        self._socket = self._open()
-
-    def call(self, op: str, **args: Any) -> Any:
-        """Request an operation and return its result.
-
-        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError
-        when no node is connected or no reply arrives in time; in the latter case the node may still execute the
-        operation.
-        """
-        with self._turn:
-            if self._socket.closed:
-                raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
-            deadline_s = time.monotonic() + self._timeout_ms / 1000
-            request = Request(next(self._ids), op, args)
-            self._send(pack_request(request), op)
-            return _read_result(self._wait_for_reply(request, deadline_s))
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        with self._turn:
-            self._socket.close(0)
-
-    def _open(self) -> Socket:
-        socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
-        # never queue for a node that is not connected: it would execute the request long after the call has failed
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        try:
-            connect(socket, self._endpoint)
-        except TransportError:
-            socket.close(0)
-            raise
-        return socket
-
-    def _send(self, body: Buffer, op: str) -> None:
-        if self._socket.poll(self._timeout_ms, zmq.POLLOUT) and send_parts(
-            self._socket, [body], MAX_MESSAGE_BYTES
-        ):
-            return
-        self._reopen()
-        raise NoAnswerError(
-            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
-            " start the node, or correct the endpoint"
-        )
-
-    def _wait_for_reply(self, request: Request, deadline_s: float) -> Reply:
-        for parts in self._messages(deadline_s):
-            try:
-                reply = unpack_reply(parts[-1])
-            except WireError:
-                continue
-            # a reply to a malformed request has id 0; other ids belong to calls that timed out
-            if reply.id == request.id or (reply.id == 0 and not reply.ok):
-                return reply
-        self._reopen()
-        raise NoAnswerError(
-            f"no answer to '{request.op}' from {self._endpoint} within {self._timeout_ms} ms:"
-            " the node is busy or hangs, or another program uses that endpoint"
-        )
-
-    def _messages(self, deadline_s: float) -> Iterator[list[memoryview]]:
-        while (left_ms := int((deadline_s - time.monotonic()) * 1000)) > 0:
-            if self._socket.poll(left_ms):
-                parts = receive_parts(self._socket)
-                if parts is not None:
-                    yield parts
-
-    def _reopen(self) -> None:
-        # the old socket may have a dead connection, or one that libzmq no longer tries to restore
-        self._socket.close(0)
-        self._socket = self._open()
-
-
 def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None = None) -> bool:
     """Wait for a frame or a request. Return False when neither arrives within `timeout_ms` (None: no limit)."""
     sources: list[tuple[Any, int]] = [(frames.wakeup, zmq.POLLIN), (control.wakeup, zmq.POLLIN)]
@@ -391,9 +332,3 @@ def _pack_any_reply(reply: Reply) -> bytes:
     log.error("control: the reply to request %d could not be packed: %s", reply.id, reason)
     failure = Failure(INTERNAL_ERROR, f"the reply cannot be sent: {reason}")
     return pack_reply(Reply(reply.id, error=failure, node=reply.node))
-
-
-def _read_result(reply: Reply) -> Any:
-    if reply.error is None:
-        return reply.result
-    raise make_error(reply.error.code, reply.error.message)

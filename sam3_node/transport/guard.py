@@ -26,6 +26,8 @@ from zmq.utils.monitor import recv_monitor_message
 log = logging.getLogger(__name__)
 
 PERIOD_MS = 20
+CUT_PERIOD_MS = 250
+"""The same, while all connections are local sockets: their bytes are not counted."""
 MAX_CONNECTIONS = 256
 LOG_EVERY_S = 10.0
 LARGE_SHARE = 1 / 8
@@ -76,6 +78,8 @@ class ConnectionGuard:
         self._unread_of_closed = 0.0
         self._base_rss = _read_rss()
         self._connections: dict[int, _Connection] = {}  # by file descriptor
+        self._local: set[int] = set()  # descriptors of connections of ipc://
+        self._cuts_all = threading.Event()
         self._excess_cut_off = 0.0  # of connections that were cut off: they may come again
         self._inspected_s = time.monotonic()
         self._next_log_s = 0.0
@@ -105,14 +109,26 @@ class ConnectionGuard:
             if is_all:
                 self._unread_of_closed = 0.0
 
+    def cut_off_all(self) -> None:
+        """Shut down all connections soon. Any thread may call it."""
+        self._cuts_all.set()
+
     def join(self) -> None:
         """Wait until the thread has ended, after the socket's monitor was stopped."""
         self._thread.join()
         self._monitor.close(0)
 
     def _run(self) -> None:
-        while self._read_events(PERIOD_MS if self._connections else None):
+        while self._read_events(self._choose_period()):
+            if self._cuts_all.is_set():
+                self._cuts_all.clear()
+                self._shut_down_all()
             self._inspect()
+
+    def _choose_period(self) -> int | None:
+        if self._connections:
+            return PERIOD_MS
+        return CUT_PERIOD_MS if self._local else None
 
     def _read_events(self, timeout_ms: int | None) -> bool:
         """Update the connections. Return False once the monitor has stopped."""
@@ -144,6 +160,8 @@ class ConnectionGuard:
     def _add(self, descriptor: int) -> None:
         state = _inspect_tcp(descriptor)
         if state is None:
+            if _is_local(descriptor):
+                self._local.add(descriptor)
             return
         if len(self._connections) >= MAX_CONNECTIONS:
             self._cut_off(descriptor, state[0], f"expected at most {MAX_CONNECTIONS} connections")
@@ -153,10 +171,17 @@ class ConnectionGuard:
 
     def _forget(self, descriptor: int) -> None:
         """Remove a connection. Its whole messages still wait to be read."""
+        self._local.discard(descriptor)
         with self._counting:
             connection = self._connections.pop(descriptor, None)
             if connection is not None:
                 self._unread_of_closed += connection.unread
+
+    def _shut_down_all(self) -> None:
+        for descriptor, connection in list(self._connections.items()):
+            self.cut_off += _inspect_tcp(descriptor, shut_down_peer=connection.peer) is not None
+        for descriptor in self._local:
+            self.cut_off += _is_local(descriptor, shut_down=True)
 
     def _inspect(self) -> None:
         now_s = time.monotonic()
@@ -226,6 +251,23 @@ def _read_rss() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
+
+
+def _is_local(descriptor: int, shut_down: bool = False) -> bool:
+    """Return True if this is a connection that libzmq accepted over `ipc://`. The descriptor is not closed."""
+    try:
+        connection = posix.socket(fileno=descriptor)
+    except OSError:
+        return False
+    try:
+        is_local = connection.family == posix.AF_UNIX and bool(connection.getsockname())
+        if is_local and shut_down:
+            connection.shutdown(posix.SHUT_RDWR)
+        return is_local
+    except OSError:
+        return False
+    finally:
+        connection.detach()
 
 
 def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:

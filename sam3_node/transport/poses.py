@@ -11,6 +11,7 @@ from ..wire import POSES_ROOT, pack_pose, pose_topic, unpack_pose
 from .channels import Publisher
 from .connection import ReconnectingSocket, connect_all, open_subscriber
 from .receiver import UnpackingListener
+from .security import Security
 from .sockets import MAX_MESSAGE_BYTES
 
 POSES_QUEUE = 256
@@ -21,11 +22,14 @@ MAX_POSES = 4096
 class PosePublisher(Publisher):
     """A publisher of poses on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use.
+    It is a context manager. Raises TransportError when the endpoint is malformed or in use. The default of `security`
+    is that of the environment.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint, "newest", POSES_QUEUE, MAX_MESSAGE_BYTES)
+    role = "robot"
+
+    def __init__(self, endpoint: str, security: Security | None = None) -> None:
+        super().__init__(endpoint, "newest", POSES_QUEUE, MAX_MESSAGE_BYTES, security)
 
     def send(self, pose: FramePose) -> bool:
         """Publish a pose without waiting. Return True when it is queued. Raises WireError for an invalid pose."""
@@ -40,13 +44,14 @@ class PoseSubscriber(UnpackingListener[FramePose]):
     start later.
     """
 
-    def __init__(self, endpoint: str, frames: Sequence[str] = ()) -> None:
+    def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
+        keys = (security or Security.from_environment()).client_keys("robot")
         topics = [pose_topic(frame) for frame in frames]
         self._changed = threading.Condition()
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
         self._ended = False
         socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
-        super().__init__(connect_all([(socket, endpoint)]), POSES_QUEUE, topics, unpack_pose)
+        super().__init__(connect_all([(socket, endpoint, keys)]), POSES_QUEUE, topics, unpack_pose)
         self._listen()
 
     def take(self, timeout_ms: int | None = None) -> list[FramePose]:

@@ -15,7 +15,8 @@ from ..errors import TransportError
 from ..types import Delivery
 from .camera_names import CameraNames
 from .connection import UPDATE_MS, Listener, ReconnectingSocket, connect_all, open_subscriber
-from .sockets import Socket, open_socket
+from .security import ClientKeys, Socket
+from .sockets import open_socket
 
 EVERY_CAPACITY = 4
 EVERY_QUEUE = 2
@@ -205,15 +206,15 @@ class Receiver(UnpackingListener[C]):
     `newest` keeps the newest message of each of at most `max_cameras` cameras. Of the messages of a turn it unpacks the
     newest of each topic only, so that older ones of a flooding camera cost no more than their reading. `every` keeps
     all messages in order, and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher.
-    CameraNames says which names are received, and from which endpoint. Without `topics`, all topics that start with
-    `root` are accepted. Raises TransportError for a malformed endpoint.
+    CameraNames says which names are received, and from which endpoint. `endpoints` come with their keys. Without
+    `topics`, all topics that start with `root` are accepted. Raises TransportError for a malformed endpoint.
     """
 
     root = b""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
+        endpoints: Sequence[tuple[str, ClientKeys | None]],
         delivery: Delivery,
         topics: Sequence[bytes],
         unpack: Unpack[C],
@@ -257,11 +258,11 @@ class Receiver(UnpackingListener[C]):
         return taken
 
     def _connect(
-        self, endpoints: Sequence[str], topics: Sequence[bytes], max_bytes: int
+        self, endpoints: Sequence[tuple[str, ClientKeys | None]], topics: Sequence[bytes], max_bytes: int
     ) -> list[ReconnectingSocket]:
         if not endpoints:
             raise TransportError("expected at least one endpoint to connect to, found none")
-        return connect_all((self._open(topics, max_bytes), endpoint) for endpoint in endpoints)
+        return connect_all((self._open(topics, max_bytes), *endpoint) for endpoint in endpoints)
 
     def _open(self, topics: Sequence[bytes], max_bytes: int) -> Socket:
         if not self._newest:

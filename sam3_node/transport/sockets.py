@@ -12,15 +12,16 @@ from __future__ import annotations
 import re
 import socket as posix
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
+from .authenticator import Authenticator
 from .guard import ConnectionGuard
-
-Socket: TypeAlias = zmq.Socket[Any]
+from .keys import Key
+from .security import CURVE_BYTES, Security, Socket
 
 MAX_FRAME_BYTES = 1 << 28
 """Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
@@ -85,12 +86,23 @@ class BoundSocket:
     """A socket bound to `endpoint`, in a context of its own. `.endpoint` has port 0 and * resolved.
 
     Terminating the context is the only way to wait until libzmq has sent the queue and released the address. A guard
-    cuts off peers that send more than the socket's use needs.
-    Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed.
+    cuts off peers that send more than the socket's use needs. With keys, `security` names those of `role`, and only
+    authorised peers are connected.
+    Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed, not without keys.
     """
 
-    def __init__(self, kind: int, endpoint: str, queue: int, max_bytes: int, lossless: bool = False) -> None:
+    def __init__(
+        self,
+        kind: int,
+        endpoint: str,
+        queue: int,
+        max_bytes: int,
+        role: str = "node",
+        security: Security | None = None,
+        lossless: bool = False,
+    ) -> None:
         _check_endpoint(endpoint)
+        keys = (security or Security.from_environment()).server_keys(role, endpoint)
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
@@ -98,12 +110,36 @@ class BoundSocket:
         if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
             self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
         self._guard = ConnectionGuard(self.socket, *_BUDGETS[kind], watches_memory=kind == zmq.ROUTER)
+        self._authenticator: Authenticator | None = None
+        if keys is not None:
+            keys.apply(self.socket)
+            self._authenticator = Authenticator(self._context, keys, self._guard.cut_off_all)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close(0)
             raise _explain("bind", endpoint, error) from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the socket has no keys, so that peers have no roles."""
+        return self._authenticator is None
+
+    @property
+    def peers_refused(self) -> int:
+        """Number of handshakes that were refused because of their key."""
+        return self._authenticator.refused if self._authenticator else 0
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Reason for which the last peer was refused."""
+        return self._authenticator.last_refusal if self._authenticator else None
+
+    def find_key(self, parts: Sequence[memoryview]) -> Key | None:
+        """Return the key of the peer that sent a message, if it is authorised now."""
+        part: Any = parts[-1].obj
+        return self._authenticator.find_key(part.get("User-Id")) if self._authenticator else None
 
     def wait_for_peer(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms`. Return True if a peer is connected."""
@@ -119,6 +155,8 @@ class BoundSocket:
             self.socket.disable_monitor()
             self._guard.join()
         self.socket.close(linger_ms)
+        if self._authenticator is not None and not self._context.closed:
+            self._authenticator.close()
         self._context.term()
 
 
@@ -149,13 +187,15 @@ def receive_parts(socket: Socket) -> list[memoryview] | None:
     return parts
 
 
-def describe_source(parts: Sequence[memoryview]) -> tuple[int, int]:
+def describe_source(parts: Sequence[memoryview], is_plain: bool = True) -> tuple[int, int]:
     """Return the descriptor of the connection that a message to a ROUTER socket came over, and its bytes there.
 
     The descriptor is -1 if libzmq does not know it: a peer of ZMTP 1 or 2 has no properties.
     """
     part: Any = parts[-1].obj
-    sizes = [part.nbytes for part in parts[1:]]  # the first is the name that the socket has given to the peer
+    overhead = 0 if is_plain else CURVE_BYTES
+    # the first part is the name that the socket has given to the peer
+    sizes = [part.nbytes + overhead for part in parts[1:]]
     try:
         descriptor = part.get(zmq.SRCFD)
     except zmq.ZMQError:

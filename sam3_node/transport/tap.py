@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -12,12 +13,16 @@ import zmq
 from ..errors import TransportError
 from ..wire import EVENTS_TOPIC, POSES_ROOT, frame_topic, masks_topic
 from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
-from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Socket
+from .security import ClientKeys, Security, Socket
+from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES
 
 MAX_PER_TURN = 64
 # short, so that the tap is connected to a new camera before the node processes its first frame
 MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
 OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
+FRAMES_ROOT = b"frame/"
+
+log = logging.getLogger(__name__)
 
 
 class ReceivedMessage(NamedTuple):
@@ -32,29 +37,43 @@ class StreamTap(Listener):
 
     With `poses`, it also receives all poses of that endpoint. It is a context manager. At most `max_bytes` wait to be
     taken; further messages are dropped and counted. Publishers never wait for a tap. With `cameras`, frames and masks
-    of other cameras are ignored. Messages are neither unpacked nor checked. Raises TransportError for a malformed
+    of other cameras are ignored. Messages are neither unpacked nor checked, but with keys, frames of a name that the
+    endpoint's key may not send are dropped. Raises TransportError for a malformed
     endpoint; the peers may start later.
     """
 
     def __init__(
-        self, frames: Sequence[str], masks: str, cameras: Sequence[str], max_bytes: int, poses: str = ""
+        self,
+        frames: Sequence[str],
+        masks: str,
+        cameras: Sequence[str],
+        max_bytes: int,
+        poses: str = "",
+        security: Security | None = None,
     ) -> None:
         if not frames:
             raise TransportError("expected at least one frame endpoint to connect to, found none")
         self.dropped = 0
         """Number of messages dropped because `max_bytes` were waiting."""
+        self.refused = 0
+        """Number of frames dropped because their camera was not one of the key's."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._closed = False
         self._waiting: deque[ReceivedMessage] = deque()
         self._changed = threading.Condition()
-        frame_topics = [frame_topic(camera) for camera in cameras] or [b"frame/"]
+        security = security or Security.from_environment()
+        frame_topics = [frame_topic(camera) for camera in cameras] or [FRAMES_ROOT]
         mask_topics = [*([masks_topic(camera) for camera in cameras] or [b"masks/"]), EVENTS_TOPIC]
         self._topics = frozenset(frame_topics + mask_topics) if cameras else frozenset()
-        peers = [(endpoint, frame_topics) for endpoint in frames] + [(masks, mask_topics)]
+        keys = security.frame_keys(frames)
+        peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
+        peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
-            peers.append((poses, [POSES_ROOT]))
-        super().__init__(connect_all((_open(topics), endpoint) for endpoint, topics in peers), MAX_PER_TURN)
+            peers.append((poses, [POSES_ROOT], security.client_keys("robot")))
+        super().__init__(
+            connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers), MAX_PER_TURN
+        )
         self._listen()
 
     def take(self, timeout_ms: int) -> ReceivedMessage | None:
@@ -76,6 +95,8 @@ class StreamTap(Listener):
         is_pose = parts[0][: len(POSES_ROOT)] == POSES_ROOT
         if self._topics and parts[0] not in self._topics and not is_pose:
             return  # a subscription also matches longer topics
+        if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):
+            return
         message = ReceivedMessage(parts, received_ns)
         with self._changed:
             if self._waiting and self._bytes + _count_bytes(message) > self._max_bytes:
@@ -84,6 +105,20 @@ class StreamTap(Listener):
             self._waiting.append(message)
             self._bytes += _count_bytes(message)
             self._changed.notify()
+
+    def _is_permitted(self, topic: memoryview, source: ReconnectingSocket, keys: ClientKeys) -> bool:
+        """Return True if the other end's key may send a message of this topic. Count it otherwise."""
+        camera = bytes(topic[len(FRAMES_ROOT) :]).decode("ascii", "replace")
+        if keys.server.role != "camera" or (
+            topic[: len(FRAMES_ROOT)] == FRAMES_ROOT and keys.may_send(camera)
+        ):
+            return True
+        self.refused += 1
+        if self.refused == 1:
+            log.warning(
+                "%s sends frames of %r, which its key %s may not", source.endpoint, camera, keys.server
+            )
+        return False
 
     def _wake(self) -> None:
         with self._changed:

@@ -13,7 +13,14 @@ import pytest
 
 from sam3_node.errors import TransportError, WireError
 from sam3_node.settings import TransportSettings
-from sam3_node.transport import ControlServer, FramePublisher, FrameSubscriber, MaskPublisher, sockets
+from sam3_node.transport import (
+    ControlServer,
+    FramePublisher,
+    FrameSubscriber,
+    MaskPublisher,
+    Security,
+    sockets,
+)
 from sam3_node.types import Delivery, Frame
 from tests.support.transport_peer import make_frame, wait_until
 
@@ -59,7 +66,19 @@ def test_malformed_endpoints_are_errors(endpoint: str) -> None:
 def test_an_address_of_another_machine_is_an_error() -> None:
     for endpoint in ("tcp://192.0.2.1:5550", "ipc:///no/such/folder/frames"):
         with pytest.raises(TransportError, match=r"cannot bind .* expected an address of this machine"):
-            FramePublisher(endpoint)
+            FramePublisher(endpoint, security=Security(insecure=True))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.0.2.1", "eth0", "[::]", "camera.local"])
+def test_other_addresses_than_loopback_need_keys(host: str) -> None:
+    with pytest.raises(TransportError, match=r"not bound without keys.*keys new.*transport\.insecure = true"):
+        FramePublisher(f"tcp://{host}:*")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    with FramePublisher(f"tcp://{host}:*") as publisher:
+        assert "127.0.0.1" in publisher.endpoint
 
 
 def test_defaults_are_on_this_machine_only() -> None:

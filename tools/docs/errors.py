@@ -14,6 +14,7 @@ ADVICE = {
     "TransportError": 'Check the endpoint: malformed, taken, or nobody answers in time. After "no answer" the node may '
     "still carry the request out.",
     "NoAnswerError": "Start the node, or correct the endpoint; wait longer: `--timeout`, or in Python `timeout_ms`.",
+    "AuthenticationError": "Compare `sam3-node keys list` on both machines, see [security](security.md#keys).",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
     "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
     "CalibrationError": "Take the views that the message asks for, or correct the board, the poses or their units "
@@ -28,6 +29,7 @@ ADVICE = {
     "EngineError": "Build the engine again on this machine, or look at the gate's report (`sam3-node engine check`).",
     "VocabularyError": "Build the vocabulary again with this detector's text encoder (`sam3-node vocabulary build`).",
     "RequestError": "Correct the prompt, operation, argument or camera that the message names.",
+    "ForbiddenError": "Use a key of role operator (`transport.key`).",
     "UnknownObjectError": "List the objects (`sam3-node object list`).",
     "UnknownFrameError": "Raise `tracker.feature_cache_s`, or prompt on a newer frame.",
     "UnknownPhraseError": "Use one of the nearest phrases that the message names, or add the phrase to the vocabulary.",

@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from ...errors import SettingsError, TransportError, WireError
-from ...transport import ControlClient, FramePublisher, MaskSubscriber
+from ...transport import ControlClient, FramePublisher, MaskSubscriber, Security
+from ...transport.keys import ANY_CAMERA
 from ...types import Closeable, Frame, MaskFrame
 
 log = logging.getLogger(__name__)
@@ -134,20 +135,24 @@ class LiveNode(Closeable):
         frames: str | None = None,
         masks: str | None = None,
         stop: threading.Event | None = None,
+        security: Security | None = None,
     ) -> None:
+        security = security or Security.from_environment()
         self._endpoint = control
         self._stop = stop or threading.Event()
         with ExitStack() as opened:
-            self._status_client = opened.enter_context(ControlClient(control, STATUS_MS))
+            self._status_client = opened.enter_context(ControlClient(control, STATUS_MS, security))
             self.description: dict[str, Any] = self._status_client.call("describe")
             """The node's description of itself."""
             transport = self.description["settings"]["transport"]
             _check_delivery(transport["delivery"], control)
-            self._control = opened.enter_context(ControlClient(control, REPLY_MS))
-            self._frames = FramePublisher(frames or transport["frames"][0], "every")
+            self._control = opened.enter_context(ControlClient(control, REPLY_MS, security))
+            self._frames = FramePublisher(
+                frames or transport["frames"][0], "every", security.for_camera(ANY_CAMERA)
+            )
             opened.callback(self._frames.close, 0)
             masks = masks or _resolve_endpoint(control, transport["masks"])
-            self._masks = opened.enter_context(MaskSubscriber(masks, "every"))
+            self._masks = opened.enter_context(MaskSubscriber(masks, "every", security=security))
             self._opened = opened.pop_all()
         self._reset_counts((), NodeCounts())
 

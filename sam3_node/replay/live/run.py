@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import ReplayError, Sam3NodeError, TransportError, WireError
+from ...transport import Security
+from ...transport.security import SecuritySettings
 from ...types import MaskFrame
 from ..actions import ADD_EVERYTHING, Action, Edit, Step
 from ..completion import (
@@ -38,11 +40,15 @@ TIMING_EDITS = ("pause", "resume")
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Endpoints of a node: `control`, and `frames` and `masks` if they differ from the node's own settings."""
+    """Endpoints of a node: `control`, and `frames` and `masks` if they differ from the node's own settings.
+
+    The default of `security` is that of the environment.
+    """
 
     control: str
     frames: str | None = None
     masks: str | None = None
+    security: SecuritySettings | None = None
 
 
 def run_live(
@@ -71,7 +77,8 @@ def run_live(
         check_identity(store, {"job": identity["job"], "bytes": identity["bytes"]})
         if finished := completion.read_finished():
             return completion.write(finished)
-        with LiveNode(endpoints.control, endpoints.frames, endpoints.masks, stop) as node:
+        security = Security.from_settings(endpoints.security) if endpoints.security else None
+        with LiveNode(endpoints.control, endpoints.frames, endpoints.masks, stop, security) as node:
             _check_settings(job, node.description["settings"])
             _clear_unfinished(store, schedule, {**identity, **_read_node_identity(node.description)})
             summary = _push_frames(node, completion, limits)

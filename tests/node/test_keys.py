@@ -1,0 +1,165 @@
+"""Tests of a whole deployment with keys: real processes of camera, node and commands, each with its own folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sam3_node.client import PerceptionClient
+from sam3_node.console.live import LiveSource
+from sam3_node.errors import AuthenticationError, ForbiddenError
+from sam3_node.settings import load_settings
+from sam3_node.transport import FramePublisher, Security
+from sam3_node.transport.keys import KeyFolder
+from tests.support.key_rig import Keys
+from tests.support.node_frames import picture
+from tests.support.node_rig import Rig, ids, masks_where, until
+
+
+class KeyedRig(Rig):
+    """A rig whose processes have keys. The node serves cam0 of a process, and cam1 of the test."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.keys = Keys(folder / "keys")
+        self.environment["SAM3_MODEL__DTYPE"] = "float32"
+        self.environment["SAM3_TRANSPORT__CAMERA_KEYS"] = "cam0,cam1"
+        self.node_keys = self.keys.machine("node", "node")
+        self.running = self.start("run", TRANSPORT__KEYS=str(self.node_keys.keys))
+        self.camera_process = self.start(
+            "camera",
+            "scene:shapes?width=160&height=120",
+            "--camera.loop",
+            TRANSPORT__KEYS=str(self.keys.machine("camera", "cam0").keys),
+        )
+
+    def connect(self, security: Security, timeout_ms: int = 60_000) -> PerceptionClient:
+        return PerceptionClient(self.masks, self.control, timeout_ms=timeout_ms, security=security)
+
+    def command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        environment = self.environment | {f"SAM3_{name}": value for name, value in settings.items()}
+        command = [sys.executable, "-m", "sam3_node", *arguments]
+        return subprocess.run(
+            command, env=environment | {"PATH": "/usr/bin"}, capture_output=True, text=True, timeout=300
+        )
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedRig]:
+    rig = KeyedRig(tmp_path_factory.mktemp("keyed"))
+    yield rig
+    rig.close()
+
+
+@pytest.fixture(scope="module")
+def policy(rig: KeyedRig) -> Iterator[PerceptionClient]:
+    with rig.connect(rig.keys.machine("policy", "policy")) as client:
+        yield client
+
+
+def test_an_operator_receives_masks_and_controls(rig: KeyedRig, policy: PerceptionClient) -> None:
+    masks_where(policy, lambda masks: masks.camera == "cam0", "masks of cam0")
+    added = policy.add_object(points=[(80, 60)], camera="cam0")
+    masks_where(policy, lambda masks: added.id in ids(masks), "the object")
+    policy.remove_object(added.id, camera="cam0")
+
+
+def test_a_reader_receives_masks_only(rig: KeyedRig) -> None:
+    with rig.connect(rig.keys.machine("watcher", "watcher")) as reader:
+        masks_where(reader, lambda masks: masks.camera == "cam0", "masks of cam0")
+        assert reader.status()["cameras"]
+        with pytest.raises(ForbiddenError, match="watcher"):
+            reader.reset()
+
+
+def test_the_console_and_commands_use_keys(rig: KeyedRig) -> None:
+    folder = rig.keys.machine("console", "policy").keys
+    transport = {
+        "transport.frames": rig.frames,
+        "transport.masks": rig.masks,
+        "transport.control": rig.control,
+    }
+    settings = load_settings(
+        overrides=transport | {"transport.keys": str(folder), "transport.camera_keys": "cam0,cam1"}
+    )
+    source = LiveSource(settings, lambda: None)
+    try:
+        until(lambda: source.state()["connected"], "the console's connection")
+        until(lambda: source.next_view({}), "a picture in the console")
+    finally:
+        source.close()
+    done = rig.command("status", TRANSPORT__KEYS=str(folder))
+    assert json.loads(done.stdout)["cameras"], done.stderr
+
+
+def test_strangers_are_counted_and_told(rig: KeyedRig, policy: PerceptionClient) -> None:
+    before = policy.status()["peers_refused"]
+    for security, reason in (
+        (Security(), "expects a key"),
+        (rig.keys.stranger("stranger", "operator"), "refuses the key stranger"),
+    ):
+        with rig.connect(security) as client:
+            with pytest.raises(AuthenticationError, match=reason):
+                client.reset()
+            assert reason in until(lambda client=client: client.diagnosis(), "a diagnosis")
+            assert client.latest(0) is None
+    assert policy.status()["peers_refused"] > before
+    assert "stranger" not in policy.status()["peers_last_refusal"]  # names are known of authorised keys only
+    done = rig.command("status", "--timeout", "60")
+    assert done.returncode == 2
+    assert "set transport.keys" in done.stderr
+
+
+def test_a_camera_under_anothers_name_is_not_served(rig: KeyedRig, policy: PerceptionClient) -> None:
+    camera = rig.keys.machine("cam1", "cam1")
+    with FramePublisher(rig.frames[1], security=camera) as publisher:
+        before = policy.status()["frames_rejected"]
+
+        def is_rejected() -> bool:
+            publisher.send(picture(1, "cam0"))
+            return bool(policy.status()["frames_rejected"] > before)
+
+        until(is_rejected, "a rejected frame")
+        assert "cam1 (camera)" in policy.status()["frames_last_error"]
+
+        def is_served() -> bool:
+            publisher.send(picture(2, "cam1"))
+            return "cam1" in policy.status()["cameras"]
+
+        until(is_served, "cam1 is served under its own name")
+
+
+def test_a_revoked_key_loses_its_masks(rig: KeyedRig, policy: PerceptionClient) -> None:
+    rig.keys.all.create("visitor", "reader")
+    security = rig.keys.machine("visitor", "visitor")
+    assert rig.node_keys.keys is not None
+    with rig.connect(security) as visitor:
+        with pytest.raises(AuthenticationError):
+            visitor.status()
+        public = Path("authorised") / "visitor.pub"
+        (rig.node_keys.keys / public).write_bytes((rig.keys.all.path / public).read_bytes())
+        masks_where(visitor, lambda masks: True, "masks for the visitor")
+        done = rig.command("keys", "revoke", "visitor", TRANSPORT__KEYS=str(rig.node_keys.keys))
+        assert "visitor is revoked" in done.stdout, done.stderr
+        until(lambda: not visitor.connected, "the visitor is cut off")
+        masks_where(policy, lambda masks: True, "masks for the policy, which has connected again")
+        with pytest.raises((AuthenticationError, ForbiddenError)):
+            visitor.status()
+
+
+def test_no_secret_is_written_anywhere(rig: KeyedRig, policy: PerceptionClient) -> None:
+    told = json.dumps([policy.status(), policy._control.call("describe")])
+    told += "".join(process.log.read_text() for process in rig.processes)
+    done = rig.command("keys", "list", TRANSPORT__KEYS=str(rig.keys.all.path))
+    told += done.stdout + done.stderr
+    folder = KeyFolder(rig.keys.all.path)
+    names = sorted(folder.own_names())
+    assert names == sorted(["node", "robot", "watcher", "policy", "cam0", "cam1", "visitor"])
+    for name in names:
+        secret = folder.find_own(("node", "robot", "reader", "operator", "camera"), name).secret.decode()
+        assert secret not in told, name

@@ -1,0 +1,306 @@
+"""Tests of sockets with keys: who has no right key gets nothing in and nothing out, is counted, and learns why."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.errors import AuthenticationError, BusyError, ForbiddenError, TransportError
+from sam3_node.transport import (
+    ControlClient,
+    ControlServer,
+    FramePublisher,
+    FrameSubscriber,
+    MaskPublisher,
+    MaskSubscriber,
+    PosePublisher,
+    PoseSubscriber,
+    Security,
+    StreamTap,
+    rights,
+)
+from sam3_node.wire import Reply, Request
+from tests.support.key_rig import Keys, revoke
+from tests.support.transport_peer import make_frame, make_masks, wait_until
+from tests.support.wire_examples import gripper_pose
+
+TCP = "tcp://127.0.0.1:*"
+PLAIN = Security()
+NO_KEYS = "speaks plain text|or has no keys"
+"""Both ends close the connection, and a client does not always learn first what the other end speaks."""
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
+
+
+def echo(request: Request) -> Reply:
+    return Reply(request.id, request.op)
+
+
+def serve(stack: ExitStack, security: Security, endpoint: str = TCP) -> ControlServer:
+    return stack.enter_context(
+        ControlServer(endpoint, echo, security=security, reader_ops=("status", "describe"))
+    )
+
+
+def flow(send: Callable[[], object], receive: Callable[[], Any]) -> Any:
+    """Send until something is received, and return that."""
+    got: list[Any] = []
+    wait_until(lambda: send() or got.append(receive()) or got[-1])
+    return got[-1]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_the_right_keys_carry_all_messages(keys: Keys, tmp_path: Path, scheme: str) -> None:
+    node, cam0, policy = (keys.machine(name, name) for name in ("node", "cam0", "policy"))
+    node, policy = (replace(security, camera_keys=("cam0",)) for security in (node, policy))
+    numbers = iter(range(9))
+
+    def place() -> str:
+        return TCP if scheme == "tcp" else f"ipc://{tmp_path}/{next(numbers)}"
+
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        camera = enter(FramePublisher(place(), security=cam0.for_camera("cam0")))
+        robot = enter(PosePublisher(place(), keys.machine("robot", "robot")))
+        masks = enter(MaskPublisher(place(), security=node))
+        control = serve(stack, node, place())
+        frames = enter(FrameSubscriber([camera.endpoint], security=node))
+        poses = enter(PoseSubscriber(robot.endpoint, security=node))
+        reader = enter(MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")))
+        tap = enter(StreamTap([camera.endpoint], masks.endpoint, (), 1 << 20, security=policy))
+        assert flow(lambda: camera.send(make_frame(1)) and None, lambda: frames.take(50)).frame.seq == 1
+        assert flow(lambda: robot.send(gripper_pose()) and None, lambda: poses.take(50))
+        assert flow(lambda: masks.send(make_masks(1)) and None, lambda: reader.take(50)).seq == 1
+        assert flow(lambda: camera.send(make_frame(2)) and None, lambda: tap.take(50))
+        with ControlClient(control.endpoint, 5000, policy) as client:
+            assert client.call("add_object") == "add_object"
+        assert masks.peers_refused == control.peers_refused == camera.peers_refused == 0
+
+
+def test_lossless_delivery_has_keys_too(keys: Keys) -> None:
+    node, cam0 = keys.machine("node", "node", camera_keys=("cam0",)), keys.machine("cam0", "cam0")
+    with (
+        FramePublisher(TCP, "every", cam0) as camera,
+        FrameSubscriber([camera.endpoint], "every", security=node) as frames,
+    ):
+        for seq in range(5):
+            assert camera.send(make_frame(seq), 5000)
+            received = frames.take(5000)
+            assert received is not None
+            assert received.frame.seq == seq
+
+
+def refused_clients(keys: Keys) -> Iterator[tuple[str, Security, str]]:
+    """Yield clients that the node must refuse, and what each is told."""
+    yield "plain", PLAIN, "expects a key, and this process has none: set transport.keys"
+    yield "wrong", keys.stranger("wrong", "operator"), r"refuses the key stranger \(operator\)"
+    camera = keys.machine("camera", "cam0")
+    # a camera that takes itself for an operator
+    secret = camera.keys / "cam0.secret"  # type: ignore[operator]
+    secret.write_text(secret.read_text().replace('"camera"', '"operator"'))
+    yield "role", camera, r"refuses the key cam0"
+    other_node = keys.machine("other", "policy")
+    revoke(other_node, "node")
+    (other_node.keys / "authorised" / "cam1.pub").rename(  # type: ignore[operator]
+        other_node.keys / "authorised" / "node.pub"  # type: ignore[operator]
+    )
+    public = other_node.keys / "authorised" / "node.pub"  # type: ignore[operator]
+    public.write_text(public.read_text().replace('"camera"', '"node"'))
+    yield "server", other_node, r"does not have the key node \(node\)"
+
+
+def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    node = keys.machine("node", "node")
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        masks = stack.enter_context(MaskPublisher(TCP, security=node))
+        control = serve(stack, node)
+        good = keys.machine("good", "policy")
+        reader = stack.enter_context(MaskSubscriber(masks.endpoint, security=good))
+        for name, security, reason in refused_clients(keys):
+            with MaskSubscriber(masks.endpoint, security=security) as intruder:
+                begin_s = time.monotonic()
+                with (
+                    ControlClient(control.endpoint, 60_000, security) as client,
+                    pytest.raises(AuthenticationError, match=reason),
+                ):
+                    client.call("add_object")
+                assert time.monotonic() - begin_s < 30, name  # not the timeout of 60 s
+                wait_until(lambda intruder=intruder: intruder.refusals)
+                flow(lambda: masks.send(make_masks(1)) and None, lambda: reader.take(50))
+                assert intruder.take(0) is None, name
+                assert not intruder.connected, name
+                assert "refuse" in caplog.text or "expects a key" in caplog.text
+        assert control.rejected == 0  # no request came in
+        assert control.peers_refused >= 2
+        assert masks.peers_refused >= 2
+        assert "the key cam0 (camera) was refused: its role may not connect here" in caplog.text + str(
+            masks.last_refusal
+        ) + str(control.last_refusal)
+    for name in ("node", "policy", "cam0"):
+        assert keys.all.find_own(("node", "operator", "camera"), name).secret.decode() not in caplog.text
+
+
+def test_a_plain_server_is_refused(keys: Keys) -> None:
+    with (
+        ControlServer(TCP, echo, security=PLAIN) as control,
+        MaskPublisher(TCP, security=PLAIN) as masks,
+        ControlClient(control.endpoint, 60_000, keys.machine("policy", "policy")) as client,
+        MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")) as reader,
+    ):
+        with pytest.raises(AuthenticationError, match=NO_KEYS):
+            client.call("status")
+        wait_until(lambda: reader.refusals)
+        assert re.search(NO_KEYS, reader.refusals[0])
+
+
+def test_readers_may_not_change_anything(keys: Keys) -> None:
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("w", "watcher")))
+        assert client.call("status") == "status"
+        with pytest.raises(ForbiddenError, match=r"role operator for 'reset', found watcher \(reader\)"):
+            client.call("reset")
+        assert control.rejected == 1
+        assert "watcher" in str(control.last_error)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_revoked_key_is_cut_off(keys: Keys, tmp_path: Path, scheme: str) -> None:
+    node = keys.machine("node", "node")
+    places = [TCP] * 2 if scheme == "tcp" else [f"ipc://{tmp_path}/{name}" for name in ("m", "c")]
+    with ExitStack() as stack:
+        masks = stack.enter_context(MaskPublisher(places[0], security=node))
+        control = serve(stack, node, places[1])
+        good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
+        readers = [
+            stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
+        ]
+        for reader in readers:
+            flow(lambda: masks.send(make_masks(1)) and None, lambda reader=reader: reader.take(50))
+        client = stack.enter_context(ControlClient(control.endpoint, 5000, bad))
+        assert client.call("reset") == "reset"
+        revoke(node, "policy")
+        with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
+            client.call("reset")
+        wait_until(lambda: readers[1].refusals)
+        assert "refuses the key policy" in readers[1].refusals[0]
+        wait_until(lambda: readers[0].connected and not readers[1].connected)
+        flow(lambda: masks.send(make_masks(2)) and None, lambda: readers[0].take(50))
+        while readers[1].take(0):  # what had come before
+            pass
+        flow(lambda: masks.send(make_masks(3)) and None, lambda: readers[0].take(50))
+        assert readers[1].take(0) is None
+        wait_until(lambda: "the key policy (operator) was refused: it is revoked" in str(masks.last_refusal))
+
+
+def test_a_camera_sends_its_own_name_only(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    node = keys.machine("node", "node")
+    with (
+        FramePublisher(TCP, security=keys.machine("cam0", "cam0")) as thief,
+        FramePublisher(TCP, security=keys.machine("cam1", "cam1")) as camera,
+    ):
+        endpoints = [thief.endpoint, camera.endpoint]
+        node = replace(node, camera_keys=("cam0", "cam1"))
+        with (
+            FrameSubscriber(endpoints, security=node) as frames,
+            StreamTap(endpoints, TCP.replace("*", "9"), (), 1 << 20, security=node) as tap,
+        ):
+            wait_until(lambda: thief.send(make_frame(1, "cam1")) and frames.rejected and tap.refused)
+            assert "camera cam1 of" in str(frames.last_error)
+            assert "cam0 (camera)" in str(frames.last_error)
+            assert frames.take(0) is None
+            assert tap.take(0) is None
+            assert flow(lambda: camera.send(make_frame(7, "cam1")) and None, lambda: frames.take(50))
+            assert flow(lambda: thief.send(make_frame(8, "cam0")) and None, lambda: frames.take(50))
+    assert "may send cam0" in caplog.text
+
+
+def test_a_camera_of_another_key_is_not_heard(keys: Keys) -> None:
+    node = keys.machine("node", "node", camera_keys=("cam0",))
+    for security in (keys.machine("cam1", "cam1"), PLAIN):
+        with (
+            FramePublisher(TCP, security=security) as camera,
+            FrameSubscriber([camera.endpoint], security=node) as frames,
+        ):
+            wait_until(lambda camera=camera, frames=frames: camera.send(make_frame(1)) and frames.refusals)
+            assert frames.take(0) is None
+            assert not frames.connected
+
+
+def test_a_revoked_camera_is_left(keys: Keys) -> None:
+    node = keys.machine("node", "node", camera_keys=("cam0",))
+    with (
+        FramePublisher(TCP, security=keys.machine("cam0", "cam0")) as camera,
+        FrameSubscriber([camera.endpoint], security=node) as frames,
+    ):
+        flow(lambda: camera.send(make_frame(1)) and None, lambda: frames.take(50))
+        revoke(node, "cam0")
+        wait_until(lambda: frames.refusals and not frames.connected)
+        assert "is not authorised" in frames.refusals[0]
+        assert node.keys is not None
+        (node.keys / "revoked" / "cam0.pub").rename(node.keys / "authorised" / "cam0.pub")
+        flow(lambda: camera.send(make_frame(2)) and None, lambda: frames.take(50))
+
+
+def test_encrypted_requests_count_as_read(keys: Keys) -> None:
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
+        client.call("status")
+        guard = control._bound._guard
+        wait_until(lambda: any(found.received for found in guard._connections.values()))
+        (connection,) = guard._connections.values()
+        before, handshake = connection.received, connection.unread
+        for _ in range(100):  # 33 bytes of each are CURVE's
+            client.call("status")
+        wait_until(lambda: connection.received > before + 5000)
+        assert connection.unread < handshake + 1000
+
+
+def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rights.CAPS, "reader", rights.Cap(requests_per_s=0.001, bytes_per_s=1000))
+    monkeypatch.setattr(rights, "BURST_S", 3000)
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        reader, operator = keys.machine("w", "watcher"), keys.machine("p", "policy")
+        clients = [stack.enter_context(ControlClient(control.endpoint, 5000, reader)) for _ in range(4)]
+        for client in clients[:3]:  # three requests, over any connections
+            assert client.call("status")
+        with pytest.raises(BusyError, match=r"watcher \(reader\) sends too much"):
+            clients[3].call("status")
+        with ControlClient(control.endpoint, 5000, operator) as other:
+            assert other.call("status")
+
+
+def test_a_server_without_its_key_does_not_start(keys: Keys) -> None:
+    policy = keys.machine("policy", "policy")
+    with pytest.raises(AuthenticationError, match="expected a secret key of role node"):
+        ControlServer(TCP, echo, security=policy)
+    with pytest.raises(AuthenticationError, match="expected a secret key of role camera for the camera cam0"):
+        FramePublisher(TCP, security=policy.for_camera("cam0"))
+    empty = Security(keys.root / "absent")
+    with pytest.raises(AuthenticationError, match="found none; make one: sam3-node keys new"):
+        ControlClient(TCP.replace("*", "9"), security=empty)
+
+
+def test_keys_come_from_the_environment(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        folder = keys.machine("both", "policy", "watcher").keys
+        monkeypatch.setenv("SAM3_TRANSPORT__KEYS", str(folder))
+        with ControlClient(control.endpoint, 5000) as client:
+            assert client.call("reset") == "reset"
+        monkeypatch.setenv("SAM3_TRANSPORT__KEY", "watcher")
+        with ControlClient(control.endpoint, 5000) as client, pytest.raises(ForbiddenError):
+            client.call("reset")
