@@ -3,6 +3,7 @@
 from .load import load_settings, read_toml
 from .tree import (
     CameraSettings,
+    DeadlineSettings,
     DetectorSettings,
     EngineSettings,
     GroupSettings,
@@ -20,6 +21,7 @@ from .tree import (
 
 __all__ = [
     "CameraSettings",
+    "DeadlineSettings",
     "DetectorSettings",
     "EngineSettings",
     "GroupSettings",
