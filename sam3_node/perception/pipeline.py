@@ -115,18 +115,15 @@ class Pipeline:
         timer = self._timer
         timer.start()
         image, features = self._encode(frame, prepared)
-        number, scaling = (
-            self._tracker.frame_number,
-            Scaling((frame.height, frame.width), self._model.image_size),
-        )
-        context = FrameContext(image, features, number, scaling, frame.capture_ns)
+        scaling = Scaling((frame.height, frame.width), self._model.image_size)
+        context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
         tracks, shed = self._track(context, shed_level)
         cached = CachedFrame.from_step(frame, received_ns, context, tracks)
         for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
             self.catch_ups.use_dropped(dropped)
         on_host = copy_to_host(tracks)
         with timer.host("masks"):
-            instances = self._instances(on_host, (frame.height, frame.width), frame.capture_ns)
+            instances = self._instances(on_host, scaling.frame_size, frame.capture_ns)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
             instances, place = self.spatial.measure(frame, instances, find_robot(frame))
         return MaskFrame(
