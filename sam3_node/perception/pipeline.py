@@ -145,13 +145,10 @@ class Pipeline:
         )
 
     def _track(self, context: FrameContext, shed_level: int) -> tuple[Tracks, Shed | None]:
-        """Track the objects on a frame, and detect if due; return what was left out, too: nothing if it detects.
-
-        An object that is left out on a frame of detection would be found as a new one.
-        """
+        """Track the objects on a frame, and detect if it is time to; return also what was left out."""
         detector = self._track_manager
         detects = detector is not None and detector.is_due(stretch_detection(shed_level))
-        objects = () if detects else self._objects
+        objects = () if detects else self._objects  # one that is left out would be found as a new one
         shed = choose_shed(shed_level, objects, self._tracker.ids, context.frame_number)
         with self._timer.device("track"), self._pending_prompts() as prompts:
             tracks = self._tracker.step_features(context.features, prompts, shed.held if shed else ())
