@@ -18,6 +18,7 @@ GROUPS = {
     "accuracy": "Accuracy",
     "engines": "Engines and precisions",
     "replay": "Replay",
+    "soak": "Long runs",
 }
 HEADING = """# Benchmarks
 
