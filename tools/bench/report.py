@@ -18,7 +18,6 @@ GROUPS = {
     "accuracy": "Accuracy",
     "engines": "Engines and precisions",
     "replay": "Replay",
-    "soak": "Long runs",
 }
 HEADING = """# Benchmarks
 

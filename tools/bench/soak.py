@@ -198,7 +198,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    args, figures = parser.parse_args(), Figures("soak")
+    args, figures = parser.parse_args(), Figures("soak", group="latency")
     if args.summarise is not None:
         raise SystemExit(not report(args.summarise)["passed"])
     if args.chaos and not args.minutes:
