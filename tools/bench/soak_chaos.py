@@ -50,6 +50,7 @@ class Plan:
     watchdog_s: float = 10.0
     camera_hz: float = 10.0
     load_factor: float = 4.0
+    faults: tuple[str, ...] = FAULTS
     seed: int = 0
     keeps_epochs: bool = False
     """True if the node keeps ids and epochs across restarts"""
@@ -165,7 +166,7 @@ class Soak:
     def _break_one(self) -> None:
         """Kill a member, stop it for good, or stop it for a while."""
         members = self._find_members()
-        name, fault = self._chance.choice(sorted(members) or ["none"]), self._chance.choice(FAULTS)
+        name, fault = self._chance.choice(sorted(members) or ["none"]), self._chance.choice(self._plan.faults)
         if name == "none":
             return
         process = members[name]
