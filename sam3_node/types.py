@@ -20,6 +20,8 @@ MaskEncoding = Literal["bits+zstd", "rle"]
 TrackState = Literal["tentative", "tracked", "occluded"]
 Delivery = Literal["newest", "every"]
 Clock = Literal["system", "monotonic", "device"]
+Priority = Literal["normal", "low"]
+"""Priority of an object. Those of low priority are the first not to be tracked on every frame under load."""
 Box = tuple[int, int, int, int]
 Image = npt.NDArray[np.uint8]
 """Pixels uint8 [h, w, 3] in BGR order, or [h, w]."""
@@ -278,6 +280,16 @@ class Detection:
 
 
 @dataclass(frozen=True, slots=True)
+class Shed:
+    """The work that the node left out on a frame, because its steps exceeded the latency budget."""
+
+    level: int
+    """1: objects are searched for by name less often; 2: low-priority objects are also tracked less often"""
+    held: tuple[int, ...] = ()
+    """ids of the objects that were not tracked on this frame; they have no instance, and come back on the next"""
+
+
+@dataclass(frozen=True, slots=True)
 class MaskFrame:
     """All instances of one frame, with the identity of the frame and the duration of each stage.
 
@@ -306,6 +318,8 @@ class MaskFrame:
     """The camera's pose in the robot's base at the capture, if it is known."""
     robot_pose: FramePose | None = None
     """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
+    shed: Shed | None = None
+    """What was left out on this frame to keep `deadline.budget_ms`; None if nothing."""
 
     @property
     def key(self) -> FrameKey:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..client import PerceptionClient, Segmentation
     from ..detection.phrase_encoder import PhraseEncoder
     from ..detection.vocabulary import Vocabulary
+    from ..types import Priority
 
 ANSWER_TIMEOUT_S = 3.0
 LIST_SOURCES = "list"
@@ -184,7 +185,8 @@ def _report_idle(settings: Settings) -> None:
 def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
     with _connect(args, settings) as client:
-        print(client.add_object(**_make_prompt(args), mask=read_mask(args.mask), label=args.label).id)
+        given = {"mask": read_mask(args.mask), "label": args.label, "priority": args.priority}
+        print(client.add_object(**_make_prompt(args), **given).id)
     if args.seq is None:
         _report_idle(settings)
 
@@ -256,7 +258,8 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
 def set_prompts(args: Namespace, settings: Settings) -> None:
     """Set the names of the objects to look for."""
     with _connect(args, settings) as client:
-        client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most))
+        low: dict[str, Priority] = dict.fromkeys(args.low, "low")
+        client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
     _report_idle(settings)
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import DeviceError, NoAnswerError, Sam3NodeError
 from ..processes.logs import install_log_handler
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
+from ..types import Priority
 from . import calibrate, commands, engine, keys, replay
 from .commands import AddCommand
 from .parser import (
@@ -163,6 +164,9 @@ def _add_object_commands(parsers: Any, add: AddCommand) -> None:
     )
     add_object = add(objects, "add", commands.object_add, "track a new object and print its id")
     add_object.add_argument("--label", help="name of the object")
+    add_object.add_argument(
+        "--priority", choices=get_args(Priority), help="low: track it on every second frame under load"
+    )
     refine = add(objects, "refine", commands.object_refine, "correct the mask of an object")
     remove = add(objects, "remove", commands.object_remove, "stop tracking an object")
     rename = add(objects, "rename", commands.object_rename, "change the label of an object")
@@ -213,6 +217,10 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
     )
     _add_camera_option(everything)
     _add_timeout(everything)
+    _add_names_command(parsers, add)
+
+
+def _add_names_command(parsers: Any, add: AddCommand) -> None:
     prompt = add(parsers, "prompt", commands.set_prompts, "set the names of objects to look for")
     prompt.add_argument(
         "names", nargs="*", metavar="NAME", help='name such as "red mug"; without names the search stops'
@@ -232,6 +240,13 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
         default=[],
         metavar="NAME=COUNT",
         help="maximum number of objects of this name; may be repeated",
+    )
+    prompt.add_argument(
+        "--low",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="low priority: under load, track objects of this name on every second frame; may be repeated",
     )
     _add_timeout(prompt)
 

@@ -75,7 +75,8 @@ def _keep_recent(values: dict[str, T], camera: str, value: T) -> None:
 def format_lines(masks: MaskFrame, age_ms: float, fps: float) -> list[str]:
     """Return one line for a message, and one line for each of its objects."""
     stages = " ".join(f"{printable(stage)} {us / 1000:.1f}" for stage, us in masks.stages_us.items())
-    head = f"{masks.camera} #{masks.seq}  age {age_ms:.1f} ms  {fps:.1f} fps  skipped {masks.skipped}"
+    shed = f"  shed {masks.shed.level}" if masks.shed else ""
+    head = f"{masks.camera} #{masks.seq}  age {age_ms:.1f} ms  {fps:.1f} fps  skipped {masks.skipped}{shed}"
     return [f"{head}  [{stages}]", *map(_format_object, masks.instances)]
 
 

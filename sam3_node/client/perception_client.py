@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, RequestError, TransportError
 from ..transport import ControlClient, MaskSubscriber, Security
-from ..types import Closeable, Delivery, MaskFrame
+from ..types import Closeable, Delivery, MaskFrame, Priority
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .sessions import KnownEpochs
@@ -180,15 +180,17 @@ class PerceptionClient(Closeable):
         label: str | None = None,
         seq: int | None = None,
         camera: str | None = None,
+        priority: Priority | None = None,
     ) -> AddedObject:
         """Track a new object. The result holds its id.
 
         Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
         `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
-        the mask. Without `seq`, it applies to the next frame that arrives.
+        the mask. Without `seq`, it applies to the next frame that arrives. An object of `priority` "low" is tracked on
+        every second frame while the node exceeds its latency budget.
         """
         check_begins(points, labels, box, mask)
-        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq)
+        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq, priority=priority)
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
@@ -297,13 +299,15 @@ class PerceptionClient(Closeable):
         *,
         scores: Mapping[str, float] | None = None,
         most: Mapping[str, int] | None = None,
+        priorities: Mapping[str, Priority] | None = None,
     ) -> None:
         """Replace the names of the objects to look for. An empty list stops the search.
 
         Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
-        detection to start an object, and `most` the maximum number of objects.
+        detection to start an object, `most` the maximum number of objects, and `priorities` their priority.
         """
-        limits = drop_none(scores=dict(scores) if scores else None, most=dict(most) if most else None)
+        given = {"scores": scores, "most": most, "priorities": priorities}
+        limits = {name: dict(values) for name, values in given.items() if values}
         self._control.call("set_prompts", prompts=list(prompts), **limits)
 
     def reset(self, *, camera: str | None = None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RequestError
-from ..types import Mask, MaskFrame, TrackState
+from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
 
 MaskLike = Mask | npt.NDArray[np.bool_]
@@ -33,6 +33,7 @@ class TrackedObject:
     """of the camera's ids"""
     silent_s: float | None = None
     """Seconds since the last frame of the camera arrived"""
+    priority: Priority = "normal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,4 +192,5 @@ def read_object(fields: Fields) -> TrackedObject:
         frames_since_seen=fields.integer("frames_since_seen"),
         epoch=read_epoch(fields),
         silent_s=fields.number("silent_s") if fields.has("silent_s") else None,
+        priority=fields.choice("priority", get_args(Priority)) if fields.has("priority") else "normal",
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, RequestError
-from ..types import Detection
+from ..types import Detection, Priority
 from .phrases import phrase_key
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class PromptSet:
     """minimum score of a new object, for each phrase"""
     max_counts: Mapping[str, int] = field(default_factory=dict)
     """maximum number of objects, for some phrases"""
+    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """priority of the objects of some phrases; that of the others is normal"""
 
     @property
     def phrases(self) -> tuple[str, ...]:
@@ -76,16 +78,19 @@ def prepare_prompts(
     score: float,
     scores: Mapping[str, float] | None = None,
     max_counts: Mapping[str, int] | None = None,
+    priorities: Mapping[str, Priority] | None = None,
 ) -> PromptSet:
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. Raises RequestError for a phrase that the detector cannot search for, and for a limit whose
-    phrase is not among `phrases`.
+    of some phrases. priorities: those of some phrases. Raises RequestError for a phrase that the detector cannot search
+    for, and for a limit whose phrase is not among `phrases`.
     """
-    scores, max_counts = _by_phrase(scores or {}, phrases), _by_phrase(max_counts or {}, phrases)
+    scores, max_counts, priorities = (
+        _by_phrase(limits or {}, phrases) for limits in (scores, max_counts, priorities)
+    )
     thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
-    return PromptSet(detector.prepare(phrases), thresholds, max_counts)
+    return PromptSet(detector.prepare(phrases), thresholds, max_counts, priorities)
 
 
 def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:

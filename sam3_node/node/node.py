@@ -69,6 +69,7 @@ class Node:
         self._catch_up_turns = 0
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
+        self._budget_ms = settings.deadline.budget_ms if live else 0.0
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = time.monotonic()
         self._stats_log = StatsLog()
@@ -287,10 +288,10 @@ class Node:
                 self._publish(masks, received, stop)
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
-            camera, seq = received.frame.camera, received.frame.seq
             unexpected = not isinstance(error, Sam3NodeError)
-            log.error("camera %s: frame %d failed: %s", camera, seq, error, exc_info=unexpected)
-            self._publish_event(FAILED, {"camera": camera, "seq": seq, "error": describe_error(error)})
+            frame = received.frame
+            log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=unexpected)
+            self._publish_event(FAILED, stats.describe_failure(frame, describe_error(error)))
             if lost := find_device_error(error):
                 raise lost from error
         else:
@@ -300,9 +301,12 @@ class Node:
         pipeline = self.perception.pipelines[received.frame.camera]
         frame = received.frame
         prepared = self._ahead.take(frame) if self._ahead else None
+        level = self._stats[frame.camera].shed_level
         with self._ahead.during_step() if self._ahead else nullcontext():
             masks = self.perception.link(
-                pipeline.step(frame, received.received_ns, received.skipped, self._poses.find, prepared)
+                pipeline.step(
+                    frame, received.received_ns, received.skipped, self._poses.find, prepared, level
+                )
             )
         if frame.depth is not None:
             self._note_spatial_problem(frame.camera, pipeline.spatial)
@@ -320,13 +324,11 @@ class Node:
 
     def _withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
-        frame = received.frame
-        if self._stats[frame.camera].withhold(frame, reason):
+        frame, stats = received.frame, self._stats[masks.camera]
+        if stats.withhold(frame, received.received_ns, reason):
             log.warning("camera %s: %s", frame.camera, reason)
         pose = {"robot_pose": pose_fields(masks.robot_pose)} if masks.robot_pose is not None else {}
-        self._publish_event(
-            FAILED, {"camera": frame.camera, "seq": frame.seq, "error": reason, "withheld": True, **pose}
-        )
+        self._publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **pose})
 
     def _silent_s(self, camera: str) -> float | None:
         return self._frames.silent_s(camera)
@@ -371,7 +373,7 @@ class Node:
             return False
         log.info("camera %s: new, served", camera)
         pipeline = self.perception.serve(camera)
-        self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera))
+        self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera), self._budget_ms)
         self._publish_event(SERVED, {"camera": camera})
         self._endpoints[camera] = endpoint
         return True

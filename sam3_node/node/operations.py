@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
@@ -14,7 +14,7 @@ from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import FramePrompt, PromptResult
 from ..tracking.everything import EverythingOptions
-from ..types import Turns, finish
+from ..types import Priority, Turns, finish
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ def _add_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     label = clean_label(args.text("label") if args.has("label") else "")
     age = _check_age(perception, pipeline, args)
-    added = pipeline.add(_prompt(args, pipeline), label, _seq(args))
+    priority: Priority = args.choice("priority", get_args(Priority)) if args.has("priority") else "normal"
+    added = pipeline.add(_prompt(args, pipeline), label, _seq(args), priority)
     return {"id": added.id, **_origin(pipeline), **age, **_describe_result(added.result, perception)}
 
 
@@ -200,12 +201,14 @@ def _points(perception: Perception, args: Fields) -> dict[str, Any]:
 
 def _set_prompts(perception: Perception, args: Fields) -> dict[str, Any]:
     prompts = args.texts("prompts")
-    scores = args.fields("scores") if args.has("scores") else Fields({}, "scores")
-    max_counts = args.fields("most") if args.has("most") else Fields({}, "most")
+    scores, max_counts, priorities = (
+        args.fields(name) if args.has(name) else Fields({}, name) for name in ("scores", "most", "priorities")
+    )
     cleaned = perception.set_prompts(
         prompts,
         {name: scores.number(name, MIN_SCORE, 1.0) for name in scores.names()},
         {name: max_counts.integer(name, 1) for name in max_counts.names()},
+        {name: priorities.choice(name, get_args(Priority)) for name in priorities.names()},
     )
     return {"prompts": list(cleaned)}
 
@@ -229,11 +232,11 @@ def _resume(perception: Perception, args: Fields) -> dict[str, Any]:
 Operation = Callable[[Perception, Fields], Any]
 
 CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
-    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "epoch")),
+    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "priority", "epoch")),
     "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "epoch")),
     "remove_object": (_remove_object, ("id", "camera", "epoch")),
     "rename_object": (_rename_object, ("id", "label", "camera", "epoch")),
-    "set_prompts": (_set_prompts, ("prompts", "scores", "most")),
+    "set_prompts": (_set_prompts, ("prompts", "scores", "most", "priorities")),
     "reset": (_reset, ("camera",)),
     "pause": (_pause, ()),
     "resume": (_resume, ()),

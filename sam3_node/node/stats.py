@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..perception.pipeline import Pipeline
+from ..perception.shedding import LoadShedder
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.logs import log_subject
 from ..types import Frame, TrackState
@@ -34,20 +35,28 @@ class CameraStats:
     """Counts of one camera's frames (received = stepped + failed + skipped), and times of the last 1000 frames.
 
     Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
-    were `withheld` are among the stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds
-    since its last frame arrived.
+    were `withheld`, and those that took longer than `budget_ms` from their arrival, `over_budget`, are among the
+    stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds since its last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival. `arrival` is
     the time from capture to arrival, which contains the difference of the two clocks; Unix time only.
     One thread counts; any thread may read. Counts stop at the largest integer of a message.
     """
 
-    def __init__(self, epoch: int | None = None, silent_s: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        epoch: int | None = None,
+        silent_s: Callable[[], float | None] = lambda: None,
+        budget_ms: float = 0.0,
+    ) -> None:
         self.stepped = self.failed = self.skipped = 0
         self.too_old = self.clock_ahead = self.withheld = 0
         self._left_out = 0  # since the last step
         self._next_log_s = 0.0
         self._epoch, self._silent_s = epoch, silent_s
+        self.shed_level = 0
+        """of the step that runs, or ran last"""
+        self._shedder = LoadShedder(budget_ms)
         self.last_seq: int | None = None
         self.last_error: str | None = None
         self.spatial_problem: str | None = None
@@ -87,6 +96,7 @@ class CameraStats:
     def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
         """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
         self._begin_s = time.monotonic()
+        self.shed_level = self._shedder.level
         self.skipped = min(self.skipped + max(0, skipped - self._left_out), MAX_INT)
         self._left_out = 0
         age_ns = time.time_ns() - _origin_ns(frame, received_ns)
@@ -101,7 +111,7 @@ class CameraStats:
         latency_ns = time.time_ns() - self.origin_ns
         self._latencies_ns.append(latency_ns)
         self.latency.observe(latency_ns / 1e9)
-        self._end_step(frame)
+        self._end_step(frame, received_ns)
 
     def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
         """Record that a frame was skipped because of its time. Return True if the reason is to be logged."""
@@ -113,13 +123,14 @@ class CameraStats:
             self.clock_ahead += 1
         return self._note(reason)
 
-    def withhold(self, frame: Frame, reason: str) -> bool:
+    def withhold(self, frame: Frame, received_ns: int, reason: str) -> bool:
         """Record that a frame was stepped, but its masks were too old. Return True if the reason is to be logged."""
         self.withheld += 1
-        self._end_step(frame)
+        self._end_step(frame, received_ns)
         return self._note(reason)
 
-    def _end_step(self, frame: Frame) -> None:
+    def _end_step(self, frame: Frame, received_ns: int) -> None:
+        self._shedder.observe((time.time_ns() - received_ns) / 1e6)
         self.stepped += 1
         self.last_seq = frame.seq
         self._ends_s.append(time.monotonic())
@@ -148,6 +159,11 @@ class CameraStats:
         self.failed += 1
         self.last_error = f"{type(error).__name__}: {describe_error(error)}"
 
+    def describe_failure(self, frame: Frame, error: str) -> dict[str, Any]:
+        """Return the fields of the event FAILED: the newest frame, and what its step left out, if anything."""
+        shed = {"shed": {"level": self.shed_level}} if self.shed_level else {}
+        return {"camera": frame.camera, "seq": frame.seq, "error": error, **shed}
+
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, frames per second, and times in milliseconds (None before the first frame).
 
@@ -165,6 +181,8 @@ class CameraStats:
             "too_old": self.too_old,
             "clock_ahead": self.clock_ahead,
             "withheld": self.withheld,
+            "over_budget": self._shedder.over_budget,
+            "shed_level": self.shed_level,
             "last_seq": self.last_seq,
             "last_error": self.last_error,
             "spatial_problem": self.spatial_problem,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,10 @@ from ..errors import UnknownFrameError
 from ..geometry import Scaling
 from ..models import Features
 from ..settings import TrackerSettings
+from ..tracking import Tracks
 from ..tracking.host_copy import copy_pinned
-from ..types import State
+from ..types import Frame, State
+from .track_manager import FrameContext
 
 MAX_DEVICE_SHARE = 1 / 16
 """Largest share of a GPU's memory that the features of one camera may take."""
@@ -42,6 +44,22 @@ class CachedFrame:
     def __post_init__(self) -> None:
         tensors = (*self.features, *self.logits.values())
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @classmethod
+    def from_step(cls, frame: Frame, received_ns: int, context: FrameContext, tracks: Tracks) -> CachedFrame:
+        """Build it from a step and its result. Of the features, the trunk is left out: no prompt needs it."""
+        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
+        origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
+        kept = context.features._replace(trunk=None)
+        return cls(
+            frame.seq,
+            context.frame_number,
+            kept,
+            logits,
+            context.scaling,
+            frame.capture_ns,
+            origin_ns,
+        )
 
     def set_logits(self, object_id: int, logits: Tensor) -> None:
         """Keep the mask that a prompt gave an object on this frame."""
@@ -118,8 +136,14 @@ class FrameCache:
         """Memory of all frames in bytes."""
         return sum(frame.nbytes for frame in self._frames)
 
-    def add(self, frame: CachedFrame) -> list[CachedFrame]:
-        """Add the newest frame. Drop the oldest ones beyond the limits, and return them."""
+    def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
+        """Add the newest frame. Drop the oldest ones beyond the limits, and return them.
+
+        Objects that were `held` have no mask on it: points on them correct those of the frame before.
+        """
+        for object_id in held:
+            if self._frames and object_id in self._frames[-1].logits:
+                frame.set_logits(object_id, self._frames[-1].logits[object_id])
         self._frames.append(frame)
         self._move_to_host()
         dropped = []

@@ -140,7 +140,8 @@ class WorldLinker:
         self._ids[key] = self._last_id
 
     def _forget_absent(self, masks: MaskFrame) -> None:
-        present = {instance.id for instance in masks.instances}
+        held = masks.shed.held if masks.shed else ()
+        present = {*held, *(instance.id for instance in masks.instances)}
         for key in [key for key in self._ids if key.camera == masks.camera and key.id not in present]:
             self._remove(key)
 

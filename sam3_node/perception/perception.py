@@ -21,7 +21,7 @@ from ..models import TrackerModel
 from ..settings import Settings
 from ..tracking.calibration import CALIBRATED_FOR
 from ..tracking.confidence import CALIBRATION
-from ..types import MaskEncoding, MaskFrame
+from ..types import MaskEncoding, MaskFrame, Priority
 from .linking import LinkRules, WorldLinker
 from .loading import load_models
 from .pipeline import Pipeline
@@ -115,11 +115,13 @@ class Perception:
         phrases: Sequence[object],
         scores: Mapping[str, float] | None = None,
         max_counts: Mapping[str, int] | None = None,
+        priorities: Mapping[str, Priority] | None = None,
     ) -> tuple[str, ...]:
         """Detect these phrases on all cameras, starting with the next frame; no phrases stop detection.
 
-        scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. Return the
-        cleaned phrases. Raises RequestError for phrases that cannot be used; nothing is changed then.
+        scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. priorities:
+        those of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
+        be used; nothing is changed then.
         """
         if self.detector is None:
             raise RequestError(
@@ -129,7 +131,9 @@ class Perception:
         cleaned = clean_prompts(phrases)
         score = self.settings.detector.score
         self._prompt_set = (
-            prepare_prompts(self.detector, cleaned, score, scores, max_counts) if cleaned else None
+            prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities)
+            if cleaned
+            else None
         )
         for pipeline in self._pipelines.values():
             pipeline.set_prompts(self._prompt_set)

@@ -20,7 +20,7 @@ from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
 from ..tracking.everything import EverythingOptions, segment_everything
-from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State, Turns
+from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State, Turns
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
 from .frame_cache import CachedFrame, CacheLimits, FrameCache
@@ -28,6 +28,7 @@ from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results
 from .prepared_frame import PreparedFrame
 from .prompts import AddedObject, FramePrompt, PromptResult
 from .registry import ObjectRegistry, ObjectStatus
+from .shedding import choose_shed, stretch_detection
 from .spatial import SpatialStage
 from .stage_timer import StageTimer
 from .track_manager import FrameContext, TrackManager
@@ -102,29 +103,26 @@ class Pipeline:
         skipped: int = 0,
         find_robot: FindRobot = lambda _: None,
         prepared: PreparedFrame | None = None,
+        shed_level: int = 0,
     ) -> MaskFrame:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
-        `prepared` holds this frame if a thread has decoded it already; the result is the same.
-        The result's `stages_us` holds the stages that ran. Packing the result is not among them. Raises WireError if
-        the image cannot be decoded; nothing is changed then.
+        `prepared` holds this frame if a thread has decoded it already; the result is the same. `shed_level` says what
+        to leave out, see `shedding`. The result's `stages_us` holds the stages that ran, without that of packing it.
+        Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         timer = self._timer
         timer.start()
         image, features = self._encode(frame, prepared)
-        with timer.device("track"), self._pending_prompts() as prompts:
-            number = self._tracker.frame_number
-            tracks = self._tracker.step_features(features, prompts)
-        scaling = self._scaling(frame)
-        if self._track_manager is not None and self._track_manager.is_due():
-            context = FrameContext(image, features, number, scaling, frame.capture_ns)
-            with timer.device("detect"):
-                tracks = self._detect(context, tracks)
-        origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
-        self._cache(frame, number, features, tracks, origin_ns)
+        scaling = Scaling((frame.height, frame.width), self._model.image_size)
+        context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
+        tracks, shed = self._track(context, shed_level)
+        cached = CachedFrame.from_step(frame, received_ns, context, tracks)
+        for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
+            self.catch_ups.use_dropped(dropped)
         on_host = copy_to_host(tracks)
         with timer.host("masks"):
-            instances = self._instances(on_host, (frame.height, frame.width), frame.capture_ns)
+            instances = self._instances(on_host, scaling.frame_size, frame.capture_ns)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
             instances, place = self.spatial.measure(frame, instances, find_robot(frame))
         return MaskFrame(
@@ -142,7 +140,21 @@ class Pipeline:
             instances=instances,
             camera_pose=place.camera_pose,
             robot_pose=place.robot_pose,
+            shed=shed,
         )
+
+    def _track(self, context: FrameContext, shed_level: int) -> tuple[Tracks, Shed | None]:
+        """Track the objects on a frame, and detect if it is time to; return also what was left out."""
+        detector = self._track_manager
+        detects = detector is not None and detector.is_due(stretch_detection(shed_level))
+        objects = () if detects else self._objects  # one that is left out would be found as a new one
+        shed = choose_shed(shed_level, objects, self._tracker.ids, context.frame_number)
+        with self._timer.device("track"), self._pending_prompts() as prompts:
+            tracks = self._tracker.step_features(context.features, prompts, shed.held if shed else ())
+        if not detects:
+            return tracks, shed
+        with self._timer.device("detect"):
+            return self._detect(context, tracks), shed
 
     def _encode(self, frame: Frame, prepared: PreparedFrame | None) -> tuple[Image, Features]:
         """Return the image of a frame, and its features."""
@@ -157,18 +169,6 @@ class Pipeline:
             self._track_manager.mark_encoded()
         return image, features
 
-    def _cache(
-        self, frame: Frame, number: int, features: Features, tracks: Tracks, age_origin_ns: int
-    ) -> None:
-        """Keep a frame for prompts. Objects that catch up and need a frame that is dropped now are tracked on it."""
-        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        kept = features._replace(trunk=None)  # no prompt needs it
-        scaling = self._scaling(frame)
-        for dropped in self._frame_cache.add(
-            CachedFrame(frame.seq, number, kept, logits, scaling, frame.capture_ns, age_origin_ns)
-        ):
-            self.catch_ups.use_dropped(dropped)
-
     @property
     def cache_usage(self) -> dict[str, int]:
         """Number of cached frames, number of objects that catch up, and bytes of the cache and of the memory bank."""
@@ -179,11 +179,17 @@ class Pipeline:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
         return self._frame_cache.get(seq).scaling.frame_size
 
-    def add(self, prompt: FramePrompt, label: str = "object", seq: int | None = None) -> AddedObject:
+    def add(
+        self,
+        prompt: FramePrompt,
+        label: str = "object",
+        seq: int | None = None,
+        priority: Priority = "normal",
+    ) -> AddedObject:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
-        Raises RequestError for a bad prompt, CapacityError if all slots are taken, and UnknownFrameError if the frame
-        is not cached.
+        Objects of low `priority` are the first to be left out under load. Raises RequestError for a bad prompt,
+        CapacityError if all slots are taken, and UnknownFrameError if the frame is not cached.
         """
         object_id = self._objects.reserve()
         cached = self._frame_cache.get(seq)
@@ -191,7 +197,7 @@ class Pipeline:
         result = self._prompt(cached, checked) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
-        self._objects.add(object_id, label)
+        self._objects.add(object_id, label, priority)
         return AddedObject(object_id, result)
 
     def refine(self, object_id: int, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
@@ -326,9 +332,6 @@ class Pipeline:
             "bank": self._tracker.bank.layout,
             "calibration": CALIBRATION,
         }
-
-    def _scaling(self, frame: Frame) -> Scaling:
-        return Scaling((frame.height, frame.width), self._model.image_size)
 
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from ..errors import CapacityError, UnknownObjectError
-from ..types import Instance, Mask, State, TrackState
+from ..types import Instance, Mask, Priority, State, TrackState
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class ObjectStatus:
     age: int = 0
     """number of frames that it was tracked on"""
     frames_since_seen: int = 0
+    priority: Priority = "normal"
 
 
 class ObjectRegistry:
@@ -49,9 +50,9 @@ class ObjectRegistry:
             )
         return self._last_id + 1
 
-    def add(self, object_id: int, label: str) -> None:
+    def add(self, object_id: int, label: str, priority: Priority = "normal") -> None:
         """Add the object whose id was reserved."""
-        self._objects[object_id] = ObjectStatus(object_id, label)
+        self._objects[object_id] = ObjectStatus(object_id, label, priority=priority)
         self._last_id = object_id
 
     def require(self, object_id: int) -> None:
@@ -72,6 +73,10 @@ class ObjectRegistry:
         """Change the label of an object; UnknownObjectError if there is none with this id."""
         self.require(object_id)
         self._objects[object_id].label = label
+
+    def set_priority(self, object_id: int, priority: Priority) -> None:
+        """Change the priority of an object."""
+        self._objects[object_id].priority = priority
 
     def catch_up(self, object_id: int, frames: int, hidden: int) -> None:
         """Count `frames` more on which an object was tracked; it was out of view on the last `hidden` of them."""

@@ -28,7 +28,7 @@ from ..tracking.association import (
     compute_pairwise_scores,
 )
 from ..tracking.lifecycle import Lifecycle, LifecycleRules
-from ..types import Detection, State
+from ..types import Detection, Priority, State
 from .registry import ObjectRegistry
 
 # A detection with this part of its prompt's threshold still counts for an object that is already tracked
@@ -104,11 +104,17 @@ class TrackManager:
         self._prompt_set, self._requested = prompts, prompts is not None
         for object_id in self._lifecycle.keep_labels(self.phrases):
             self._remove(object_id)
+        for object_id in self._lifecycle.ids:
+            self._objects.set_priority(object_id, self._priority(self._objects.label(object_id)))
 
     def state(self) -> State:
         """Return the state that `restore` takes. It includes the prompts and their limits."""
         prompts = self._prompt_set
-        limits = prompts and {"thresholds": dict(prompts.thresholds), "max_counts": dict(prompts.max_counts)}
+        limits = prompts and {
+            "thresholds": dict(prompts.thresholds),
+            "max_counts": dict(prompts.max_counts),
+            "priorities": dict(prompts.priorities),
+        }
         return {
             "prompts": limits,
             "frames_since_detection": self._frames_since_detection,
@@ -156,13 +162,16 @@ class TrackManager:
         """Mark the point at which the frame's features are queued. Detection waits for work up to this point only."""
         self._side_stream.mark()
 
-    def is_due(self) -> bool:
-        """Return True if the detector must run on this frame. Call it exactly once for each frame."""
+    def is_due(self, stretch: int = 1) -> bool:
+        """Return True if the detector must run on this frame. Call it exactly once for each frame.
+
+        `stretch` is the factor by which detections are less frequent. New prompts are searched for at once in any case.
+        """
         self._frames_since_detection += 1
         if self._prompt_set is None:
             return False
-        uncertain = self._uncertain and self._frames_since_detection >= MIN_DETECTION_GAP
-        return self._requested or uncertain or self._frames_since_detection >= self._settings.every
+        uncertain = self._uncertain and self._frames_since_detection >= MIN_DETECTION_GAP * stretch
+        return self._requested or uncertain or self._frames_since_detection >= self._settings.every * stretch
 
     def detect(self, frame: FrameContext, tracks: Tracks) -> dict[int, Track]:
         """Detect on a tracked frame; return the tracks that are new, corrected or recovered on it, by object id.
@@ -270,7 +279,7 @@ class TrackManager:
                 return
             self._drop(evicted, results)
         object_id = self._objects.reserve()
-        self._objects.add(object_id, detection.label)
+        self._objects.add(object_id, detection.label, self._priority(detection.label))
         self._mark_detected(object_id, detection, frame)
         results[object_id] = self._adopt(object_id, index, candidates, frame)
 
@@ -280,6 +289,10 @@ class TrackManager:
         label = self._lifecycle.label(object_id)
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)
+            self._objects.set_priority(object_id, self._priority(label))
+
+    def _priority(self, label: str) -> Priority:
+        return self._prompt_set.priorities.get(label, "normal") if self._prompt_set else "normal"
 
     def _is_label_full(self, label: str) -> bool:
         """Return True if the number of objects with this label has reached its limit."""

@@ -41,6 +41,8 @@ class Step(NamedTuple):
     """Edits to make on the frame after its step. Masks that they return become the frame's masks."""
     robot_pose: FramePose | None = None
     """The gripper's pose that the live node used for this frame, None if it had none."""
+    shed_level: int = 0
+    """How much the live node left out on this frame"""
 
 
 Action = Step | Edit

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..types import Frame, FramePose, MaskFrame, count_missing_frames
-from ..wire import DROPPED, FAILED, SERVED, Event, Fields, read_pose
+from ..wire import DROPPED, FAILED, SERVED, Event, Fields, read_pose, read_shed
 from .actions import RESTARTED, Action, Edit, Notes, Step
 
 WINDOW = 256
@@ -31,6 +31,7 @@ class LoggedStep(NamedTuple):
     withheld: bool = False
     """True if the masks were too old to publish"""
     robot_pose: FramePose | None = None
+    shed_level: int = 0
 
     @property
     def failed(self) -> bool:
@@ -81,7 +82,8 @@ class _LogReader:
             self.last_seq[camera] = seq
             withheld = args.has("withheld") and args.flag("withheld")
             pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
-            yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose)
+            level = read_shed(args.fields("shed")).level if args.has("shed") else 0
+            yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose, shed_level=level)
             return
         if event.op == SERVED:
             self.last_seq[args.text("camera")] = None
@@ -103,6 +105,7 @@ class _LogReader:
             masks.received_ns,
             masks.skipped,
             robot_pose=masks.robot_pose,
+            shed_level=masks.shed.level if masks.shed else 0,
         )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
@@ -168,7 +171,7 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             notes.add_gap(entry.text)
         elif (frame := matcher.find(entry)) is not None:
             step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-            yield step._replace(robot_pose=entry.robot_pose)
+            yield step._replace(robot_pose=entry.robot_pose, shed_level=entry.shed_level)
         else:
             notes.add_gap(
                 f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "

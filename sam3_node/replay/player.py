@@ -80,7 +80,9 @@ class Player:
         try:
             pipeline = self._perception.serve(frame.camera)
             masks = self._perception.link(
-                pipeline.step(frame, step.received_ns, step.skipped, lambda _: step.robot_pose)
+                pipeline.step(
+                    frame, step.received_ns, step.skipped, lambda _: step.robot_pose, None, step.shed_level
+                )
             )
         except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does
             if lost := find_device_error(error):

@@ -5,6 +5,7 @@ from .monitoring import Address, HealthSettings, LoggingSettings, split_address
 from .section import Section
 from .tree import (
     CameraSettings,
+    DeadlineSettings,
     DetectorSettings,
     EngineSettings,
     GroupSettings,
@@ -22,6 +23,7 @@ from .tree import (
 __all__ = [
     "Address",
     "CameraSettings",
+    "DeadlineSettings",
     "DetectorSettings",
     "EngineSettings",
     "GroupSettings",

@@ -171,6 +171,13 @@ class TrackerSettings(Section):
     """Maximum number of pixels of a frame. Larger frames, and compressed ones that decode slower, are refused."""
 
 
+class DeadlineSettings(Section):
+    budget_ms: float = Field(0.0, ge=0.0, le=60_000.0)
+    """Longest time in ms from the arrival of a frame to the publication of its masks. While frames take longer, the
+    node first detects by name less often, then tracks objects of low priority on every second frame. 0: no budget.
+    Live delivery only."""
+
+
 class DetectorSettings(Section):
     renamed: ClassVar[Mapping[str, str]] = {"doubt": "min_track_score", "lost_s": "max_lost_s"}
 
@@ -292,6 +299,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     tracker: TrackerSettings = TrackerSettings()
+    deadline: DeadlineSettings = DeadlineSettings()
     detector: DetectorSettings = DetectorSettings()
     spatial: SpatialSettings = SpatialSettings()
     record: RecordSettings = RecordSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -77,11 +77,18 @@ class Tracker:
         return self.step_features(self.model.encode(pixels), prompts)
 
     @torch.inference_mode()
-    def step_features(self, features: Features, prompts: Sequence[ObjectPrompt] = ()) -> Tracks:
-        """Do the same as `step`, from features = model.encode(pixels)."""
+    def step_features(
+        self, features: Features, prompts: Sequence[ObjectPrompt] = (), held: Collection[int] = ()
+    ) -> Tracks:
+        """Do the same as `step`, from features = model.encode(pixels).
+
+        The objects `held` are not tracked on this frame, and are not among the result. They remember nothing of it.
+        """
         checked = self._check(prompts)
         frame = self.frame_number
-        following = [object_id for object_id in self.ids if object_id not in checked]
+        following = [
+            object_id for object_id in self.ids if object_id not in checked and object_id not in held
+        ]
         results = dict(zip(following, self._follow(features, following, frame), strict=True))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
@@ -363,7 +370,7 @@ class Tracker:
         return self._tracks({**dict(kept), **changed})
 
     def _tracks(self, results: Mapping[int, Track]) -> Tracks:
-        ids = self.ids
+        ids = [object_id for object_id in self.ids if object_id in results]
         if not ids:
             nothing = torch.zeros(0, device=self.model.device)
             logits, pointers = (

@@ -15,7 +15,7 @@ from .events import CAUGHT_UP, DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pac
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
-from .messages import DEPTH_FIELDS, MAX_EPOCH, pack_masks, unpack_masks
+from .messages import DEPTH_FIELDS, MAX_EPOCH, pack_masks, read_shed, shed_fields, unpack_masks
 from .poses import POSES_ROOT, pack_pose, pose_fields, pose_topic, read_pose, unpack_pose
 from .topics import BEAT_TOPIC, frame_topic, masks_topic
 
@@ -56,6 +56,8 @@ __all__ = [
     "pose_fields",
     "pose_topic",
     "read_pose",
+    "read_shed",
+    "shed_fields",
     "unpack",
     "unpack_event",
     "unpack_frame",

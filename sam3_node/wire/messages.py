@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ..errors import WireError
-from ..types import Buffer, Clock, Instance, MaskEncoding, MaskFrame, TrackState
+from ..types import Buffer, Clock, Instance, MaskEncoding, MaskFrame, Shed, TrackState
 from .codec import MAX_SIDE, VERSION, Fields, Limits, pack, unpack
 from .masks import MAX_MASK_PIXELS, decode_mask, encode_mask
 from .poses import pose_fields, read_pose
@@ -69,7 +69,7 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
         "model": masks.model,
         "prompts": masks.prompts,
         "instances": [_pack_instance(instance, encoding) for instance in masks.instances],
-        **_drop_none(node=masks.node, epoch=masks.epoch),
+        **_drop_none(node=masks.node, epoch=masks.epoch, shed=masks.shed and shed_fields(masks.shed)),
         **{name: pose_fields(pose) for name in _POSES if (pose := getattr(masks, name)) is not None},
     }
     return [masks_topic(masks.camera), pack(body)]
@@ -98,8 +98,20 @@ def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
         instances=_unpack_instances(body.sequence("instances"), (height, width)),
         node=body.text("node") if body.has("node") else None,
         epoch=body.integer("epoch", high=MAX_EPOCH) if body.has("epoch") else None,
+        shed=read_shed(body.fields("shed")) if body.has("shed") else None,
         **{name: read_pose(body.fields(name)) for name in _POSES if body.has(name)},
     )
+
+
+def shed_fields(shed: Shed) -> dict[str, Any]:
+    """Return the fields of what was left out on a frame."""
+    return {"level": shed.level, "held": shed.held} if shed.held else {"level": shed.level}
+
+
+def read_shed(fields: Fields) -> Shed:
+    """Read what `shed_fields` returned. Raises WireError for other values."""
+    held = fields.integers("held", len(fields.sequence("held"))) if fields.has("held") else ()
+    return Shed(fields.integer("level", low=1), held)
 
 
 def _drop_none(**fields: Any) -> dict[str, Any]:

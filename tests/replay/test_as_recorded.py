@@ -71,6 +71,7 @@ def record(folder: Path) -> Path:
         "SAM3_CAMERA__FPS": "30",
         "SAM3_CAMERA__ENCODING": "jpeg",
         "SAM3_TRACKER__FEATURE_CACHE_S": "20",  # a busy machine is slow to ask
+        "SAM3_DEADLINE__BUDGET_MS": "1",  # never kept: all that can be shed is
     }
     path = rig.folder / "live.mcap"
     poses = rig.environment["SAM3_SPATIAL__POSES"] = f"ipc://{rig.folder}/poses"
@@ -115,7 +116,7 @@ def move(endpoint: str, stop: threading.Event) -> None:
 def edit(client: PerceptionClient) -> None:
     """Make each kind of edit, some on frames that the node still holds."""
     wait(client, 2)
-    client.add_object(box=(190, 120, 330, 300), label="boxed")
+    client.add_object(box=(190, 120, 330, 300), label="boxed", priority="low")
     first = has(client, "boxed")
     while True:
         try:
@@ -240,6 +241,8 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert sum(masks.skipped for masks in live) > 0, "the node could keep up: nothing is shown"
     assert events.count("caught_up") >= 2
     assert {"served", "add_object", "refine_object", "set_prompts", "remove_object"} <= set(events)
+    assert {masks.shed.level if masks.shed else 0 for masks in live} == {0, 1, 2}
+    assert any(masks.shed.held for masks in live if masks.shed)
     done = replay(recording, tmp_path, "--as-recorded", "--compare")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"identical: the masks of all {len(live)} recorded frames" in done.stdout
@@ -254,3 +257,4 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert summary["frames"] == len(live) + len(withheld)
     assert summary["refused"] == summary["failed"] == 0
     assert summary["notes"] == []
+    assert [masks.shed for masks in replayed] == [masks.shed for masks in live]

@@ -11,7 +11,7 @@ import pytest
 from sam3_node.errors import ReplayError, WireError
 from sam3_node.replay.actions import RESTARTED, Edit, Notes, Step
 from sam3_node.replay.event_log import WINDOW, Gap, LogEntry, LoggedStep, match_frames, read_event_log
-from sam3_node.types import Frame, MaskFrame
+from sam3_node.types import Frame, MaskFrame, Shed
 from sam3_node.wire import Event
 from tests.support.replay_logs import make_frame, make_masks, served
 
@@ -45,6 +45,14 @@ def test_the_log_has_the_steps_and_edits_in_order() -> None:
         LoggedStep("a", 6, 106, 7, 0),
     ]
     assert [item.failed for item in entries if isinstance(item, LoggedStep)] == [False, False, True, False]
+
+
+def test_steps_say_what_the_node_left_out() -> None:
+    failed = Event(1, "failed", {"camera": "a", "seq": 1, "error": "bad", "shed": {"level": 2}})
+    entries = read_log(served(0), replace(make_masks(0), shed=Shed(1)), failed, make_masks(2))
+    assert [item.shed_level for item in entries if isinstance(item, LoggedStep)] == [1, 2, 0]
+    actions = match_frames(entries, map(make_frame, range(3)), Notes(lenient=False))
+    assert [item.shed_level for item in actions if isinstance(item, Step)] == [1, 2, 0]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
 from sam3_node.node.node import MIN_CATCH_UP_FRAMES
 from sam3_node.node.operations import carry_out
+from sam3_node.node.stats import CameraStats
 from sam3_node.perception.perception import Perception
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
@@ -78,8 +79,15 @@ class Live:
         self._writer.write_frame(frame, self._tick())
         self._writer.flush()
 
-    def step(self, frame: Frame, record_frame: bool = True, record_masks: bool = True) -> MaskFrame | None:
-        """Step and record a frame; return its masks, None if the step fails."""
+    def step(
+        self,
+        frame: Frame,
+        record_frame: bool = True,
+        record_masks: bool = True,
+        shed_level: int = 0,
+        withheld: bool = False,
+    ) -> MaskFrame | None:
+        """Step and record a frame; return its masks, None if the step fails or they are `withheld`."""
         if record_frame:
             self.skip(frame)
         camera = frame.camera
@@ -88,10 +96,19 @@ class Live:
             self.tell(SERVED, camera=camera)
         skipped = max(0, frame.seq - self._taken.get(camera, frame.seq) - 1)
         self._taken[camera] = frame.seq
+        stats = CameraStats()
+        stats.shed_level = shed_level
+        pipeline = self.perception.pipelines[camera]
         try:
-            masks = self.perception.link(self.perception.pipelines[camera].step(frame, self._tick(), skipped))
+            masks = self.perception.link(
+                pipeline.step(frame, self._tick(), skipped, lambda _: None, None, shed_level)
+            )
         except Sam3NodeError as error:
-            self.tell(FAILED, camera=camera, seq=frame.seq, error=str(error))
+            self.tell(FAILED, **stats.describe_failure(frame, str(error)))
+            return None
+        if withheld:
+            self.tell(FAILED, **stats.describe_failure(frame, "too old"), withheld=True)
+            self._catch_up(camera)
             return None
         masks = replace(masks, stages_us={**masks.stages_us, "pack": 7}, published_ns=self._tick())
         self.masks.append(masks)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame, Shed
 from sam3_node.wire import (
     BEAT_TOPIC,
     Failure,
@@ -176,6 +176,11 @@ def masks_with_depth() -> MaskFrame:
     )
 
 
+def masks_with_shed() -> MaskFrame:
+    instances = (Instance(4, "screwdriver", 0.75, "tracked", 9, 0, DRIVER),)
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, instances=instances, shed=Shed(2, (3, 7)))
+
+
 def gripper_pose() -> FramePose:
     return FramePose(
         "gripper", "base", 1_700_000_000_123_456_789, (0.5, -0.25, 0.75), (0.5, -0.5, 0.5, 0.5), "device"
@@ -206,9 +211,14 @@ EXAMPLES = {
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
     "masks-depth": Example(masks_with_depth(), lambda value: pack_masks(value, "rle"), unpack_masks),
+    "masks-shed": Example(masks_with_shed(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "beat": Example([BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), pack_pose, unpack_pose),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
+    "request-set-prompts-priorities": _request(
+        "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}
+    ),
+    "request-add-object-priority": _request("add_object", box=[2.0, 1.0, 6.0, 4.0], priority="low"),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41
     ),

@@ -52,3 +52,12 @@ def test_an_unknown_clock_is_refused():
     wrong = msgpack.packb(msgpack.unpackb(body) | {"clock": "sundial"})
     with pytest.raises(WireError, match="expected 'clock' to be one of system"):
         unpack_masks([topic, wrong])
+
+
+@pytest.mark.parametrize(
+    "shed", [[], {}, {"level": 0}, {"level": 1, "held": [-1]}, {"level": 1, "held": ["a"]}]
+)
+def test_a_wrong_shed_is_refused(shed):
+    topic, body = golden("masks-shed")
+    with pytest.raises(WireError, match="shed"):
+        unpack_masks([topic, msgpack.packb(msgpack.unpackb(body) | {"shed": shed})])

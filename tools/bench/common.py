@@ -74,11 +74,14 @@ class Figures:
     Make it before measuring: it keeps the machine's load at that time.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str] | None = None) -> None:
-        """`module` is the benchmark's name below tools.bench, such as "latency.step"."""
+    def __init__(self, module: str, arguments: Sequence[str] | None = None, group: str = "") -> None:
+        """`module` is the benchmark's name below tools.bench, such as "latency.step"; it begins with its group.
+
+        `group` is that of a benchmark whose name does not.
+        """
         words = sys.argv[1:] if arguments is None else arguments
         self._context: Record = {
-            "group": module.partition(".")[0],
+            "group": group or module.partition(".")[0],
             "command": shlex.join(["python", "-m", f"tools.bench.{module}", *_without_json(words)]),
             "machine": describe_machine(),
             "versions": read_versions(),

@@ -9,15 +9,30 @@ from .tables import code, table
 
 _PROMPT = ("points", "labels", "box", "mask")
 _SHARES = ("min_iou", "min_stability", "max_overlap")
-_OPTIONAL = ("label", "seq", "camera", "epoch", "scores", "grid", *_SHARES, "most", "count")
+_OPTIONAL = (
+    *(
+        "label",
+        "seq",
+        "priority",
+        "camera",
+        "epoch",
+        "scores",
+        "grid",
+        *_SHARES,
+        "most",
+        "priorities",
+        "count",
+    ),
+)
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
-    "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`",
+    "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`. `priority` is `normal` "
+    "or `low`",
     "refine_object": _MASK,
     "remove_object": "`id`, `camera`, `epoch`",
     "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
-    "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen`",
+    "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen priority`",
     "segment": "`camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`. The prompt is points and/or a box",
     "segment_everything": "`camera`, `epoch`, `seq`, `age_ms` and `masks`, a list of `mask score`, the surest first. "
     "`grid` is 1..32 points a side (16), `min_iou` (0.88), `min_stability` (0.95) and `max_overlap` (0.7) are in 0..1, "
@@ -34,7 +49,8 @@ RESULTS = {
     "settings, digests of the weights, versions, and `events`, the number of events so far",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
     "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` a map from some of them to "
-    "0.01..1; `most` a map from some of them to integers from 1",
+    "0.01..1; `most` a map from some of them to integers from 1; "
+    "`priorities` a map from some of them to `normal` or `low`",
 }
 
 

@@ -1,0 +1,52 @@
+"""What a live node left out to keep its budget is left out by a replay, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sam3_node.perception.perception import Perception
+from sam3_node.types import MaskFrame
+from sam3_node.wire import pack_masks
+from tests.support.live import BOX, Live, moving_frame, tiny_settings
+
+pytest.importorskip("mcap")
+
+from sam3_node.bags import read_masks
+from sam3_node.replay.job import Job
+from sam3_node.replay.run import compare_job, run_job
+
+LEVELS = [*[0] * 4, *[1] * 4, *[2] * 20, *[1] * 4, *[0] * 4]
+
+
+def plain(masks: MaskFrame) -> list[bytes]:
+    """Return the message without its times."""
+    return pack_masks(replace(masks, stages_us={}, published_ns=0))
+
+
+def record(live: Live) -> None:
+    """A node that sheds load for some time. Some of its frames fail, and some masks are withheld."""
+    for seq, level in enumerate(LEVELS):
+        frame = moving_frame(seq)
+        if seq in (10, 11):
+            frame = replace(frame, colour=bytes(frame.colour)[:-40])
+        live.step(frame, shed_level=level, withheld=seq in (15, 16))
+        if seq in (2, 3, 6):
+            live.ask("add_object", camera="left", box=BOX, priority="normal" if seq == 6 else "low")
+        if seq in (20, 21):
+            live.ask("refine_object", camera="left", id=1, points=[[30, 20]])
+
+
+def test_a_replay_leaves_out_what_the_node_left_out(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, feature_cache_s=0)
+    path = tmp_path / "live.mcap"
+    with Live(path, Perception.load(settings)) as live:
+        record(live)
+    assert {masks.shed.held for masks in live.masks if masks.shed} == {(), (1,), (2,)}
+    summary = run_job(Job((str(path),), str(tmp_path / "out"), "as-recorded"))
+    assert (summary.failed, summary.notes) == (2, [])
+    assert compare_job(Job((str(path),), str(tmp_path / "out"), "as-recorded")).is_identical
+    replayed = list(read_masks(tmp_path / "out" / "masks.mcap"))
+    assert [plain(masks) for masks in replayed] == [plain(masks) for masks in live.masks]

@@ -1,0 +1,134 @@
+"""The chaos soak: a short run of it, and what its summary makes of a log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.bench.soak_chaos import Plan, Soak
+from tools.bench.soak_summary import Row, find_calm, fit_growth, read_log, select, summarise, write_results
+from tools.bench.tiny_weights import save_tiny_checkpoint
+
+pytest.importorskip("psutil")
+
+
+def sample(t_s: float, pid: int = 1, rss_mb: float = 100.0, phase: str = "chaos", **fields: Any) -> Row:
+    process = {"pid": pid, "age_s": t_s, "rss_mb": rss_mb, "descriptors": 50, "threads": 9}
+    return {
+        "kind": "sample",
+        "t_s": t_s,
+        "since_s": t_s - 5,
+        "phase": phase,
+        "processes": {"node": process},
+        "masks": 50,
+        "missing": [],
+        "restarts": {"node": 0},
+        "ids": 3,
+        "epochs": {"cam0": 1},
+        "ages_ms": {"cam0": [10.0] * 50},
+        "over_budget": 0,
+        "shed_level": 0,
+        "longest_gap_s": 0.2,
+        "confused_ids": 0,
+        "reused_ids": 0,
+        "lost_epochs": 0,
+        **fields,
+    }
+
+
+HEAD = {"kind": "head", "t_s": 0.0, "camera_hz": 10.0, "settle_s": 20.0, "max_gap_s": 60.0}
+
+
+def failed(rows: list[Row]) -> set[str]:
+    return {check["name"] for check in summarise(rows)["checks"] if check["passed"] is False}
+
+
+def test_a_log_of_a_healthy_run_passes() -> None:
+    rows = [HEAD, *(sample(5.0 * n) for n in range(1, 61))]
+    summary = summarise(rows)
+    assert summary["passed"]
+    assert {check["name"] for check in summary["checks"] if check["passed"] is None} == {
+        "age at the start of the step, p99, under overload",
+        "recovery after the overload",
+    }
+
+
+def test_growth_is_fitted_within_each_life_of_a_process() -> None:
+    def grow(per_s: float) -> list[Row]:
+        """Two lives of 300 s. The second begins with other memory, which is not growth."""
+        return [
+            sample(5.0 * n, pid=n // 60, rss_mb=100 + 80 * (n // 60) + per_s * (5 * n % 300))
+            for n in range(1, 120)
+        ]
+
+    assert fit_growth(grow(0.0), "node", "rss_mb") == pytest.approx(0.0, abs=1e-6)
+    assert fit_growth(grow(0.1), "node", "rss_mb") == pytest.approx(0.1 * 595)
+    assert failed([HEAD, *grow(0.1)]) == {"growth of the node's memory"}
+    assert fit_growth([sample(5), sample(10)], "node", "rss_mb") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "check"),
+    [
+        ({"confused_ids": 1}, "ids with two meanings"),
+        ({"reused_ids": 1}, "ids given twice"),
+        ({"longest_gap_s": 61.0}, "longest time without masks of cam0"),
+        ({"missing": ["cam0"]}, "processes that do not run at the end"),
+        ({"ages_ms": {"cam0": [500.0] * 50}}, "age at the start of the step, p99, without faults"),
+    ],
+)
+def test_a_run_that_shows_a_defect_fails(fields: dict[str, Any], check: str) -> None:
+    assert failed([HEAD, sample(5), sample(10, **fields)]) == {check}
+
+
+def test_ages_count_outside_of_faults_and_under_overload() -> None:
+    fault = {"kind": "fault", "t_s": 12.0, "fault": "kill", "process": "node"}
+    old = {"cam0": [400.0] * 50}
+    rows = [HEAD, sample(10), fault, *(sample(float(t), ages_ms=old) for t in (15, 20, 30)), sample(60)]
+    assert [row["t_s"] for row in find_calm(rows)] == [10, 60]
+    assert not failed(rows)
+    phase = {"kind": "phase", "t_s": 61.0, "phase": "overload", "load_hz": 100.0}
+    slow = sample(70, phase="overload", ages_ms={"load": [40.0] * 50})
+    late = {"kind": "recovery", "t_s": 80.0, "late_s": 2.5}
+    assert failed([*rows, phase, slow, late]) == {
+        "age at the start of the step, p99, under overload",
+        "recovery after the overload",
+    }
+
+
+def test_a_log_that_was_cut_off_is_summarised(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [json.dumps(row) for row in (HEAD, sample(5), sample(10))]
+    log.write_text("\n".join(lines) + "\n" + lines[-1][:40])
+    assert len(read_log(log)) == 3
+    assert write_results(log)["passed"]
+    assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "summary.json", "plot.png"}
+
+
+@pytest.mark.timeout(900)
+def test_a_short_chaos_runs_and_keeps_its_ids(tmp_path: Path) -> None:
+    """Times are not asserted: only that faults happened, that all runs again, and that no id had two meanings."""
+    settings = {
+        "SAM3_MODEL__NAME": str(save_tiny_checkpoint(tmp_path / "tiny")),
+        "SAM3_MODEL__THREADS": "1",
+        "SAM3_MODEL__DEVICE": "cpu",
+        "SAM3_DETECTOR__KIND": "none",
+        "SAM3_DEADLINE__BUDGET_MS": "5",
+    }
+    # a busy machine starves processes for longer than a watchdog may wait in a short test
+    plan = Plan(
+        5, 2, 2, fault_every_s=2, sample_every_s=1, watchdog_s=0, faults=("kill", "pause"), settings=settings
+    )
+    Soak(plan, tmp_path / "log.jsonl").run()
+    rows = read_log(tmp_path / "log.jsonl")
+    summary = write_results(tmp_path / "log.jsonl")
+    assert 1 <= sum(summary["faults"].values()) == len(select(rows, "fault"))
+    assert [row["phase"] for row in select(rows, "phase")] == ["overload"]
+    assert len(select(rows, "recovery")) == 1
+    assert summary["ids"] > 0
+    last = select(rows, "sample")[-1]
+    assert (last["confused_ids"], last["reused_ids"]) == (0, 0)
+    assert (tmp_path / "plot.png").stat().st_size > 1000

@@ -1,0 +1,288 @@
+"""A node with cameras and clients in which something breaks every minute, and the log of what it does then.
+
+Cameras and node are members of a group that restarts them, as `launch/start` does. A second camera comes and goes, a
+stranger sends malformed frames and requests, and a client adds and removes objects. One member after the other is
+killed (SIGKILL), stopped for good (SIGSTOP, which the watchdog must end), or stopped for a while. Then a camera sends
+frames at several times the node's rate.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import Sam3NodeError
+from sam3_node.processes.supervisor import Group, Process
+from tools.bench.soak_clients import Prompter, Reader, Stranger
+from tools.bench.soak_summary import MARGIN_MS
+
+SIZE = "width=160&height=120"
+FLAP_S = 7.0
+MAX_LOAD_HZ = 240.0
+PAUSE_S = 2.0
+FLOW_S = 5.0
+"""The next fault waits until masks have come within this time."""
+READY_S = 300.0
+FAULTS = ("kill", "stop", "pause")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of each part in seconds, and what happens in it."""
+
+    chaos_s: float
+    overload_s: float
+    quiet_s: float
+    fault_every_s: float = 60.0
+    sample_every_s: float = 5.0
+    watchdog_s: float = 10.0
+    camera_hz: float = 10.0
+    load_factor: float = 4.0
+    faults: tuple[str, ...] = FAULTS
+    seed: int = 0
+    keeps_epochs: bool = False
+    """True if the node keeps ids and epochs across restarts"""
+    settings: dict[str, str] = field(default_factory=dict)
+    """environment of the node and its cameras"""
+
+
+class Soak:
+    """One run. It writes a line of the log at once for everything that happens, so a cut run loses nothing."""
+
+    def __init__(self, plan: Plan, log: Path) -> None:
+        self._plan, self._log = plan, log
+        self._chance = random.Random(plan.seed)
+        self._start_s = self._since_s = time.monotonic()
+        self._phase = "start"
+        self._pids: dict[str, set[int]] = {}
+        self._extra: dict[str, subprocess.Popen[bytes]] = {}
+        self._resume: list[tuple[float, int]] = []
+
+    def run(self) -> None:
+        """Run all parts of the plan."""
+        plan = self._plan
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+            names = ("cam0", "flap", "stranger", "load")
+            self._frames = {name: f"ipc://{folder}/{name}" for name in names}
+            self._masks, self._control = f"ipc://{folder}/masks", f"ipc://{folder}/control"
+            self._write("head", **self._describe())
+            self._group = opened.enter_context(Group(grace_s=3.0, echo=None))
+            opened.callback(self._end_extra)
+            self._group.start(self._make_camera("cam0", plan.camera_hz))
+            self._group.start(self._make_node())
+            self._group.wait_ready("node", READY_S)
+            clients = [
+                opened.enter_context(
+                    PerceptionClient(
+                        self._masks, self._control, timeout_ms=5000, on_restart=lambda restart: None
+                    )
+                )
+                for _ in range(3)
+            ]
+            self._status_client = clients[2]
+            self._reader = Reader(clients[0], plan.keeps_epochs)
+            self._wait_for_masks("cam0")
+            self._start_s = self._since_s = time.monotonic()
+            prompter = Prompter(clients[1], self._reader, random.Random(plan.seed + 1))
+            opened.callback(prompter.stop)
+            self._break_things()
+            self._overload()
+            self._pass("quiet", plan.quiet_s)
+
+    def _describe(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "camera_hz": plan.camera_hz,
+            "settle_s": plan.watchdog_s + 15,
+            "max_gap_s": plan.watchdog_s + 60,
+            "seed": plan.seed,
+            "fault_every_s": plan.fault_every_s,
+            "settings": plan.settings,
+        }
+
+    def _break_things(self) -> None:
+        """Break something every `fault_every_s`, beside a stranger and a camera that comes and goes."""
+        plan = self._plan
+        stranger = Stranger(self._frames["stranger"], self._control, random.Random(plan.seed + 2))
+        try:
+            self._pass("chaos", plan.chaos_s, chaos=True)
+        finally:
+            stranger.stop()
+            self._end_extra()
+
+    def _overload(self) -> None:
+        """Let a camera send at a multiple of the node's rate; then measure how long cam0's frames stay too old."""
+        plan = self._plan
+        if not plan.overload_s:
+            return
+        rate_hz = 1000 / max(self._reader.step_ms, 0.1)
+        load_hz = min(plan.load_factor * rate_hz, MAX_LOAD_HZ)
+        self._write("phase", phase="overload", rate_hz=round(rate_hz, 2), load_hz=round(load_hz, 2))
+        self._start_extra("load", load_hz)
+        self._wait_for_masks("load")
+        self._pass("overload", plan.overload_s)
+        self._end_extra()
+        self._reader.watch_age(1000 / plan.camera_hz + MARGIN_MS)
+        end_s = time.monotonic()
+        self._pass("recovery", min(plan.quiet_s, 10.0))
+        self._write("recovery", late_s=round(max(0.0, self._reader.late_s - end_s), 2))
+
+    def _pass(self, phase: str, seconds: float, chaos: bool = False) -> None:
+        """Let time pass: keep the group, sample, and break things if there is `chaos`."""
+        plan = self._plan
+        self._sample()  # what came before belongs to the phase before
+        self._phase = phase
+        now_s = time.monotonic()
+        end_s, next_sample_s = now_s + seconds, now_s + plan.sample_every_s
+        next_fault_s, next_flap_s = now_s + plan.fault_every_s, now_s
+        while (now_s := time.monotonic()) < end_s:
+            self._group.poll(0.05)
+            self._continue_paused()
+            flows = now_s - self._reader.last_s < FLOW_S  # a process that still starts is not watched yet
+            if chaos and now_s >= next_fault_s and flows:
+                next_fault_s = now_s + plan.fault_every_s
+                self._break_one()
+            if chaos and now_s >= next_flap_s:
+                next_flap_s += FLAP_S * self._chance.uniform(0.3, 1.0)
+                self._flap()
+            if now_s >= next_sample_s:
+                next_sample_s = now_s + plan.sample_every_s
+                self._sample()
+        self._sample()
+
+    def _break_one(self) -> None:
+        """Kill a member, stop it for good, or stop it for a while."""
+        members = self._find_members()
+        name, fault = self._chance.choice(sorted(members) or ["none"]), self._chance.choice(self._plan.faults)
+        if name == "none":
+            return
+        process = members[name]
+        self._write("fault", fault=fault, process=name)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        if fault == "pause":
+            self._resume.append((time.monotonic() + PAUSE_S, process.pid))
+
+    def _continue_paused(self) -> None:
+        for item in [item for item in self._resume if item[0] <= time.monotonic()]:
+            self._resume.remove(item)
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(item[1]).send_signal(signal.SIGCONT)
+
+    def _flap(self) -> None:
+        if "flap" in self._extra:
+            self._end_extra()
+        else:
+            self._start_extra("flap", self._plan.camera_hz)
+
+    def _start_extra(self, name: str, rate_hz: float) -> None:
+        made = self._make_camera(name, rate_hz)
+        self._extra[name] = subprocess.Popen(
+            made.command,
+            env=psutil.Process().environ() | dict(made.env),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _end_extra(self) -> None:
+        for process in self._extra.values():
+            process.terminate()
+        for process in self._extra.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._extra.clear()
+
+    def _make_camera(self, name: str, rate_hz: float) -> Process:
+        words = ("camera", f"scene:shapes?{SIZE}", "--camera.name", name, "--camera.fps", f"{rate_hz:g}")
+        return self._make(name, words, SAM3_TRANSPORT__FRAMES=self._frames[name])
+
+    def _make_node(self) -> Process:
+        return self._make("node", ("run",), SAM3_TRANSPORT__FRAMES=",".join(self._frames.values()))
+
+    def _make(self, name: str, words: tuple[str, ...], **environment: str) -> Process:
+        endpoints = {"SAM3_TRANSPORT__MASKS": self._masks, "SAM3_TRANSPORT__CONTROL": self._control}
+        return Process(
+            name,
+            (sys.executable, "-m", "sam3_node", *words),
+            r"^node ready" if name == "node" else r"publishing on",
+            {**endpoints, **self._plan.settings, **environment},
+            "on-failure",
+            self._plan.watchdog_s,
+        )
+
+    def _find_members(self) -> dict[str, psutil.Process]:
+        """Return the processes of the group that run, by name."""
+        found = {}
+        for process in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                if process.status() == psutil.STATUS_ZOMBIE or "sam3_node" not in words:
+                    continue
+                name = "node" if "run" in words else words[words.index("--camera.name") + 1]
+                if name not in self._extra:
+                    found[name] = process
+        return found
+
+    def _wait_for_masks(self, camera: str) -> None:
+        end_s = time.monotonic() + READY_S
+        while camera not in self._reader.cameras:
+            self._group.check()
+            self._group.poll(0.1)
+            if time.monotonic() > end_s:
+                raise SystemExit(f"no masks of {camera} came within {READY_S:g} s")
+
+    def _sample(self) -> None:
+        members = self._find_members()
+        processes = {}
+        for name, process in members.items():
+            self._pids.setdefault(name, set()).add(process.pid)
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
+                processes[name] = {
+                    "pid": process.pid,
+                    "age_s": round(time.time() - process.create_time(), 1),
+                    "rss_mb": round(process.memory_info().rss / 1e6, 2),
+                    "descriptors": process.num_fds(),
+                    "threads": process.num_threads(),
+                }
+        status = self._ask_status() if self._phase not in ("start", "chaos") else {}
+        cameras = status.get("cameras", {}).values()
+        self._write(
+            "sample",
+            since_s=round(self._since_s - self._start_s, 2),
+            phase=self._phase,
+            processes=processes,
+            missing=sorted({"node", "cam0"} - set(members)),
+            restarts={name: len(pids) - 1 for name, pids in self._pids.items()},
+            over_budget=max((camera["over_budget"] for camera in cameras), default=0),
+            shed_level=max((camera["shed_level"] for camera in cameras), default=0),
+            rejected=[status.get("frames_rejected"), status.get("requests_rejected")],
+            **self._reader.sample(),
+        )
+        self._since_s = time.monotonic()
+
+    def _ask_status(self) -> dict[str, Any]:
+        try:
+            return self._status_client.status()
+        except Sam3NodeError:
+            return {}
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        line = {"kind": kind, "t_s": round(time.monotonic() - self._start_s, 2), **fields}
+        with self._log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
