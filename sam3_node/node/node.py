@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,9 +16,9 @@ from typing import Any, Self
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.pipeline import Pipeline
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
-from ..perception.spatial import SpatialStage
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
@@ -27,8 +28,10 @@ from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, po
 from .ages import AgeLimits
 from .decode_ahead import DecodeAhead
 from .operations import NODE_QUERIES, describe_change, find_topic, handle_request, has_changed_state
+from .restoring import restore_at_start
 from .robot_poses import RobotPoses
-from .stats import CameraSnapshot, CameraStats, NodeSnapshot, describe_error, rss_bytes
+from .snapshots import Snapshots
+from .stats import CameraSnapshot, CameraStats, FailureLog, NodeSnapshot, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,6 @@ MIN_CATCH_UP_FRAMES = 2
 """Between two steps, objects catch up by at least this number of frames: a step adds one to their way."""
 FIRST_BUDGET_S = 0.05  # before the first step
 STATS_LOG_EVERY_S = 60.0
-FAILURE_LOG_EVERY_S = 1.0
 CAMERA_IDLE_S = 10.0
 MAX_CAMERA_NAMES = 256
 LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
@@ -52,8 +54,8 @@ class Node:
     only a GPU that has failed does, with DeviceError, because no later frame could succeed.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, restore_from: str | None = None) -> None:
+        self._settings, self._restore_from = settings, restore_from
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
         self._endpoints: dict[str, str] = {}  # by served camera
@@ -67,11 +69,11 @@ class Node:
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
         self._catch_up_turns = 0
-        self._depth_warnings: set[tuple[str, str]] = set()
+        self._failures = FailureLog()
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
-        self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
+        self._start_s = self._next_stats_log_s = time.monotonic()
         self._open_sockets = ExitStack()
 
     def __enter__(self) -> Self:
@@ -105,6 +107,10 @@ class Node:
         if prepares_ahead(self.perception.model):
             prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
+        self.snapshots = Snapshots(
+            self._settings.snapshot, self.perception, self._publish_event, lambda: self._stats
+        )
+        restore_at_start(self.snapshots, self._restore_from)
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
@@ -122,12 +128,14 @@ class Node:
             if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
             self._catch_up()
+            self.snapshots.turn()
             self._log_stats()
 
     def shutdown(self) -> None:
         """Close the sockets. Published masks are still delivered to connected readers."""
         for camera, stats in self._stats.items():
             log.info("camera %s: %s", camera, stats.describe())
+        self.snapshots.close()
         self._open_sockets.close()
         log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
 
@@ -142,7 +150,9 @@ class Node:
         """
         snapshot = self._current_snapshot()
         cameras = self._format_status(snapshot)["cameras"]
-        return {**self._description, **snapshot.perception, "events": snapshot.events, "cameras": cameras}
+        origin = {"restored": self.snapshots.describe()["restored"]}
+        own = {**self._description, **snapshot.perception, **origin}
+        return {**own, "events": snapshot.events, "cameras": cameras}
 
     def _format_status(self, snapshot: NodeSnapshot) -> dict[str, Any]:
         return {
@@ -154,6 +164,7 @@ class Node:
             "frames_rejected": self._frames.rejected + self._refused,
             "frames_last_error": self._frames.last_error,
             "requests_rejected": self._control.rejected,
+            "snapshot": self.snapshots.describe(),
             "cameras": snapshot.describe_cameras(),
         }
 
@@ -241,7 +252,17 @@ class Node:
             except Sam3NodeError as error:  # recorders count the missing number as lost
                 log.error("event %d, %s, could not be published: %s", self._events, op, error)
             self._events += 1
+            self._count_for(self.perception.pipelines)
             self._take_snapshot()
+
+    def _count_for(self, pipelines: Mapping[str, Pipeline]) -> None:
+        """Keep the counts of the cameras that are served, and begin those of new ones."""
+        self._stats = {
+            camera: self._stats.get(camera) or CameraStats(None, partial(self._silent_s, camera))
+            for camera in pipelines
+        }
+        for camera, pipeline in pipelines.items():
+            self._stats[camera].epoch = pipeline.epoch
 
     def _step_next(self, stop: threading.Event) -> None:
         received = self._frames.take(timeout_ms=0)
@@ -266,7 +287,7 @@ class Node:
             self._publish(masks, received, stop)
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
-            self._log_failure(received, error)
+            self._failures.log(received.frame, error)
             self._publish_event(
                 FAILED,
                 {"camera": received.frame.camera, "seq": received.frame.seq, "error": describe_error(error)},
@@ -287,21 +308,11 @@ class Node:
                 pipeline.step(frame, received.received_ns, received.skipped, self._poses.find, prepared)
             )
         if frame.depth is not None:
-            self._note_spatial_problem(frame.camera, pipeline.spatial)
+            poses_problem = self._poses.problem if pipeline.spatial.lacks_robot else None
+            self._stats[frame.camera].note_spatial(frame.camera, pipeline.spatial.problem, poses_problem)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
         return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
-
-    def _note_spatial_problem(self, camera: str, spatial: SpatialStage) -> None:
-        """Tell in the status why 3-D fields are missing, and log it once for each camera and reason."""
-        problem = spatial.problem
-        if spatial.lacks_robot and self._poses.problem is not None:
-            problem = f"{problem}: {self._poses.problem}"
-        self._stats[camera].spatial_problem = problem
-        reason = (camera, (problem or "").split(":")[0])
-        if problem is not None and reason not in self._depth_warnings:
-            self._depth_warnings.add(reason)
-            log.warning("camera %s: 3-D: %s", camera, problem)
 
     def _withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
@@ -354,8 +365,7 @@ class Node:
                 log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
             return False
         log.info("camera %s: new, served", camera)
-        pipeline = self.perception.serve(camera)
-        self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera))
+        self.perception.serve(camera)
         self._publish_event(SERVED, {"camera": camera})
         self._endpoints[camera] = endpoint
         return True
@@ -364,7 +374,7 @@ class Node:
         """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
         camera = choose_replaced(
             {
-                name: (self._endpoints[name], stats.idle_s >= CAMERA_IDLE_S)
+                name: (self._endpoints.get(name, ""), stats.idle_s >= CAMERA_IDLE_S)
                 for name, stats in sorted(self._stats.items(), key=lambda item: -item[1].idle_s)
             },
             endpoint,
@@ -373,19 +383,11 @@ class Node:
         if camera is None:
             return False
         log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
+        self.snapshots.withdraw()  # it has the epoch of ids that become void
         self.perception.drop(camera)
-        del self._stats[camera], self._endpoints[camera]
+        self._endpoints.pop(camera, None)
         self._publish_event(DROPPED, {"camera": camera})
         return True
-
-    def _log_failure(self, received: ReceivedFrame, error: Exception) -> None:
-        """Log at most one failure per second, with a traceback for unexpected errors. All failures are counted."""
-        now_s = time.monotonic()
-        if now_s < self._next_failure_log_s:
-            return
-        self._next_failure_log_s = now_s + FAILURE_LOG_EVERY_S
-        frame, expected = received.frame, isinstance(error, Sam3NodeError)
-        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
 
     def _log_stats(self) -> None:
         now_s = time.monotonic()

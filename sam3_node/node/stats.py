@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import statistics
@@ -12,14 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import Sam3NodeError
 from ..types import Frame
 from ..wire import MAX_INT
+
+log = logging.getLogger(__name__)
 
 WINDOW_FRAMES = 1000
 RATE_FRAMES = 100
 STEP_FRAMES = 15
 MAX_ERROR_CHARACTERS = 200
 LOG_EVERY_S = 10.0
+FAILURE_LOG_EVERY_S = 1.0
+COUNTS = ("stepped", "failed", "skipped", "too_old", "clock_ahead", "withheld")
 
 
 class CameraStats:
@@ -39,11 +45,12 @@ class CameraStats:
         self.too_old = self.clock_ahead = self.withheld = 0
         self._left_out = 0  # since the last step
         self._next_log_s = 0.0
-        self._epoch, self._silent_s = epoch, silent_s
+        self.epoch, self._silent_s = epoch, silent_s
         self.last_seq: int | None = None
         self.last_error: str | None = None
         self.spatial_problem: str | None = None
         """Why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing."""
+        self._spatial_warnings: set[str] = set()
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._arrivals_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
@@ -109,6 +116,24 @@ class CameraStats:
         self._next_log_s = now_s + LOG_EVERY_S
         return True
 
+    def counts(self) -> dict[str, int]:
+        """Return the counts, as `restore` takes them."""
+        return {name: getattr(self, name) for name in COUNTS}
+
+    def restore(self, counts: Mapping[str, int]) -> None:
+        """Go on from the counts of an earlier run. The camera counts as one that was stepped just now."""
+        for name in COUNTS:
+            setattr(self, name, min(max(int(counts.get(name, 0)), 0), MAX_INT))
+        self._ends_s.append(time.monotonic())
+
+    def note_spatial(self, camera: str, problem: str | None, poses_problem: str | None) -> None:
+        """Tell in the status why 3-D fields are missing, and log each reason once."""
+        self.spatial_problem = problem if poses_problem is None else f"{problem}: {poses_problem}"
+        reason = (problem or "").split(":")[0]
+        if problem is not None and reason not in self._spatial_warnings:
+            self._spatial_warnings.add(reason)
+            log.warning("camera %s: 3-D: %s", camera, self.spatial_problem)
+
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
         self.failed += 1
@@ -122,7 +147,7 @@ class CameraStats:
         """
         silent_s, origin_ns = self._silent_s(), self.origin_ns
         return {
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "silent_s": None if silent_s is None else round(silent_s, 3),
             "received": min(self.stepped + self.failed + self.skipped, MAX_INT),
             "stepped": self.stepped,
@@ -150,6 +175,22 @@ class CameraStats:
             return 0.0
         # measured up to now, so the rate of a stopped camera falls
         return round(len(ends_s) / max(time.monotonic() - ends_s[0], 1e-9), 2)
+
+
+class FailureLog:
+    """Logs failures of frames: at most one per second, with a traceback for unexpected errors."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic()
+
+    def log(self, frame: Frame, error: Exception) -> None:
+        """Log the failure of a frame, unless another one was logged just now."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + FAILURE_LOG_EVERY_S
+        expected = isinstance(error, Sam3NodeError)
+        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
 
 
 def _origin_ns(frame: Frame, received_ns: int) -> int:
