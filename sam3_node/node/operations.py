@@ -55,9 +55,10 @@ def _make_reply(host: OperationHost, request: Request) -> Reply:
             return Reply(
                 request.id, operation(host.snapshots, _checked_arguments(request.op, request.args, allowed))
             )
+        result = carry_out(host.perception, request.op, request.args)
         if request.op == "resume":
             host.snapshots.take_back()
-        return Reply(request.id, carry_out(host.perception, request.op, request.args))
+        return Reply(request.id, result)
     except WireError as error:
         return Reply.failed(request.id, RequestError(str(error)))
     except Sam3NodeError as error:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ SUFFIX = ".snapshot"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_NAMED = 32
 CHUNK_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 KEEP_S = 120.0
 """Time for which a packed snapshot waits in memory for the next request to read it."""
 RETRY_S = 5.0
@@ -41,12 +43,12 @@ class Packed(NamedTuple):
     size: int
     sha256: str
     write_ms: float
-    data: bytes | None
+    data: bytearray | None
     """None if it was written"""
 
 
 class Restored(NamedTuple):
-    """What a node has continued from."""
+    """The snapshot that a node continued from."""
 
     source: str
     snapshot: Snapshot
@@ -130,7 +132,7 @@ class Snapshots:
 
     def withdraw(self) -> None:
         """Delete the automatic snapshot, because ids of its epochs are about to become void. A new one is due."""
-        self._finish_automatic()
+        self.finish()
         self._next_s = time.monotonic()
         if self._settings.path is not None:
             try:
@@ -194,7 +196,7 @@ class Snapshots:
         if not job.future.done():
             return {"ready": False}
         packed = _result(job)
-        data = (packed.data or b"")[offset : offset + CHUNK_BYTES]
+        data = bytes((packed.data or b"")[offset : offset + CHUNK_BYTES])
         return {"ready": True, "size": packed.size, "sha256": packed.sha256, "data": data}
 
     def restore_named(self, name: str) -> Restored:
@@ -246,10 +248,10 @@ class Snapshots:
     def close(self) -> None:
         """Write the last automatic snapshot, so that a new start continues here, and end the thread."""
         try:
-            self._finish_automatic()
+            self.finish()
             if self._settings.path is not None and not self._handed_over:
                 self._automatic = self._take("automatic", self._settings.path)
-                self._finish_automatic()
+                self.finish()
         except Exception as error:  # such as of a GPU that has failed; the last snapshot stays
             log.error("no snapshot was taken at the end: %s", error)
         self._writer.shutdown()
@@ -308,7 +310,8 @@ class Snapshots:
         except SnapshotError as error:
             log.error("%s; until then no object is added", error)
 
-    def _finish_automatic(self) -> None:
+    def finish(self) -> None:
+        """Wait for the automatic snapshot that is being written, if there is one."""
         if self._automatic is not None:
             self._automatic.future.exception()  # waits
             self._collect()
@@ -342,13 +345,20 @@ def read_file(path: Path) -> bytes:
 
 
 def _pack(snapshot: Snapshot, path: Path | None) -> Packed:
-    begin_s = time.perf_counter()
-    data = snapshot.pack()
-    if path is not None:
-        with atomic_file(path) as file:
-            file.write(data)
-    digest = hashlib.sha256(data).hexdigest()
-    return Packed(len(data), digest, _ms_since(begin_s), data if path is None else None)
+    """Write a snapshot, or keep its bytes, in pieces: the interpreter's lock is held for none of them for long."""
+    begin_s, digest = time.perf_counter(), hashlib.sha256()
+    parts = [memoryview(part) for part in snapshot.parts()]
+    pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
+    data = bytearray() if path is None else None
+    with atomic_file(path) if path is not None else nullcontext() as file:
+        for piece in pieces:
+            digest.update(piece)
+            if file is not None:
+                file.write(piece)
+            elif data is not None:
+                data += piece
+    size = sum(piece.nbytes for piece in pieces)
+    return Packed(size, digest.hexdigest(), _ms_since(begin_s), data)
 
 
 def _result(job: _Job) -> Packed:

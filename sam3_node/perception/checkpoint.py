@@ -11,17 +11,19 @@ Dimensions are stored from the outermost inward.
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgpack
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import ReplayError, WireError
-from ..types import State
+from ..types import Buffer, State
 from ..wire.zstd import compress, decompress
 
 MAGIC = b"SAM3NST2"
@@ -31,6 +33,19 @@ _DIGEST = hashlib.sha256().digest_size
 _SIZE = struct.Struct("<Q")
 
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names of dtypes in safetensors."""
 MALFORMED = (WireError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError, struct.error)
 """Errors that `unpack_tensors` raises for bytes that `pack_tensors` did not make."""
 
@@ -44,6 +59,14 @@ def pack_state(state: State) -> bytes:
 
 def pack_tensors(state: State) -> bytes:
     """Pack a state as safetensors; TypeError if it holds anything but plain values and tensors."""
+    return b"".join(list_parts(state))
+
+
+def list_parts(state: State) -> list[Buffer]:
+    """Return the bytes of `pack_tensors` in parts, for a thread that must not stop others.
+
+    safetensors' own `save` holds the interpreter's lock while it copies all tensors.
+    """
     tensors: dict[str, Tensor] = {}
 
     def replace_tensor(value: object) -> msgpack.ExtType:
@@ -55,8 +78,26 @@ def pack_tensors(state: State) -> bytes:
 
     packed = msgpack.packb(state, default=replace_tensor)
     tensors[PLAIN] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-    body: bytes = save(tensors)
-    return body
+    return _serialize(tensors)
+
+
+def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
+    """Return a safetensors file in parts: the size of the header, the header, and the values of each tensor."""
+    header: dict[str, Any] = {}
+    parts, end = list[Buffer](), 0
+    for key in sorted(
+        tensors, key=lambda key: (-tensors[key].itemsize, key)
+    ):  # so that all values are aligned
+        tensor = tensors[key].contiguous()
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"a state holds tensors of {', '.join(DTYPES.values())}, found {tensor.dtype}")
+        begin, end = end, end + tensor.nbytes
+        place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[key] = {"dtype": DTYPES[tensor.dtype], **place}
+        parts.append(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _SIZE.size)
+    return [_SIZE.pack(len(text)), text, *parts]
 
 
 def unpack_state(data: bytes) -> State:

@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 
 from ..engines.oom import find_device_error
 from ..errors import Sam3NodeError, SnapshotError
-from ..types import State
-from .checkpoint import MALFORMED, pack_tensors, unpack_tensors
+from ..types import Buffer, State
+from .checkpoint import MALFORMED, list_parts, unpack_tensors
 from .linking import WorldLinker
 from .perception import Perception
 from .registry import ObjectRegistry
@@ -64,8 +64,14 @@ class Snapshot:
 
     def pack(self) -> bytes:
         """Return the bytes of the file."""
-        body = pack_tensors({name: getattr(self, name) for name in self.__slots__})
-        return _HEADER.pack(MAGIC, VERSION, hashlib.sha256(body).digest()) + body
+        return b"".join(self.parts())
+
+    def parts(self) -> list[Buffer]:
+        """Return the bytes of the file in parts. A thread that makes and writes them does not stop others."""
+        parts, digest = list_parts({name: getattr(self, name) for name in self.__slots__}), hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        return [_HEADER.pack(MAGIC, VERSION, digest.digest()), *parts]
 
     @classmethod
     def unpack(cls, data: bytes, what: str) -> Self:
