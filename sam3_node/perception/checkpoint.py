@@ -94,7 +94,7 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
         begin, end = end, end + tensor.nbytes
         place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
         header[key] = {"dtype": DTYPES[tensor.dtype], **place}
-        parts.append(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _SIZE.size)
     return [_SIZE.pack(len(text)), text, *parts]

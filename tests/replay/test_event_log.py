@@ -191,7 +191,7 @@ def test_a_restore_is_a_gap_that_names_the_snapshot() -> None:
     assert gaps(entries) == [text := gaps(entries)[0]]
     assert "continued from a snapshot (SHA-256 " + "ab" * 32 in text
     assert Edit(RESTARTED) in entries
-    with pytest.raises(ReplayError, match="continued from a snapshot .* --allow-gaps goes on"):
+    with pytest.raises(ReplayError, match=r"continued from a snapshot .* --allow-gaps goes on"):
         list(match_frames(entries, [make_frame(0), make_frame(1)], Notes(lenient=False)))
 
 
