@@ -89,12 +89,15 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
         tensors, key=lambda key: (-tensors[key].itemsize, key)
     ):  # so that all values are aligned
         tensor = tensors[key].contiguous()
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1:  # of a single value, the stride may be any
+            flat = flat.clone(memory_format=torch.contiguous_format)
         if tensor.dtype not in DTYPES:
             raise TypeError(f"a state holds tensors of {', '.join(DTYPES.values())}, found {tensor.dtype}")
         begin, end = end, end + tensor.nbytes
         place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
         header[key] = {"dtype": DTYPES[tensor.dtype], **place}
-        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        parts.append(flat.view(torch.uint8).numpy().data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _SIZE.size)
     return [_SIZE.pack(len(text)), text, *parts]
