@@ -12,6 +12,7 @@ from .processes.signals import INTERRUPTED, exit_on_interrupt, raise_on_interrup
 
 def main() -> int:
     """Run the command line and return its exit code."""
+    from .cli.main import DEVICE_FAILED
     from .cli.main import main as run_command
 
     try:
@@ -21,8 +22,11 @@ def main() -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     exit_on_interrupt()
-    if code == INTERRUPTED:
-        # leave without the interpreter's exit: it would wait for threads, such as those of a download
+    if code in (INTERRUPTED, DEVICE_FAILED):
+        # leave without the interpreter's exit: it would wait for threads, such as those of a download, or for a GPU
+        import logging
+
+        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -64,14 +64,49 @@ def test_the_bench_robot_profile_sets_no_useless_memory() -> None:
     assert tracker.selection == "confident" or tracker.bank_size <= 7
 
 
+UNITS = sorted((LAUNCH / "systemd").glob("*.service"))
+
+
+def read_unit(unit: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(unit.read_text())
+    return parser
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_every_unit_is_watched_bounded_and_started_again(unit: Path) -> None:
+    parser = read_unit(unit)
+    service = parser["Service"]
+    assert parser["Unit"]["StartLimitIntervalSec"] == "0"
+    assert (service["Type"], service["Restart"], service["WatchdogSignal"]) == (
+        "notify",
+        "on-failure",
+        "SIGKILL",
+    )
+    assert float(service["WatchdogSec"]) + float(service["RestartSec"]) < 15, (
+        "a hung process is replaced in 20 s"
+    )
+    assert (service["UMask"], service["ProtectHome"]) == ("0077", "yes")
+    assert {"MemoryMax", "LimitNOFILE"} <= set(service)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_every_unit_is_valid(unit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/sam3-node/.venv/bin/sam3-node", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert unit.name not in done.stdout + done.stderr, "unknown keys are warnings only"
+
+
 @pytest.mark.parametrize(
     ("unit", "command"), [("sam3-camera.service", "camera"), ("sam3-node.service", "run")]
 )
 def test_every_unit_starts_a_real_command(unit: str, command: str) -> None:
-    parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string((LAUNCH / "systemd" / unit).read_text())
-    words = parser["Service"]["ExecStart"].split()
+    words = read_unit(LAUNCH / "systemd" / unit)["Service"]["ExecStart"].split()
     assert words[1:3] == [command, "--profile"]
     help_text = subprocess.run(
         [sys.executable, "-m", "sam3_node", command, "--help"], capture_output=True, text=True, timeout=30

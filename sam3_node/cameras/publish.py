@@ -12,6 +12,7 @@ import cv2
 from ..calibration import Calibration, load_calibration
 from ..errors import WireError
 from ..geometry import scale_intrinsics
+from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..processes.waiting import WaitingNotice
 from ..settings import CameraSettings, Settings
@@ -130,11 +131,14 @@ def _publish(
     watchdog.wait()
     for image in source:
         watchdog.turn()
-        try:
-            unsent += not _send(publisher, frame_from(image, captured, camera, calibration), stop, watchdog)
-        except WireError as error:
-            unsent += 1
-            _log.warning("%s: image %d is left out: %s", source.name, captured, error)
+        with log_subject(camera.name, captured):
+            try:
+                unsent += not _send(
+                    publisher, frame_from(image, captured, camera, calibration), stop, watchdog
+                )
+            except WireError as error:
+                unsent += 1
+                _log.warning("%s: image %d is left out: %s", source.name, captured, error)
         captured += 1
         report.count(unsent)
         if captured == camera.frames or stop.is_set():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CameraError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
+from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
@@ -71,7 +72,7 @@ def camera(args: Namespace, settings: Settings) -> None:
     from ..cameras.publish import run_camera
 
     raise_descriptor_limit()
-    with _watch(settings) as watchdog:
+    with _watch(settings) as watchdog, log_subject(settings.camera.name):
         run_camera(settings, stop_on_signals(), watchdog)
 
 

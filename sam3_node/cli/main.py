@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,12 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import NoAnswerError, Sam3NodeError
+from ..errors import DeviceError, NoAnswerError, Sam3NodeError
+from ..processes.logs import install_log_handler
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
 from . import calibrate, commands, engine, replay, snapshot
 from .commands import AddCommand
 from .parser import (
+    DEVICE_FAILED,
     FAILED,
     NO_ANSWER,
     CommandParser,
@@ -30,21 +31,23 @@ from .parser import (
 )
 from .terminal import printable
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+EXIT_CODES: dict[type[Sam3NodeError], int] = {NoAnswerError: NO_ANSWER, DeviceError: DEVICE_FAILED}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Sam3NodeErrors are printed on stderr."""
     try:
         args = _parser().parse(arguments)
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+        handler = install_log_handler()
         overrides = {name: value for name, value in vars(args).items() if "." in name}
-        code = args.run(args, load_settings(args.profile, overrides))
+        settings = load_settings(args.profile, overrides)
+        handler.configure(settings.logging.format, settings.logging.limit)
+        code = args.run(args, settings)
         sys.stdout.flush()
         return code or 0
     except Sam3NodeError as error:
         print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
-        return NO_ANSWER if isinstance(error, NoAnswerError) else FAILED
+        return EXIT_CODES.get(type(error), FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

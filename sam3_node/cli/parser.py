@@ -13,7 +13,7 @@ from ..settings import old_names, options
 from .commands import ANSWER_TIMEOUT_S, Command
 
 MAX_TIMEOUT_S = 86_400.0
-FAILED, NO_ANSWER = 2, 3
+FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
 """Exit codes of errors. argparse exits with 2, too."""
 
 

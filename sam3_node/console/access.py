@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import SettingsError
-from ..settings import Settings
+from ..settings import Settings, split_address
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -62,9 +62,8 @@ class Binding(NamedTuple):
 def read_binding(settings: Settings) -> Binding:
     """Return where to listen. Raises SettingsError for another address than loopback without TLS."""
     console = settings.console
-    host, _, port = console.bind.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    address = split_address(console.bind)
+    if address is None:
         raise SettingsError(
             f"console.bind: expected HOST:PORT such as 127.0.0.1:8460, found {console.bind!r:.80}"
         )
@@ -73,13 +72,13 @@ def read_binding(settings: Settings) -> Binding:
     for name, path in (("certificate", console.certificate), ("key", console.key)):
         if path is not None and not path.is_file():
             raise SettingsError(f"console.{name}: expected a PEM file, found none at {path}")
-    is_loopback = host in LOOPBACK
+    is_loopback = address.host in LOOPBACK
     if not is_loopback and console.certificate is None:
         raise SettingsError(
-            f"console.bind: expected 127.0.0.1, or TLS for others; found {host} without console.certificate and "
-            "console.key. On this network, everybody could read the token and see the pictures"
+            f"console.bind: expected 127.0.0.1, or TLS for others; found {address.host} without console.certificate "
+            "and console.key. On this network, everybody could read the token and see the pictures"
         )
-    return Binding(host, int(port), console.certificate, console.key, console.token or not is_loopback)
+    return Binding(*address, console.certificate, console.key, console.token or not is_loopback)
 
 
 class AccessControl:

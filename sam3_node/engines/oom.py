@@ -19,6 +19,15 @@ OUT_OF_MEMORY_SIGNS = (  # in messages: not all such errors have a class of thei
 PASSING_CUDA_ERRORS = (1, 2, 9, 98, 209, 701)
 """Codes of CUDA errors that concern one call: invalid value, memory allocation, invalid configuration, invalid device
 function, no kernel for this GPU, and too many resources requested."""
+LIBRARY_SIGNS = (
+    "CUBLAS_STATUS_",
+    "CUDNN_STATUS_",
+    "CUSOLVER_STATUS_",
+    "CUFFT_",
+    "CUDA error",
+    "Triton Error [CUDA]",
+)
+"""Signs of an error of a CUDA library, which does not say whether the device has failed or the call was wrong."""
 MEMORY_HINT = "end other processes that use it, or lower --tracker.max_objects or --model.image_size"
 TORCH_HINT = "use --engine.kind torch, and leave out --engine.graphs"
 
@@ -38,7 +47,11 @@ def find_device_error(error: BaseException) -> DeviceError | None:
     root = find_root_cause(error)
     if isinstance(root, DeviceError):
         return root
-    if not isinstance(root, torch.AcceleratorError) or is_out_of_memory(root):
+    if is_out_of_memory(root):
+        return None
+    if any(sign in str(root) for sign in LIBRARY_SIGNS) and not isinstance(root, torch.AcceleratorError):
+        root = _probe_device() or root
+    if not isinstance(root, torch.AcceleratorError):
         return None
     if getattr(root, "error_code", None) in PASSING_CUDA_ERRORS:
         return None
@@ -46,6 +59,17 @@ def find_device_error(error: BaseException) -> DeviceError | None:
         f"the GPU has failed, and this process can use it no longer: {summarize_error(root)}; start the "
         "process again, as launch/start does"
     )
+
+
+def _probe_device() -> Exception | None:
+    """Return the error that the current GPU answers to every call now; None if it answers well, or there is none."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def find_root_cause(error: BaseException) -> BaseException:

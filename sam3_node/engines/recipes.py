@@ -45,8 +45,14 @@ class Recipe(Section):
     def select_layers(self, stage: nn.Module) -> Layers:
         """Return the layers of an encoder to quantise, by name.
 
-        Raises EngineError for an exclusion that matches no layer, with the nearest names, and where no layer is left.
+        Raises EngineError for an exclusion that matches no layer, with the nearest names, and where no layer is of the
+        kinds or is left.
         """
+        if not find_layers(stage, self.kinds):
+            raise EngineError(
+                f"FP8: expected an encoder with layers of the kinds {', '.join(self.kinds)}, found none, as in "
+                "EdgeTAM's of convolutions alone; use --engine.precision bfloat16"
+            )
         names, excluded = list(find_layers(stage)), set[str]()
         for exclusion in self.exclude:
             matches = fnmatch.filter(names, exclusion.layers)

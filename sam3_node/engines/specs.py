@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class StageSpec(NamedTuple):
     def examples(self, objects: int = 2, seed: int = 0) -> tuple[Tensor, ...]:
         """Make inputs of the right shapes and dtypes on the module's device. Their values are random."""
         generator = torch.Generator().manual_seed(seed)
-        device = next(iter(self.module.buffers())).device
+        device = next(chain(self.module.buffers(), self.module.parameters())).device
         return tuple(_make_example(spec, objects, generator).to(device) for spec in self.inputs)
 
 
@@ -68,7 +69,8 @@ def tracker_stages(
     also returns what a detector may share; by default, as the model's own does now.
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
-    area, wide = height * width, model.memory_channels
+    memory = (model.memory_tokens, model.memory_channels)
+    kept = torch.bfloat16 if model.memory_dtype == torch.bfloat16 else number
     slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     image = TensorSpec("top", (1, channels, height, width), number)
     fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
@@ -77,7 +79,7 @@ def tracker_stages(
     logits = TensorSpec("logits", (OBJECTS, *model.mask_size), number)
     presence = TensorSpec("presence", (OBJECTS,), number)
     bank = (
-        TensorSpec("memory", (OBJECTS, slots, area, wide), torch.bfloat16),
+        TensorSpec("memory", (OBJECTS, slots, *memory), kept),
         TensorSpec("offset", (OBJECTS, slots), torch.int64),
         TensorSpec("pointers", (OBJECTS, pointers, channels), number),
         TensorSpec("pointer_age", (OBJECTS, pointers), torch.float32),
@@ -96,7 +98,7 @@ def tracker_stages(
         features.append(TensorSpec(TRUNK, (1, depth, height, width), number))
     side = model.image_size
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
-    remembered = TensorSpec("remembered", (OBJECTS, area, wide), torch.bfloat16)
+    remembered = TensorSpec("remembered", (OBJECTS, *memory), kept)
     modules = model.stages
     stages = (
         StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features)),

@@ -12,6 +12,7 @@ from transformers import Sam2VideoModel, Sam3TrackerVideoModel, SamModel
 
 from ..errors import ModelError
 from .pretrained import CENTRED, IMAGENET, load_pretrained, read_normalisation
+from .sam.edgetam import EdgeTam
 from .sam.image_size import set_image_size
 from .sam.sam1 import adapt_sam1
 from .sam.tracker_model import TrackerModel
@@ -23,6 +24,8 @@ CLASSES: dict[str, Any] = {
     "sam3_video": Sam3TrackerVideoModel,  # facebook/sam3: detector and tracker in one; only the tracker is used
     "sam2_video": Sam2VideoModel,
     "sam2": Sam2VideoModel,  # for single images: without memory modules
+    "edgetam_video": EdgeTam,
+    "edgetam": EdgeTam,  # for single images: without memory modules
     "sam": SamModel,  # SAM 1, for single images
 }
 # without these, objects are followed by their last masks
@@ -36,6 +39,7 @@ MEMORY_MODULES = (
     "mask_downsample.",
     "temporal_positional_encoding_projection_layer.",
     "occlusion_spatial_embedding_parameter",
+    "spatial_perceiver.",
 )
 
 
@@ -88,6 +92,8 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
         raise ModelError(
             f"{name} lacks {len(essential)} tensors that a tracker needs, for example {', '.join(essential[:3])}"
         )
+    if isinstance(source, EdgeTam):
+        source.fold_norms()
     return source, not missing and not isinstance(source, SamModel)
 
 

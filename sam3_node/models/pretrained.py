@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -29,6 +29,7 @@ KNOWN = (
     "nano",
     "facebook/sam3",
     *(f"facebook/sam2.1-hiera-{size}" for size in ("tiny", "small", "base-plus", "large")),
+    "yonigozlan/EdgeTAM-hf",
 )
 """Names of weights that an error message may suggest."""
 
@@ -60,7 +61,7 @@ def load_pretrained(
     if os.path.isdir(name):
         check_weight_files(Path(name))
     with _reading(name, "config.json and safetensors"):
-        kind = AutoConfig.from_pretrained(name, trust_remote_code=False).model_type
+        kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
         if kind not in classes:
             raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
         config = configure(classes[kind].config_class.from_pretrained(name))

@@ -6,20 +6,18 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
-from ..processes.descriptors import warn_if_descriptors_run_out
+from ..perception.spatial import SpatialStage
+from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, choose_replaced, poll
@@ -27,11 +25,14 @@ from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .decode_ahead import DecodeAhead
+from .health import Health
+from .health_server import HealthServer
+from .metrics import Totals, make_pages
 from .operations import NODE_QUERIES, describe_change, find_topic, handle_request, has_changed_state
 from .restoring import restore_at_start
 from .robot_poses import RobotPoses
 from .snapshots import Snapshots
-from .stats import CameraSnapshot, CameraStats, FailureLog, NodeSnapshot, describe_error, rss_bytes
+from .stats import CameraSnapshot, CameraStats, NodeSnapshot, StatsLog, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ STEP_SHARE_OF_REQUESTS = 0.5
 MIN_CATCH_UP_FRAMES = 2
 """Between two steps, objects catch up by at least this number of frames: a step adds one to their way."""
 FIRST_BUDGET_S = 0.05  # before the first step
-STATS_LOG_EVERY_S = 60.0
 CAMERA_IDLE_S = 10.0
 MAX_CAMERA_NAMES = 256
 LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
@@ -56,6 +56,7 @@ class Node:
 
     def __init__(self, settings: Settings, restore_from: str | None = None) -> None:
         self._settings, self._restore_from = settings, restore_from
+        self.health = Health(settings)
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
         self._endpoints: dict[str, str] = {}  # by served camera
@@ -64,16 +65,14 @@ class Node:
         self._request_budget_s = FIRST_BUDGET_S
         self._publishing = threading.Lock()
         """Held from publishing masks or an event until the snapshot contains their effect."""
-        self._watchdog = Watchdog()
         self._ahead: DecodeAhead | None = None
         self._snapshot: NodeSnapshot | None = None
-        self._stepping = False
         self._catch_up_turns = 0
-        self._failures = FailureLog()
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
-        self._start_s = self._next_stats_log_s = time.monotonic()
+        self._start_s = time.monotonic()
+        self._stats_log = StatsLog()
         self._open_sockets = ExitStack()
 
     def __enter__(self) -> Self:
@@ -90,8 +89,12 @@ class Node:
         self.shutdown()
 
     def startup(self) -> None:
-        """Bind the sockets, then load the model, then connect to the cameras."""
+        """Bind the sockets, that of probes first; load the model; connect to the cameras."""
         transport, tracker = self._settings.transport, self._settings.tracker
+        if self._settings.health.bind:
+            server = HealthServer(self._settings.health.bind, make_pages(self, self._settings))
+            self.health_url = self._open_sockets.enter_context(server).url
+            log.info("health at %s", self.health_url)
         self._masks = MaskPublisher(transport.masks, transport.delivery, tracker.mask_encoding)
         self._open_sockets.callback(self._masks.close, LINGER_MS)
         self._control = self._open_sockets.enter_context(
@@ -107,20 +110,19 @@ class Node:
         if prepares_ahead(self.perception.model):
             prepare = FramePreparer(self.perception.model, tracker.max_frame_pixels)
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
-        self.snapshots = Snapshots(
-            self._settings.snapshot, self.perception, self._publish_event, lambda: self._stats
-        )
+        keep = self._settings.snapshot
+        self.snapshots = Snapshots(keep, self.perception, self._publish_event, lambda: self._stats)
         restore_at_start(self.snapshots, self._restore_from)
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
         gc.collect()
         gc.freeze()
-        self._next_stats_log_s = time.monotonic() + STATS_LOG_EVERY_S
 
     def main_loop(self, stop: threading.Event, watchdog: Watchdog | None = None) -> None:
         """Serve until `stop` is set. The current frame is finished and published first."""
-        self._watchdog = watchdog or self._watchdog
+        self.health.watchdog = watchdog or self.health.watchdog
+        self.health.serving = True
         self._announce_ready()
         while not stop.is_set():
             self._wait()
@@ -129,7 +131,7 @@ class Node:
                 self._step_next(stop)
             self._catch_up()
             self.snapshots.turn()
-            self._log_stats()
+            self._stats_log.write_if_due(self._current_snapshot(), self._frames.rejected + self._refused)
 
     def shutdown(self) -> None:
         """Close the sockets. Published masks are still delivered to connected readers."""
@@ -150,23 +152,33 @@ class Node:
         """
         snapshot = self._current_snapshot()
         cameras = self._format_status(snapshot)["cameras"]
-        origin = {"restored": self.snapshots.describe()["restored"]}
-        own = {**self._description, **snapshot.perception, **origin}
+        own = {**self._description, **snapshot.perception, "restored": self.snapshots.restored}
         return {**own, "events": snapshot.events, "cameras": cameras}
 
     def _format_status(self, snapshot: NodeSnapshot) -> dict[str, Any]:
+        totals = self.totals()
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
             **snapshot.perception,
-            "stepping": self._stepping,
+            "stepping": self.health.stepping,
             "rss_bytes": rss_bytes(),
-            "device_bytes": self.perception.device_bytes,
-            "frames_rejected": self._frames.rejected + self._refused,
+            "device_bytes": totals.gpu_bytes,
+            "frames_rejected": totals.malformed + totals.not_served,
             "frames_last_error": self._frames.last_error,
-            "requests_rejected": self._control.rejected,
+            "requests_rejected": totals.requests_rejected,
             "snapshot": self.snapshots.describe(),
             "cameras": snapshot.describe_cameras(),
         }
+
+    def snapshot(self) -> NodeSnapshot | None:
+        """Return the newest snapshot without waiting, None before the model is loaded."""
+        return self._snapshot
+
+    def totals(self) -> Totals:
+        """Return counts of the node. Any thread may call it once there is a snapshot."""
+        return Totals(
+            self._frames.rejected, self._refused, self._control.rejected, self.perception.device_bytes
+        )
 
     def _current_snapshot(self) -> NodeSnapshot:
         """Return the newest snapshot. It contains what has been published, but does not wait for a step."""
@@ -176,11 +188,10 @@ class Node:
 
     def _take_snapshot(self) -> None:
         cameras = {
-            camera: CameraSnapshot(
-                self._stats[camera], len(pipeline.objects), pipeline.turned_away, pipeline.cache_usage
-            )
+            camera: CameraSnapshot.take(self._stats[camera], pipeline)
             for camera, pipeline in self.perception.pipelines.items()
         }
+        self.health.paused = self.perception.paused
         self._snapshot = NodeSnapshot(self.perception.status(), cameras, self._events)
 
     def _answer_now(self, request: Request) -> Reply | None:
@@ -205,7 +216,7 @@ class Node:
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
-        self._watchdog.turn()
+        self.health.watchdog.turn()
         left_s = self._request_budget_s
         received = self._control.receive(timeout_ms)
         while received is not None:
@@ -252,22 +263,18 @@ class Node:
             except Sam3NodeError as error:  # recorders count the missing number as lost
                 log.error("event %d, %s, could not be published: %s", self._events, op, error)
             self._events += 1
-            self._count_for(self.perception.pipelines)
+            self._stats = CameraStats.follow(self._stats, self.perception.pipelines, self._silent_s)
             self._take_snapshot()
-
-    def _count_for(self, pipelines: Mapping[str, Pipeline]) -> None:
-        """Keep the counts of the cameras that are served, and begin those of new ones."""
-        self._stats = {
-            camera: self._stats.get(camera) or CameraStats(None, partial(self._silent_s, camera))
-            for camera in pipelines
-        }
-        for camera, pipeline in pipelines.items():
-            self._stats[camera].epoch = pipeline.epoch
 
     def _step_next(self, stop: threading.Event) -> None:
         received = self._frames.take(timeout_ms=0)
-        if received is None or not self._admit(received.frame.camera, received.endpoint):
+        if received is None:
             return
+        with log_subject(received.frame.camera, received.frame.seq):
+            if self._admit(received.frame.camera, received.endpoint):
+                self._step_admitted(received, stop)
+
+    def _step_admitted(self, received: ReceivedFrame, stop: threading.Event) -> None:
         stats = self._stats[received.frame.camera]
         refusal = self._ages.check_frame(received)
         if refusal is not None:
@@ -277,27 +284,24 @@ class Node:
             return
         stats.begin(received.frame, received.received_ns, received.skipped)
         try:
-            self._stepping = True
-            begin_ns = time.perf_counter_ns()
-            masks = self._step(received)
-            reason = self._ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
-            if reason is not None:
-                self._withhold(received, masks, reason)
-                return
-            self._publish(masks, received, stop)
+            with self.health.step():
+                begin_ns = time.perf_counter_ns()
+                masks = self._step(received)
+                reason = self._ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
+                if reason is not None:
+                    self._withhold(received, masks, reason)
+                    return
+                self._publish(masks, received, stop)
         except Exception as error:  # one bad frame must not stop the node
             stats.fail(error)
-            self._failures.log(received.frame, error)
-            self._publish_event(
-                FAILED,
-                {"camera": received.frame.camera, "seq": received.frame.seq, "error": describe_error(error)},
-            )
+            camera, seq = received.frame.camera, received.frame.seq
+            unexpected = not isinstance(error, Sam3NodeError)
+            log.error("camera %s: frame %d failed: %s", camera, seq, error, exc_info=unexpected)
+            self._publish_event(FAILED, {"camera": camera, "seq": seq, "error": describe_error(error)})
             if lost := find_device_error(error):
                 raise lost from error
         else:
             self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s
-        finally:
-            self._stepping = False
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
@@ -308,11 +312,16 @@ class Node:
                 pipeline.step(frame, received.received_ns, received.skipped, self._poses.find, prepared)
             )
         if frame.depth is not None:
-            poses_problem = self._poses.problem if pipeline.spatial.lacks_robot else None
-            self._stats[frame.camera].note_spatial(frame.camera, pipeline.spatial.problem, poses_problem)
+            self._note_spatial_problem(frame.camera, pipeline.spatial)
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
         return replace(masks, stages_us=stages_us, node=self._session.node, epoch=pipeline.epoch)
+
+    def _note_spatial_problem(self, camera: str, spatial: SpatialStage) -> None:
+        """Tell in the status why 3-D fields are missing, and log it once for each camera and reason."""
+        poses_problem = f": {self._poses.problem}" if spatial.lacks_robot and self._poses.problem else ""
+        if self._stats[camera].note_spatial_problem(spatial.problem and spatial.problem + poses_problem):
+            log.warning("camera %s: 3-D: %s", camera, self._stats[camera].spatial_problem)
 
     def _withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
@@ -350,6 +359,7 @@ class Node:
             if not self._masks.send(masks, timeout_ms=0):
                 return False
             self._stats[masks.camera].end(received.frame, received.received_ns)
+            self.health.published(masks.stages_us)
             self._take_snapshot()
             return True
 
@@ -388,13 +398,3 @@ class Node:
         self._endpoints.pop(camera, None)
         self._publish_event(DROPPED, {"camera": camera})
         return True
-
-    def _log_stats(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._next_stats_log_s:
-            return
-        self._next_stats_log_s = now_s + STATS_LOG_EVERY_S
-        for camera, found in self._current_snapshot().describe_cameras().items():
-            log.info("camera %s: %s", camera, found)
-        warn_if_descriptors_run_out()
-        log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, self._frames.rejected + self._refused)

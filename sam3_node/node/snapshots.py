@@ -117,6 +117,12 @@ class Snapshots:
         """Return the fields of the node's status. Any thread may call it."""
         return dict(self._status)
 
+    @property
+    def restored(self) -> dict[str, Any] | None:
+        """The source, digest and cameras of the snapshot that the node continued from. Any thread may read it."""
+        found: dict[str, Any] | None = self._status["restored"]
+        return found
+
     def turn(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
         self._collect()

@@ -7,15 +7,19 @@ import os
 import resource
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from ..errors import Sam3NodeError
-from ..types import Frame
+from ..perception.pipeline import Pipeline
+from ..processes.descriptors import warn_if_descriptors_run_out
+from ..processes.logs import log_subject
+from ..types import Frame, TrackState
 from ..wire import MAX_INT
+from .health import Histogram
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +28,7 @@ RATE_FRAMES = 100
 STEP_FRAMES = 15
 MAX_ERROR_CHARACTERS = 200
 LOG_EVERY_S = 10.0
-FAILURE_LOG_EVERY_S = 1.0
+STATS_LOG_EVERY_S = 60.0
 COUNTS = ("stepped", "failed", "skipped", "too_old", "clock_ahead", "withheld")
 
 
@@ -50,15 +54,40 @@ class CameraStats:
         self.last_error: str | None = None
         self.spatial_problem: str | None = None
         """Why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing."""
-        self._spatial_warnings: set[str] = set()
+        self._spatial_kinds: set[str] = set()
         self._ages_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._latencies_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self._arrivals_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self.origin_ns: int | None = None
         """Unix time from which the age of the newest published masks is measured; None before the first."""
+        self.age, self.latency = Histogram(), Histogram()
+        """All ages and latencies since the start."""
         self._ends_s: deque[float] = deque(maxlen=RATE_FRAMES)
         self._begin_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEP_FRAMES)
+
+    @property
+    def received(self) -> int:
+        """Number of frames that were stepped, failed or skipped."""
+        return min(self.stepped + self.failed + self.skipped, MAX_INT)
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the last frame arrived; None before the first."""
+        return self._silent_s()
+
+    @classmethod
+    def follow(
+        cls,
+        stats: Mapping[str, Self],
+        pipelines: Mapping[str, Pipeline],
+        silent_s: Callable[[str], float | None],
+    ) -> dict[str, Self]:
+        """Return the statistics of the cameras that are served, with the epochs of their ids; begin new ones."""
+        found = {name: stats.get(name) or cls(None, partial(silent_s, name)) for name in pipelines}
+        for name, pipeline in pipelines.items():
+            found[name].epoch = pipeline.epoch
+        return found
 
     @property
     def idle_s(self) -> float:
@@ -75,14 +104,18 @@ class CameraStats:
         self._begin_s = time.monotonic()
         self.skipped = min(self.skipped + max(0, skipped - self._left_out), MAX_INT)
         self._left_out = 0
-        self._ages_ns.append(time.time_ns() - _origin_ns(frame, received_ns))
+        age_ns = time.time_ns() - _origin_ns(frame, received_ns)
+        self._ages_ns.append(age_ns)
+        self.age.observe(age_ns / 1e9)
         if frame.clock == "system":
             self._arrivals_ns.append(received_ns - frame.capture_ns)
 
     def end(self, frame: Frame, received_ns: int) -> None:
         """Record that the frame's masks were published."""
         self.origin_ns = _origin_ns(frame, received_ns)
-        self._latencies_ns.append(time.time_ns() - self.origin_ns)
+        latency_ns = time.time_ns() - self.origin_ns
+        self._latencies_ns.append(latency_ns)
+        self.latency.observe(latency_ns / 1e9)
         self._end_step(frame)
 
     def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
@@ -107,6 +140,15 @@ class CameraStats:
         self._ends_s.append(time.monotonic())
         self._steps_s.append(self._ends_s[-1] - self._begin_s)
 
+    def note_spatial_problem(self, problem: str | None) -> bool:
+        """Keep why 3-D fields are missing. Return True if it is to be logged: once for each kind."""
+        self.spatial_problem = problem
+        kind = (problem or "").split(":")[0]
+        if problem is None or kind in self._spatial_kinds:
+            return False
+        self._spatial_kinds.add(kind)
+        return True
+
     def _note(self, reason: str) -> bool:
         """Keep a reason. Return True for the first one, and then every LOG_EVERY_S."""
         self.last_error = reason
@@ -126,14 +168,6 @@ class CameraStats:
             setattr(self, name, min(max(int(counts.get(name, 0)), 0), MAX_INT))
         self._ends_s.append(time.monotonic())
 
-    def note_spatial(self, camera: str, problem: str | None, poses_problem: str | None) -> None:
-        """Tell in the status why 3-D fields are missing, and log each reason once."""
-        self.spatial_problem = problem if poses_problem is None else f"{problem}: {poses_problem}"
-        reason = (problem or "").split(":")[0]
-        if problem is not None and reason not in self._spatial_warnings:
-            self._spatial_warnings.add(reason)
-            log.warning("camera %s: 3-D: %s", camera, self.spatial_problem)
-
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
         self.failed += 1
@@ -149,7 +183,7 @@ class CameraStats:
         return {
             "epoch": self.epoch,
             "silent_s": None if silent_s is None else round(silent_s, 3),
-            "received": min(self.stepped + self.failed + self.skipped, MAX_INT),
+            "received": self.received,
             "stepped": self.stepped,
             "skipped": self.skipped,
             "failed": self.failed,
@@ -175,22 +209,6 @@ class CameraStats:
             return 0.0
         # measured up to now, so the rate of a stopped camera falls
         return round(len(ends_s) / max(time.monotonic() - ends_s[0], 1e-9), 2)
-
-
-class FailureLog:
-    """Logs failures of frames: at most one per second, with a traceback for unexpected errors."""
-
-    def __init__(self) -> None:
-        self._next_s = time.monotonic()
-
-    def log(self, frame: Frame, error: Exception) -> None:
-        """Log the failure of a frame, unless another one was logged just now."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + FAILURE_LOG_EVERY_S
-        expected = isinstance(error, Sam3NodeError)
-        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not expected)
 
 
 def _origin_ns(frame: Frame, received_ns: int) -> int:
@@ -220,6 +238,15 @@ class CameraSnapshot:
     turned_away: int
     cache: Mapping[str, int]
     """`Pipeline.cache_usage`"""
+    tracks: Mapping[TrackState, int]
+    """number of objects by state"""
+
+    @classmethod
+    def take(cls, stats: CameraStats, pipeline: Pipeline) -> Self:
+        """Return the snapshot of a pipeline between two frames."""
+        objects = pipeline.objects
+        tracks = Counter(found.state for found in objects)
+        return cls(stats, len(objects), pipeline.turned_away, pipeline.cache_usage, tracks)
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
@@ -246,6 +273,25 @@ class NodeSnapshot:
             camera: found.describe(stepped_ns[camera] - newest_ns if camera in stepped_ns else None)
             for camera, found in self.cameras.items()
         }
+
+
+class StatsLog:
+    """Logs the counts of all cameras every minute."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + STATS_LOG_EVERY_S
+
+    def write_if_due(self, snapshot: NodeSnapshot, frames_rejected: int) -> None:
+        """Log once a minute."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + STATS_LOG_EVERY_S
+        for camera, found in snapshot.describe_cameras().items():
+            with log_subject(camera):
+                log.info("camera %s: %s", camera, found)
+        warn_if_descriptors_run_out()
+        log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, frames_rejected)
 
 
 def rss_bytes() -> int:

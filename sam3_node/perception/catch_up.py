@@ -22,7 +22,7 @@ from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.slots import catching_key
 from ..types import State
 from .frame_cache import CachedFrame, FrameCache
-from .host_tracks import copy_to_host
+from .host_tracks import copy_masks, copy_to_host
 from .registry import ObjectRegistry
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class CatchUps:
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
         self._places[object_id] = _Place(cached.frame_number)
         self._confidence.remove(catching_key(object_id))
-        self._confidence.start(catching_key(object_id), logits.float().cpu().numpy())
+        self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)
         return logits, score
 
@@ -172,10 +172,10 @@ class CatchUps:
     def _observe(self, object_id: int, track: Track) -> None:
         """Count a frame and learn from its mask, as a step does."""
         on_host = copy_to_host(Tracks([catching_key(object_id)], *(column[None] for column in track)))
-        self._confidence.observe(*on_host)
+        self._confidence.observe(on_host.evidence)
         place = self._places[object_id]
         place.frames += 1
-        in_view = on_host.visible[0] and bool((on_host.logits > 0).any())
+        in_view = on_host.evidence.visible[0] and not on_host.masks.levels.is_empty[0]
         place.hidden = 0 if in_view else place.hidden + 1
 
     def _join_if_done(self, object_id: int) -> bool:

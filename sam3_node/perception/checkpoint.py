@@ -91,7 +91,7 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
         tensor = tensors[key].contiguous()
         flat = tensor.reshape(-1)
         if flat.stride(0) != 1:  # of a single value, the stride may be any
-            flat = flat.clone(memory_format=torch.contiguous_format)
+            flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
         if tensor.dtype not in DTYPES:
             raise TypeError(f"a state holds tensors of {', '.join(DTYPES.values())}, found {tensor.dtype}")
         begin, end = end, end + tensor.nbytes

@@ -24,10 +24,9 @@ from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, State
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
 from .frame_cache import CachedFrame, CacheLimits, FrameCache
-from .host_tracks import HostTracks, copy_to_host, to_prompt_results
+from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results
 from .prepared_frame import PreparedFrame
 from .prompts import AddedObject, FramePrompt, PromptResult
-from .rasterize import rasterize
 from .registry import ObjectRegistry, ObjectStatus
 from .spatial import SpatialStage
 from .stage_timer import StageTimer
@@ -172,9 +171,9 @@ class Pipeline:
 
     @property
     def cache_usage(self) -> dict[str, int]:
-        """Number of cached frames and their memory in bytes, and number of objects that catch up."""
-        cache = self._frame_cache
-        return {"cached_frames": len(cache), "cached_bytes": cache.nbytes, "catching_up": len(self.catch_ups)}
+        """Number of cached frames, number of objects that catch up, and bytes of the cache and of the memory bank."""
+        cached = {"cached_frames": len(self._frame_cache), "cached_bytes": self._frame_cache.nbytes}
+        return {**cached, "catching_up": len(self.catch_ups), "bank_bytes": self._tracker.bank.nbytes}
 
     def frame_size(self, seq: int | None = None) -> tuple[int, int]:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
@@ -337,7 +336,7 @@ class Pipeline:
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
             logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
-            self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
+            self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
             logits, score = self.catch_ups.begin(cached, prompt)
         cached.set_logits(prompt.object_id, logits)
@@ -378,13 +377,11 @@ class Pipeline:
         return self._tracker.updated(tracks, changed)
 
     def _instances(self, tracks: HostTracks, size: tuple[int, int], now_ns: int) -> tuple[Instance, ...]:
-        confidences = self._confidence.observe(*tracks)
-        return tuple(
-            self._observe(object_id, rasterize(logits, size), score, visible, confidence, now_ns)
-            for object_id, logits, score, visible, confidence in zip(
-                tracks.ids, tracks.logits, tracks.scores, tracks.visible, confidences, strict=True
-            )
-        )
+        found = tracks.evidence
+        read_masks = tracks.masks.rasterize(size)
+        confidences = self._confidence.observe(found)  # while a GPU makes the masks
+        columns = zip(found.ids, read_masks(), found.scores, found.visible, confidences, strict=True)
+        return tuple(self._observe(*values, now_ns) for values in columns)
 
     def _observe(
         self, object_id: int, mask: Mask, score: float, visible: bool, confidence: float, now_ns: int

@@ -1,23 +1,31 @@
 """systemd's notify protocol, from both sides: a process reports that it is ready and alive, a supervisor listens.
 
 A process sends datagrams such as `WATCHDOG=1` to the socket that NOTIFY_SOCKET names: a path, or an abstract name that
-begins with "@". WATCHDOG_USEC is the time in microseconds after which the supervisor replaces a silent process. See
-sd_notify(3) and sd_watchdog_enabled(3).
+begins with "@". WATCHDOG_USEC is the time in microseconds after which the supervisor replaces a silent process. A
+process that knows that it hangs sends `WATCHDOG=trigger`, and is replaced at once. See sd_notify(3) and
+sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from ..types import Closeable
 
+log = logging.getLogger(__name__)
+
 KICKS_PER_LIMIT = 4
+STALLED_PERIODS = 2
+STACK_LINES = 12
 ADDRESS, LIMIT, PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 VARIABLES = (ADDRESS, LIMIT, PID)
 MAX_DATAGRAM_BYTES = 4096
@@ -29,16 +37,19 @@ class Watchdog(Closeable):
 
     A thread kicks the supervisor's watchdog from the start, so that loading a model may take as long as it takes.
     A stopped process, and one whose interpreter is blocked, is silent at once. After the first `turn`, the thread
-    kicks only while the last turn of the main loop began less than `hang_s` ago, or the loop waits for input.
+    kicks only while the main loop is within its time: `hang_s` for a turn, or what `begin` has said. Then it logs where
+    the loop is, and asks to be replaced. A loop that waits for input may take any time.
     The variables are removed from `environment`, because they are not for the children of this process.
     """
 
     def __init__(self, hang_s: float = 0.0, environment: MutableMapping[str, str] | None = None) -> None:
         environment = {} if environment is None else environment
         address, limit, pid = (environment.pop(name, "") for name in VARIABLES)
-        self._hang_s = hang_s
+        self._hang_s = self._limit_s = hang_s
         self._deadline_s: float | None = None
-        self._is_ready = False
+        self._resumed_s = 0.0
+        self._loop_thread = 0
+        self._is_ready = self._told = False
         self._closed = threading.Event()
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
@@ -47,12 +58,24 @@ class Watchdog(Closeable):
             self._period_s = limit_s / KICKS_PER_LIMIT
             threading.Thread(target=self._kick, name="watchdog", daemon=True).start()
 
+    @property
+    def hangs(self) -> bool:
+        """True if the main loop has taken longer than it may. Any thread may read it; it waits for nothing."""
+        deadline_s = self._deadline_s
+        return deadline_s is not None and time.monotonic() >= max(deadline_s, self._resumed_s + self._limit_s)
+
     def turn(self) -> None:
         """Report that the main loop begins a turn. The first turn also reports that the process is ready."""
-        self._deadline_s = time.monotonic() + self._hang_s
+        self.begin(self._hang_s)
         if not self._is_ready:
             self._is_ready = True
+            self._loop_thread = threading.get_ident()
             self._send("READY=1")
+
+    def begin(self, limit_s: float) -> None:
+        """Report that the main loop begins work that hangs if it takes longer than `limit_s`."""
+        self._limit_s = limit_s
+        self._deadline_s = time.monotonic() + limit_s
 
     def wait(self) -> None:
         """Report that the main loop waits for input, which may take any time."""
@@ -66,10 +89,26 @@ class Watchdog(Closeable):
 
     def _kick(self) -> None:
         while not self._closed.is_set():
-            deadline_s = self._deadline_s
-            if deadline_s is None or time.monotonic() < deadline_s:
+            if self.hangs:
+                self._log_hang()
+                self._send("WATCHDOG=trigger")
+            else:
+                self._told = False
                 self._send("WATCHDOG=1")
+            begin_s = time.monotonic()
             self._closed.wait(self._period_s)
+            if time.monotonic() - begin_s > STALLED_PERIODS * self._period_s:
+                self._resumed_s = (
+                    time.monotonic()
+                )  # the whole process did not run: the loop's time begins again
+
+    def _log_hang(self) -> None:
+        """Log once where the main loop is."""
+        if not self._told:
+            self._told = True
+            frame = sys._current_frames().get(self._loop_thread)
+            place = "".join(traceback.format_stack(frame)[-STACK_LINES:]) if frame else ""
+            log.critical("the main loop has hung for more than %.1f s; it is here:\n%s", self._limit_s, place)
 
     def _send(self, state: str) -> None:
         if self._socket is not None:
@@ -88,6 +127,8 @@ class NotifySocket(Closeable):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._heard_s: float | None = None
+        self.triggered = False
+        """True if the process has said that it hangs."""
         try:
             self._socket.bind(str(path))
         except OSError:
@@ -116,11 +157,14 @@ class NotifySocket(Closeable):
                 return
             if b"WATCHDOG=1" in states:
                 self._heard_s = time.monotonic()
+            if b"WATCHDOG=trigger" in states:
+                self.triggered = True
             if b"STOPPING=1" in states:
                 self._heard_s = None
 
     def forgive(self) -> None:
-        """Count the silence anew, if the process is watched."""
+        """Count the silence anew, if the process is watched. A process that hangs says so again."""
+        self.triggered = False
         if self._heard_s is not None:
             self._heard_s = time.monotonic()
 
@@ -128,6 +172,7 @@ class NotifySocket(Closeable):
         """Forget the reports of an earlier process."""
         self.read()
         self._heard_s = None
+        self.triggered = False
 
     def close(self) -> None:
         """Close the socket and remove its path. Idempotent."""

@@ -44,7 +44,8 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 class Process:
     """A command to run. The first line of output that matches `ready`, a regular expression, marks it as ready.
 
-    A process that has reported that it is alive fails when it is silent for `watchdog_s`; 0 turns this off.
+    A process that has reported that it is alive fails when it is silent for `watchdog_s`, or says that it hangs; 0
+    turns this off.
     """
 
     name: str
@@ -104,8 +105,9 @@ class _Child:
 
     @property
     def hangs(self) -> bool:
-        """True if the process has reported that it is alive, and has been silent for too long since."""
-        return self.reports is not None and self.reports.silent_s > self.process.watchdog_s
+        """True if the process says that it hangs, or was alive and has been silent for too long since."""
+        reports = self.reports
+        return reports is not None and (reports.triggered or reports.silent_s > self.process.watchdog_s)
 
     def read(self) -> list[str] | None:
         """Return the complete new lines, or None without new output. Close the pipe at its end."""
@@ -248,7 +250,9 @@ class Group:
 
     def _kill_hung(self, child: _Child) -> None:
         if child.alive and child.hangs:
-            self._print(f"{child.process.name} has been silent for {child.process.watchdog_s:g} s: killed")
+            says = child.reports is not None and child.reports.triggered
+            reason = "says that it hangs" if says else f"has been silent for {child.process.watchdog_s:g} s"
+            self._print(f"{child.process.name} {reason}: killed")
             child.signal(signal.SIGKILL)
             child.popen.wait()
 

@@ -1,6 +1,8 @@
 """All settings of a deployment, and the layers that set them."""
 
 from .load import load_settings, read_toml
+from .monitoring import Address, HealthSettings, LoggingSettings, split_address
+from .section import Section
 from .tree import (
     CameraSettings,
     DetectorSettings,
@@ -9,7 +11,6 @@ from .tree import (
     ModelSettings,
     Option,
     RecordSettings,
-    Section,
     Settings,
     SnapshotSettings,
     SpatialSettings,
@@ -20,10 +21,13 @@ from .tree import (
 )
 
 __all__ = [
+    "Address",
     "CameraSettings",
     "DetectorSettings",
     "EngineSettings",
     "GroupSettings",
+    "HealthSettings",
+    "LoggingSettings",
     "ModelSettings",
     "Option",
     "RecordSettings",
@@ -37,4 +41,5 @@ __all__ = [
     "old_names",
     "options",
     "read_toml",
+    "split_address",
 ]

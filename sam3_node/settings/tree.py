@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_origin
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -16,6 +15,8 @@ from pydantic_settings import (
 )
 
 from ..types import ColourEncoding, Delivery, MaskEncoding
+from .monitoring import HealthSettings, LoggingSettings
+from .section import Section
 
 
 def _split(value: object) -> object:
@@ -25,33 +26,7 @@ def _split(value: object) -> object:
 PREFIX, DELIMITER = "SAM3_", "__"
 """An environment variable SAM3_SECTION__FIELD is the setting section.field."""
 
-_WARNED_NAMES: set[str] = set()
-_log = logging.getLogger(__name__)
-
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
-
-
-class Section(BaseModel):
-    """One section of the tree. A renamed field accepts its old name as an alias, see `renamed`."""
-
-    model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
-    )
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Maps the old name of each renamed field to its present name."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_names(cls, fields: object) -> object:
-        return cls.with_current_names(fields) if isinstance(fields, Mapping) else fields
-
-    @classmethod
-    def with_current_names(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields under their current names. Log a warning once for each old name."""
-        for old in fields.keys() & cls.renamed.keys() - _WARNED_NAMES:
-            _WARNED_NAMES.add(old)
-            _log.warning("setting %r was renamed: use %r", old, cls.renamed[old])
-        return {cls.renamed.get(name, name): value for name, value in fields.items()}
 
 
 CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
@@ -292,11 +267,14 @@ class GroupSettings(Section):
     """on-failure: restart a failed process alone, after a pause that grows with each failure."""
     grace_s: float = Field(3.0, gt=0.0, le=60.0)
     """Seconds between SIGTERM and SIGKILL when processes are stopped."""
-    watchdog_s: float = Field(20.0, ge=0.0, le=86400.0)
+    watchdog_s: float = Field(10.0, ge=0.0, le=86400.0)
     """Seconds of silence after which a camera, node or recorder that hangs is killed, as if it had failed; 0: never."""
     hang_s: float = Field(600.0, gt=0.0, le=86400.0)
-    """Seconds after which a process counts as hung while its main loop does not go on, such as in a step that never
-    ends. Compiling a model on its first frame must take less."""
+    """Seconds after which a process counts as hung while its main loop does not go on. The first frame must take less,
+    such as where it compiles a model; so must each request, and each step with model.compile."""
+    hang_step_s: float = Field(8.0, gt=0.0, le=86400.0)
+    """Seconds after which a later step of the node counts as hung; ten times the median of the last 25 steps, if that
+    is more."""
 
 
 class Settings(BaseSettings):
@@ -321,6 +299,8 @@ class Settings(BaseSettings):
     snapshot: SnapshotSettings = SnapshotSettings()
     console: ConsoleSettings = ConsoleSettings()
     group: GroupSettings = GroupSettings()
+    health: HealthSettings = HealthSettings()
+    logging: LoggingSettings = LoggingSettings()
 
     @classmethod
     def settings_customise_sources(

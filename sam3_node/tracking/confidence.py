@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import torch
 
 from ..types import State
 from .calibration import BIAS, JUMPED, WEIGHTS
-from .mask_signals import MaskSignals, grid_side, measure
+from .mask_signals import LevelSets, MaskSignals, grid_side, measure
 from .track_history import Departure, TrackHistory
 
 Floats = npt.NDArray[np.float64]
@@ -42,6 +42,21 @@ FEATURES = (*OWN, *DEPARTURES, "carried")
 """All features. The last is the running mean of the evidence of the frames before."""
 
 
+class Evidence(NamedTuple):
+    """Tracks of N objects on one frame, as far as the estimate uses them."""
+
+    ids: Sequence[int]
+    levels: LevelSets
+    scores: Sequence[float]
+    """N values in 0..1"""
+    visible: Sequence[bool]
+    """N values"""
+    presence: Floats32
+    """[N], logits"""
+    pointers: Floats32
+    """[N, C], object pointers"""
+
+
 class ConfidenceEstimator:
     """Estimates the confidence of the masks of one camera's objects, frame by frame.
 
@@ -59,11 +74,11 @@ class ConfidenceEstimator:
         )  # of length 1, or 0 while unknown
         self._carried: Floats = np.zeros(capacity)
 
-    def start(self, object_id: int, logits: Floats32) -> None:
-        """Begin the history of an object again with the mask, logits [h, w], of a prompt or of a detection."""
+    def start(self, object_id: int, levels: LevelSets) -> None:
+        """Begin the history of an object again with the one mask of `levels`, of a prompt or of a detection."""
         known = object_id in self._rows
         rows = np.array([self._rows[object_id] if known else self._add(object_id)], np.int64)
-        self._history.start(rows, measure(logits[None], np.ones(1, np.bool_)))
+        self._history.start(rows, measure(levels, np.ones(1, np.bool_)))
         self._carried[rows] = MAX_EVIDENCE
 
     def rename(self, object_id: int, new_id: int) -> None:
@@ -77,24 +92,17 @@ class ConfidenceEstimator:
         if row is not None:
             self._free.append(row)
 
-    def observe(
-        self,
-        ids: Sequence[int],
-        logits: Floats32,
-        scores: Sequence[float],
-        visible: Sequence[bool],
-        presence: Floats32,
-        pointers: Floats32,
-    ) -> list[float]:
+    def observe(self, evidence: Evidence) -> list[float]:
         """Return the confidence of N masks on the next frame, each in 0..1.
 
-        logits [N, h, w], scores [N] and visible [N] as in `Tracks`, presence logits [N], object pointers [N, C]. The
-        first mask of an object that was not started begins its history. A mask that is not visible has confidence 0.
+        The first mask of an object that was not started begins its history. A mask that is not visible has
+        confidence 0.
         """
+        ids, levels, scores, visible, presence, pointers = evidence
         if not ids:
             return []
-        shown = np.array(visible, np.bool_) & (logits > 0).any(axis=(1, 2))
-        signals = measure(logits, shown)
+        shown = np.array(visible, np.bool_) & ~levels.is_empty
+        signals = measure(levels, shown)
         new = np.array([object_id not in self._rows for object_id in ids])
         rows = np.array([self._rows[i] if i in self._rows else self._add(i) for i in ids], np.int64)
         if new.any():

@@ -1,4 +1,4 @@
-"""Copies from the device to the host that later work on the device does not delay."""
+"""Copies between device and host that wait for nothing but themselves."""
 
 from __future__ import annotations
 
@@ -40,3 +40,9 @@ def copy_pinned(values: Tensor) -> Tensor:
         return values.clone()
     pinned = torch.empty_like(values, device="cpu", pin_memory=True)
     return pinned.copy_(values, non_blocking=True)
+
+
+def copy_to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to the device, in the order of the current stream, without waiting for it."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,9 +1,9 @@
-"""Signals that masks give of themselves: size, place, stability and overlap, from low-resolution logits on the host."""
+"""Signals that masks give of themselves: size, place, stability and overlap, from low-resolution logits."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,19 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 MAX_SIDE = 144  # cells of the grid; finer logits are sampled
+
+
+class LevelSets(NamedTuple):
+    """Points of a grid over the image at which the logits of N masks exceed three levels; the signals need no more."""
+
+    inside: Bools
+    """[N, h, w], logits > 0"""
+    core: Bools
+    """[N, h, w], logits > 1"""
+    surroundings: Bools
+    """[N, h, w], logits > -1"""
+    is_empty: Bools
+    """[N], no logit is positive, also beside the points of the grid"""
 
 
 class MaskSignals(NamedTuple):
@@ -49,22 +62,31 @@ def _stride(side: int) -> int:
     return -(-side // MAX_SIDE)
 
 
-def measure(logits: npt.NDArray[np.float32], visible: Bools) -> MaskSignals:
-    """Return the signals of logits [N, h, w]; a mask that is not visible [N] covers no other."""
+def compare_levels(logits: Any) -> tuple[Any, Any, Any]:
+    """Return the first three fields of the level sets of logits [N, h, w], an array or a tensor."""
     step = _stride(logits.shape[1])
-    if step > 1:
-        logits = np.ascontiguousarray(logits[:, step // 2 :: step, step // 2 :: step])
-    count, height, width = logits.shape
-    flat = logits.reshape(count, -1)
-    inside = flat > 0
+    grid = logits[:, step // 2 :: step, step // 2 :: step]
+    return grid > 0, grid > 1, grid > -1
+
+
+def find_level_sets(logits: npt.NDArray[np.float32]) -> LevelSets:
+    """Return the level sets of logits [N, h, w]."""
+    is_empty: Bools = np.logical_not((logits > 0).any(axis=(1, 2)))
+    return LevelSets(*compare_levels(logits), is_empty)
+
+
+def measure(levels: LevelSets, visible: Bools) -> MaskSignals:
+    """Return the signals of N masks; a mask that is not visible [N] covers no other."""
+    count, height, width = levels.inside.shape
+    inside, core, surroundings = (level.reshape(count, height * width) for level in levels[:3])
     area = np.maximum(_count(inside), 1)
     # the sums are multiples of 0.5 below 2^22, so float32 is exact in any order of summation
     moments = inside.astype(np.float32) @ _cell_centres(height, width)
     return MaskSignals(
-        inside.reshape(logits.shape),
+        levels.inside,
         area,
         moments / area[:, None],
-        _count(flat > 1) / np.maximum(_count(flat > -1), 1),
+        _count(core) / np.maximum(_count(surroundings), 1),
         _overlap(inside, visible) / area if count > 1 else np.zeros(count),
     )
 

@@ -27,7 +27,7 @@ class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
     memory: Tensor
-    """[N, S, hw, 64]; the first is that of the newest conditioning frame"""
+    """[N, S, T, 64]; the first is that of the newest conditioning frame"""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -86,10 +86,9 @@ class MemoryBank:
         self._conditioning = model.max_conditioning if model.max_conditioning > 0 else CONDITIONING_SLOTS
         self._pointer_window = max(self._window, model.max_pointers - 1)
         self._pointer_ring = self._pointer_window + history
-        area = model.grid[0] * model.grid[1]
-        self.features = torch.zeros(  # [objects, ring + conditioning, hw, 64]
-            (max_objects, self._ring + self._conditioning, area, model.memory_channels),
-            dtype=torch.bfloat16,
+        self.features = torch.zeros(  # [objects, ring + conditioning, T, 64]
+            (max_objects, self._ring + self._conditioning, model.memory_tokens, model.memory_channels),
+            dtype=model.memory_dtype,
             device=model.device,
         )
         self.pointers = torch.zeros(  # [objects, ring + conditioning, C]
@@ -148,7 +147,7 @@ class MemoryBank:
         return bool((self._conditioning_pointer[row] == frame).any())
 
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
-        """Store a tracked frame for N rows: memory [N, hw, 64], pointer [N, C], score [N] (see `confidence`)."""
+        """Store a tracked frame for N rows: memory [N, T, 64], pointer [N, C], score [N] (see `confidence`)."""
         index = torch.from_numpy(rows).to(self.features.device, non_blocking=True)
         slot = frame % self._pointer_ring
         self.features[index, frame % self._ring] = memory
@@ -159,7 +158,7 @@ class MemoryBank:
             self._unread_scores.append((rows, slot, HostCopy(score.float())))
 
     def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
-        """Store a prompted frame for one row: memory [1, hw, 64], pointer [1, C]. `frame` is at most step `now`.
+        """Store a prompted frame for one row: memory [1, T, 64], pointer [1, C]. `frame` is at most step `now`.
 
         A conditioning frame outlives the ring. When the conditioning slots are full, it replaces the oldest.
         """
@@ -177,7 +176,7 @@ class MemoryBank:
         return bool(self._frame[row, slot] == frame and not self._prompted[row, slot])
 
     def correct(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
-        """Replace a tracked frame of one row: memory [1, hw, 64], pointer [1, C]. It stays a tracked frame.
+        """Replace a tracked frame of one row: memory [1, T, 64], pointer [1, C]. It stays a tracked frame.
 
         `frame` is before step `now`, and `has_tracked` is True for it.
         """

@@ -15,7 +15,7 @@ import pytest
 from sam3_node.cli import commands
 from sam3_node.cli import main as cli
 from sam3_node.cli.doctor import is_within, parse_requirement
-from sam3_node.errors import ProcessError
+from sam3_node.errors import DeviceError, ProcessError
 from sam3_node.settings import options
 from sam3_node.transport import ControlServer
 from sam3_node.types import Mask
@@ -340,6 +340,14 @@ def test_names_go_with_their_limits() -> None:
         "scores": {"red mug": 0.4},
         "most": {"bottle": 2, "red mug": 1},
     }
+
+
+def test_a_failed_gpu_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise DeviceError("the GPU has failed")
+
+    monkeypatch.setattr(commands, "run", fail)
+    assert cli.main(["run"]) == cli.DEVICE_FAILED == 4
 
 
 def test_the_last_lines_of_a_process_stay_lines(

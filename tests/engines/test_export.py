@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.engines.export import export
+from sam3_node.engines.export import dynamic_axes, export
 from sam3_node.engines.specs import STAGES, StageSpec, detector_stage, tracker_stages
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel, load_tracker
@@ -230,6 +230,15 @@ def test_an_encoder_whose_windows_do_not_divide_the_grid(tmp_path: Path) -> None
     run = OnnxRun(export(stage, tmp_path / "encode.onnx"), stage)
     assert "Attention" not in operators(tmp_path / "encode.onnx")
     for actual, expected in run_both(run, stage, 1):
+        assert difference(actual, expected) < 1e-4
+
+
+@torch.inference_mode()
+def test_edgetams_memories_are_written_for_any_number_of_objects() -> None:
+    """The exporter's first step suffices to see a number of objects that became fixed."""
+    stage = tracker_stages(tiny.tiny_model("edgetam"))["remember"]
+    program = torch.export.export(stage.module, stage.examples(), dynamic_shapes=dynamic_axes(stage))
+    for actual, expected in run_both(program.module(), stage, 3):
         assert difference(actual, expected) < 1e-4
 
 

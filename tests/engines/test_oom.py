@@ -42,6 +42,26 @@ def test_errors_after_which_a_process_has_lost_its_gpu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "is_lost"),
+    [(cuda_error(700), True), (cuda_error(9, "invalid configuration"), False), (None, False)],
+)
+def test_an_error_of_a_library_is_explained_by_the_device(
+    monkeypatch: pytest.MonkeyPatch, answer: Exception | None, is_lost: bool
+) -> None:
+    def synchronize() -> None:
+        if answer is not None:
+            raise answer
+
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
+    assert find_device_error(error) is None, "there is no device that could have failed"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    found = find_device_error(error)
+    assert (found is not None) == is_lost
+    assert found is None or "illegal memory access" in str(found)
+
+
+@pytest.mark.parametrize(
     "error",
     [
         RuntimeError("shapes do not match"),

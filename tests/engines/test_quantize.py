@@ -144,6 +144,11 @@ def test_invalid_frames_are_refused(frames: list[Image], told: str) -> None:
         calibrate(tiny_model(), frames)
 
 
+def test_an_encoder_of_convolutions_alone_is_refused() -> None:
+    with pytest.raises(EngineError, match="kinds linear, found none, as in EdgeTAM"):
+        calibrate(tiny_model("edgetam"), [])
+
+
 def test_the_copy_is_close_and_the_model_untouched(model: TrackerModel, scales: Scales) -> None:
     stage = quantise_encoder(model, scales)
     pixels = model.preprocess(images()[1])

@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,16 +54,6 @@ class Listener:
         self._socket.close()
 
 
-class CountingEvent(threading.Event):
-    """An event that counts the calls of `wait`: the periods of the watchdog's thread."""
-
-    waits = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits += 1
-        return super().wait(timeout)
-
-
 @pytest.fixture(params=["path", "abstract"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Listener, str]]:
     """Open a notify socket by a path or an abstract name; return it and the value of NOTIFY_SOCKET."""
@@ -98,22 +87,42 @@ def test_a_process_reports_that_it_is_alive_ready_and_stopping(place: tuple[List
         pass
 
 
-def test_a_loop_that_hangs_is_silent_and_one_that_waits_is_not(tmp_path: Path) -> None:
+def test_a_loop_that_hangs_asks_to_be_replaced_and_one_that_waits_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     listener = Listener(f"{tmp_path}/n")
-    with Watchdog(0.0, {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "20000"}) as watchdog:
-        watchdog._closed = closed = CountingEvent()
-        watchdog.turn()  # hang_s is 0, so the turn lasts too long at once
+    with Watchdog(600.0, {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "20000"}) as watchdog:
+        watchdog.turn()
         while listener.next() != "READY=1":
             pass
-        for periods in (3, 10):  # a kick may have been on its way; then there are none
-            begin = closed.waits
-            assert wait_until(lambda: closed.waits > begin + periods, PATIENCE_S)  # noqa: B023
-            while periods == 3 and not listener.is_silent():
-                listener.next()
-        assert listener.is_silent()
-        watchdog.wait()
         assert listener.next() == "WATCHDOG=1"
+        assert not watchdog.hangs
+        watchdog.begin(0.0)  # it lasts too long at once
+        assert watchdog.hangs
+        while listener.next() != "WATCHDOG=trigger":
+            pass
+        assert [listener.next() for _ in range(3)] == ["WATCHDOG=trigger"] * 3
+        watchdog.wait()
+        assert not watchdog.hangs
+        while listener.next() != "WATCHDOG=1":
+            pass
+    (said,) = caplog.messages
+    assert "the main loop has hung" in said
+    assert "test_a_loop_that_hangs_asks" in said, "where the loop is"
     listener.close()
+
+
+def test_time_in_which_the_whole_process_did_not_run_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("sam3_node.processes.notify.time.monotonic", lambda: now_s)
+    watchdog = Watchdog(10.0)
+    watchdog.turn()
+    now_s = 1500.0
+    assert watchdog.hangs
+    watchdog._resumed_s = 1500.0  # as the thread finds when its wait took much longer than it should have
+    assert not watchdog.hangs
+    now_s = 1510.0
+    assert watchdog.hangs
 
 
 @pytest.mark.parametrize(
@@ -136,10 +145,17 @@ def test_a_supervisor_hears_kicks_only(tmp_path: Path) -> None:
         environment = dict(reports.environment(0.1))
         assert environment == {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "100000"}
         sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        assert not reports.triggered
         for states, is_watched in (("READY=1", False), ("STATUS=x\nWATCHDOG=1", True), ("STOPPING=1", False)):
             sender.sendto(states.encode(), f"{tmp_path}/n")
             reports.read()
             assert (reports.silent_s > 0) == is_watched
+        for forget in (reports.forgive, reports.restart):
+            sender.sendto(b"WATCHDOG=trigger", f"{tmp_path}/n")
+            reports.read()
+            assert reports.triggered
+            forget()
+            assert not reports.triggered
         sender.close()
     assert not (tmp_path / "n").exists()
 
@@ -200,6 +216,7 @@ def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
     with Group(echo=lines.append) as group:
         group.start(alive("hung", hang_s=0.0, restart="never"))
         assert wait_until(lambda: group.poll(0.05) == {"hung": -signal.SIGKILL}, PATIENCE_S)
+    assert "hung says that it hangs: killed" in lines
 
 
 def test_a_camera_that_is_stopped_is_replaced(tmp_path: Path) -> None:

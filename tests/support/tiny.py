@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 from transformers import (
+    EdgeTamVideoInferenceSession,
     Sam2VideoConfig,
     Sam2VideoInferenceSession,
     Sam2VideoModel,
@@ -17,10 +18,12 @@ from transformers import (
     Sam3VideoModel,
 )
 
+from sam3_node.models.sam.edgetam import EdgeTam, EdgeTamConfig, RepVitConfig
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import Tracks
 
 SESSIONS = {
+    EdgeTam: EdgeTamVideoInferenceSession,
     Sam2VideoModel: Sam2VideoInferenceSession,
     Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
 }
@@ -104,12 +107,41 @@ def sam2_config(hidden: int = 128, size: int = 128) -> Sam2VideoConfig:
     )
 
 
-CONFIGS = {"sam3": sam3_config, "sam2": sam2_config}
-CLASSES = {"sam3": Sam3TrackerVideoModel, "sam2": Sam2VideoModel}
+WINDOWS, FREE_LATENTS = 4, 12
+"""Of the tiny EdgeTAM: windows of a side, and latents without a place."""
+
+
+def edgetam_config(hidden: int = 128, size: int = 128) -> EdgeTamConfig:
+    """As the published one, it has no embedding of absence and no time of pointers."""
+    base, grid, widths = sam2_config(hidden, size), size // 16, [16, 24, 32, 48]
+    options = memory_options(hidden, grid)
+    options["memory_attention_mlp_hidden_size"] = options.pop("memory_attention_feed_forward_hidden_size")
+    return EdgeTamConfig(
+        vision_config={
+            "model_type": "edgetam_vision_model",
+            "backbone_config": RepVitConfig(widths, [1, 1, 3, 2]),
+            "backbone_channel_list": widths[::-1],
+            "backbone_feature_sizes": base.vision_config.backbone_feature_sizes,
+            "fpn_hidden_size": hidden,
+        },
+        prompt_encoder_config=base.prompt_encoder_config.to_dict(),
+        mask_decoder_config=base.mask_decoder_config.to_dict(),
+        image_size=size,
+        enable_temporal_pos_encoding_for_object_pointers=False,
+        enable_occlusion_spatial_embedding=False,
+        perceiver_resampler_num_latents=FREE_LATENTS,
+        perceiver_resampler_num_latents_2d=WINDOWS**2,
+        memory_attention_rope_k_sizes=[WINDOWS, WINDOWS],
+        **options,
+    )
+
+
+CONFIGS = {"sam3": sam3_config, "sam2": sam2_config, "edgetam": edgetam_config}
+CLASSES = {"sam3": Sam3TrackerVideoModel, "sam2": Sam2VideoModel, "edgetam": EdgeTam}
 
 
 # adds to the object score's logit so that objects come into view and go out of it
-PRESENCE = {"sam3": 7.8, "sam2": 9.9}
+PRESENCE = {"sam3": 7.8, "sam2": 9.9, "edgetam": 9.83}
 
 
 def random_source(family: str, seed: int = 0, presence: float | None = None, **options: int) -> nn.Module:
@@ -122,6 +154,9 @@ def random_source(family: str, seed: int = 0, presence: float | None = None, **o
                 value.normal_(0, 1.0 / math.sqrt(value[0].numel()))
             elif "norm" not in name:
                 value.normal_(0, 0.5)
+        for name, value in source.named_buffers():
+            if "running" in name:  # of EdgeTAM's batch norms
+                value.uniform_(0.2, 1)
         score = source.mask_decoder.pred_obj_score_head.proj_out
         score.weight.mul_(8)
         score.bias.fill_(PRESENCE[family] if presence is None else presence)

@@ -8,7 +8,8 @@ import pytest
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.calibration import SURE, WEIGHTS
-from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator
+from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator, Evidence
+from sam3_node.tracking.mask_signals import find_level_sets
 
 SIDE, CHANNELS = 64, 8
 RADIUS = 4.0
@@ -34,8 +35,9 @@ class Scene:
         count = len(logits)
         presence = np.full(count, 6.0 if visible else -6.0, np.float32)
         ids = list(range(1, count + 1))
+        levels = find_level_sets(np.stack(logits))
         return self.estimator.observe(
-            ids, np.stack(logits), [score] * count, [visible] * count, presence, pointers[:count]
+            Evidence(ids, levels, [score] * count, [visible] * count, presence, pointers[:count])
         )
 
 
@@ -81,7 +83,7 @@ def test_a_correction_ends_the_doubt(scene):
         scene.step(disc(20, 30))
     for _ in range(20):
         assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] < SURE
-    scene.estimator.start(1, disc(28, 32, 2.6 * RADIUS))
+    scene.estimator.start(1, find_level_sets(disc(28, 32, 2.6 * RADIUS)[None]))
     assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] >= SURE
 
 
@@ -140,9 +142,8 @@ def test_finer_logits_give_about_the_same_confidence(side):
     for n in range(20):
         rows, columns = (np.mgrid[:side, :side] + 0.5) / scale
         fine = np.clip(4 * (RADIUS - np.hypot(columns - 20 - n, rows - 30)), -9, 9).astype(np.float32)
-        (found,) = estimator.observe(
-            [1], fine[None], [0.93], [True], np.full(1, 6.0, np.float32), POINTERS[:1]
-        )
+        levels, presence = find_level_sets(fine[None]), np.full(1, 6.0, np.float32)
+        (found,) = estimator.observe(Evidence([1], levels, [0.93], [True], presence, POINTERS[:1]))
         assert found == pytest.approx(scene.step(disc(20 + n, 30))[0], abs=0.03)
 
 

@@ -10,7 +10,7 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import TRAINED_LOGIT, Oracle, find_largest_logit, noise_clip, random_source, stages_of
 
 TOLERANCE = 1e-3
-SIZES = {"sam3": 112, "sam2": 128}
+SIZES = {"sam3": 112, "sam2": 128, "edgetam": 128}
 
 
 def three_objects(size: int) -> dict[int, ObjectPrompt]:
@@ -57,7 +57,7 @@ def compare(
     return seen
 
 
-@pytest.mark.parametrize("family", ["sam3", "sam2"])
+@pytest.mark.parametrize("family", ["sam3", "sam2", "edgetam"])
 def test_equals_transformers_streaming_inference(family: str) -> None:
     seen = compare(family, three_objects(SIZES[family]), frames=60, removals={50: 2})
     assert min(seen.values()) > 5, "the clip must show objects in view and out of view"
@@ -90,8 +90,14 @@ def test_a_prompt_on_a_past_frame_equals_one_given_in_time() -> None:
         assert (tracks.logits[0] - truth[5]).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["sam3", "sam2"])
-@pytest.mark.parametrize("kind", ["points", "one point", "box", "mask"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *((family, kind) for family in ("sam3", "sam2") for kind in ("points", "one point", "box", "mask")),
+        ("edgetam", "points"),
+        ("edgetam", "mask"),
+    ],
+)
 def test_corrections_of_tracked_frames_equal_transformers(family: str, kind: str) -> None:
     """A correction reads the memory before its frame, and the frame does not become a conditioning frame."""
     source = random_source(family)

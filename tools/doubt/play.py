@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sam3_node.tracking.confidence import ConfidenceEstimator
-from sam3_node.tracking.mask_signals import MaskSignals
+from sam3_node.tracking.confidence import ConfidenceEstimator, Evidence
+from sam3_node.tracking.mask_signals import MaskSignals, find_level_sets
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,16 +75,15 @@ def play(paths: Iterable[Path], weights: tuple[Floats, float, float] | None = No
             probe.use(*weights)
         for frame in np.unique(rows["frame"]):
             at = rows["frame"] == frame
-            confidence = np.array(
-                probe.observe(
-                    rows["object_id"][at].tolist(),
-                    logits[at],
-                    np.clip(rows["score"][at], 0, 1).tolist(),
-                    (rows["presence"][at] > 0).tolist(),
-                    rows["presence"][at],
-                    pointers[at],
-                )
+            evidence = Evidence(
+                rows["object_id"][at].tolist(),
+                find_level_sets(logits[at]),
+                np.clip(rows["score"][at], 0, 1).tolist(),
+                (rows["presence"][at] > 0).tolist(),
+                rows["presence"][at],
+                pointers[at],
             )
+            confidence = np.array(probe.observe(evidence))
             counted = np.isfinite(rows["iou"][at]) & ~rows["prompted"][at]
             found = (probe.features, confidence, rows["iou"][at], rows["score"][at], probe.jumped)
             for column, values in zip(columns, found, strict=True):

@@ -1,4 +1,4 @@
-"""Image encoders with SAM 3's and SAM 2's backbones: they turn pixels into the tracker's three feature maps."""
+"""Image encoders of SAM 3, SAM 2 and EdgeTAM: they turn pixels into the tracker's three feature maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
+from .edgetam import RepVitBackbone
 from .hiera import POOL, Hiera, z_order
+from .repvit import fold_norms
 from .sam1 import Sam1Encoder
 from .vit import WindowedViT
 
@@ -24,6 +26,8 @@ def build_encoder(source: Any) -> nn.Module:
         return Sam3Encoder(source)
     if isinstance(source.vision_encoder, SamVisionEncoder):
         return Sam1Encoder(source)
+    if isinstance(source.vision_encoder.backbone, RepVitBackbone):
+        return EdgeTamEncoder(source)
     return Sam2Encoder(source)
 
 
@@ -101,10 +105,7 @@ class Sam2Encoder(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision, decoder = source.vision_encoder, source.mask_decoder
-        if sorted(vision.neck.fpn_top_down_levels) != [2, 3]:
-            raise ModelError(
-                f"SAM 2: expected a pyramid whose two coarse levels meet, found {vision.neck.fpn_top_down_levels}"
-            )
+        _check_pyramid(vision.neck)
         self.backbone = Hiera(vision.backbone)
         coarse, top, middle, fine = vision.neck.convs
         self.fine = patch_linear(fold_convolution(fine, decoder.conv_s0))
@@ -121,6 +122,34 @@ class Sam2Encoder(nn.Module):
             _map(self.fine(fine), self.fine_rows),
             _map(self.middle(middle), self.middle_rows),
             _map(top, self.top_rows),
+        )
+
+
+class EdgeTamEncoder(nn.Module):
+    """EdgeTAM's RepViT, with its batch norms folded, and SAM 2's feature pyramid as in `Sam2Encoder`."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        vision, decoder = source.vision_encoder, source.mask_decoder
+        _check_pyramid(vision.neck)
+        self.backbone = fold_norms(vision.backbone.timm_model)
+        self.coarse, self.top, middle, fine = vision.neck.convs
+        self.fine = fold_convolution(fine, decoder.conv_s0)
+        self.middle = fold_convolution(middle, decoder.conv_s1)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        fine, middle, top, coarse = self.backbone(pixels)
+        top = self.top(top) + F.interpolate(self.coarse(coarse), scale_factor=2.0)
+        return self.fine(fine), self.middle(middle), top
+
+
+def _check_pyramid(neck: Any) -> None:
+    if sorted(neck.fpn_top_down_levels) != [2, 3]:
+        raise ModelError(
+            f"SAM 2: expected a pyramid whose two coarse levels meet, found {neck.fpn_top_down_levels}"
         )
 
 

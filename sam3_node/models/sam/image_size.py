@@ -1,7 +1,7 @@
 """Set another image size than that of the weights, in the configuration, before the model is built.
 
 No weights depend on the size: SAM 3 tiles its position map and scales its rotary positions to the window (see
-`Sam3ViTLayer` of transformers), Hiera interpolates one position map and tiles the other.
+`Sam3ViTLayer` of transformers), Hiera interpolates one position map and tiles the other, EdgeTAM's windows grow.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from transformers import Sam3TrackerVideoConfig, SamConfig
+from transformers import EdgeTamVideoConfig, Sam3TrackerVideoConfig, SamConfig
 
 from ...errors import ModelError
+from .edgetam import STRIDE, RepVitConfig
 from .vit import side
 
 SIXTHS = (6, 5, 4, 3)  # suggested sizes, in sixths of the weights' own size: 1008, 840, 672 and 504 for SAM 3
@@ -45,19 +46,27 @@ def set_image_size(config: Any, size: int, name: str) -> Any:
 def size_step(config: Any) -> int:
     """Return the number of pixels that divides every valid image size.
 
-    For SAM 3 it is the patch size. For SAM 2 it follows from the patch stride, the pooling and the windows.
+    For SAM 3 it is the patch size. For SAM 2 it follows from the patch stride, the pooling and the windows. EdgeTAM's
+    grid must also divide into as many windows as the perceiver has latents for.
     """
     backbone = config.vision_config.backbone_config
     if isinstance(config, Sam3TrackerVideoConfig):
         return side(backbone.patch_size)
-    halved = 2 ** (len(backbone.blocks_per_stage) - 1)
-    return side(backbone.patch_stride) * math.lcm(halved, backbone.window_size_per_stage[0])
+    if isinstance(backbone, RepVitConfig):
+        step = STRIDE
+    else:
+        halved = 2 ** (len(backbone.blocks_per_stage) - 1)
+        step = side(backbone.patch_stride) * math.lcm(halved, backbone.window_size_per_stage[0])
+    if isinstance(config, EdgeTamVideoConfig):
+        windows = math.isqrt(config.perceiver_resampler_num_latents_2d)
+        step = math.lcm(step, windows * side(config.prompt_encoder_config.patch_size))
+    return step
 
 
 def suggest_sizes(config: Any) -> list[int]:
     """Return sizes in pixels from the weights' own down to half of it, the largest first."""
     own, unit = side(config.prompt_encoder_config.image_size), size_step(config)
-    return [max(2, round(own * sixths / 6 / unit)) * unit for sixths in SIXTHS]
+    return list(dict.fromkeys(max(2, round(own * sixths / 6 / unit)) * unit for sixths in SIXTHS))
 
 
 def _tracker_part(config: Any) -> Any:
@@ -72,6 +81,7 @@ def _set_sam2(config: Any, size: int) -> None:
     grid = size // side(config.prompt_encoder_config.patch_size)
     config.image_size = config.prompt_encoder_config.image_size = size
     vision = config.vision_config
-    vision.backbone_config.image_size = [size, size]
+    if not isinstance(vision.backbone_config, RepVitConfig):
+        vision.backbone_config.image_size = [size, size]
     vision.backbone_feature_sizes = [[scale * grid] * 2 for scale in (4, 2, 1)]
     config.memory_attention_rope_feat_sizes = [grid, grid]

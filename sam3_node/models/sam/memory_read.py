@@ -34,7 +34,7 @@ class Attend(Protocol):
 
 
 class MemoryRead(nn.Module):
-    """The memory attention of a transformers tracker (`Sam3TrackerVideoModel` or `Sam2VideoModel`)."""
+    """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
 
     image_position: Tensor
     split_rotation: Tensor
@@ -81,7 +81,7 @@ class MemoryRead(nn.Module):
     ) -> Tensor:
         """Condition the top feature map on each object's memories.
 
-        top: [1, C, h, w]. memory: [N, S, hw, 64], any float dtype; the first is of a prompted frame. offset: int64
+        top: [1, C, h, w]. memory: [N, S, T, 64], any float dtype; the first is of a prompted frame. offset: int64
         [N, S], rows of the temporal table. pointers: [N, P, C]. pointer_age: float32 [N, P], in frames. valid: bool
         [N, S + P], or [N, P] if all memories are valid, which is faster; None if all are valid. Valid memories come
         before others, and so do valid pointers.
@@ -98,10 +98,10 @@ class MemoryRead(nn.Module):
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
-            return _PlainAttend(tokens, self.tokens.rotation, self.tokens.area)
+            return _PlainAttend(tokens, self.tokens)
         from .read_kernel import KernelAttend
 
-        return KernelAttend(tokens, self.split_rotation, self.tokens.area)
+        return KernelAttend(tokens, self.split_rotation, self.tokens.area, self.tokens.memory_rows)
 
 
 class ReadLayer(nn.Module):
@@ -113,7 +113,11 @@ class ReadLayer(nn.Module):
     def __init__(self, source: Any, attend: Attention) -> None:
         super().__init__()
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
-        self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
+        if hasattr(source, "mlp"):  # EdgeTAM
+            mlp = source.mlp
+            self.linear1, self.linear2, self.activation = mlp.up_proj, mlp.down_proj, mlp.act_fn
+        else:
+            self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
         own, cross = source.self_attn, source.cross_attn_image
         self.own = join_linear(own.q_proj, own.k_proj, own.v_proj)
         self.own_out = own.o_proj
@@ -137,8 +141,10 @@ class ReadLayer(nn.Module):
 class _PlainAttend:
     """Attention by torch's operations."""
 
-    def __init__(self, tokens: Tokens, rotation: Tensor, area: int) -> None:
-        self.tokens, self.rotation = tokens, rotation[:area]
+    def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
+        rotation, memory = maker.rotation, maker.memory_rows
+        self.tokens, self.rotation = tokens, rotation[: maker.area]
+        self.key_rotation = rotation[memory.start : memory.stop]
         self.reduced_rotation = (
             rotation[tokens.rows] if tokens.reduced else None
         )  # [1 or N, reduced, D / 2, 2]
@@ -154,8 +160,8 @@ class _PlainAttend:
     def _rotate_keys(self, key: Tensor) -> Tensor:
         """Rotate keys [N, T, D]; the pointers, which come last, are not rotated."""
         start, end = self.tokens.reduced, self.tokens.reduced + self.tokens.full
-        full = key[:, start:end].unflatten(1, (-1, len(self.rotation)))
-        rotated = rotate(full, self.rotation)
+        full = key[:, start:end].unflatten(1, (-1, len(self.key_rotation)))
+        rotated = rotate(full, self.key_rotation)
         parts = [rotated.flatten(1, 2), key[:, end:]]
         if self.reduced_rotation is not None:
             parts.insert(0, rotate(key[:, :start], self.reduced_rotation))

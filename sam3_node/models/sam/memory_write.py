@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .algebra import apply_linear, apply_mlp, centre_convolution, patch_linear, resize_matrix, scale_linear
+from .perceiver import Perceiver
 from .vit import side
 
 MASK_SCALE, MASK_BIAS = 20.0, -10.0  # turn a mask prompt in 0..1 into logits
@@ -37,6 +38,7 @@ class MemoryWrite(nn.Module):
         self.projection = patch_linear(encoder.projection)
         self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
         self.occluded = source.occlusion_spatial_embedding_parameter
+        self.compress = Perceiver(source) if hasattr(source, "spatial_perceiver") else None
         image, low = side(source.prompt_encoder.input_image_size), source.prompt_encoder.mask_input_size[0]
         device = source.no_memory_embedding.device
         # the reference resizes logits to the image size, then to the memory encoder's input size; both steps are linear
@@ -55,7 +57,7 @@ class MemoryWrite(nn.Module):
         return (self.to_logits @ high @ self.to_logits.T)[:, 0], self.from_image @ high @ self.from_image.T
 
     def forward(self, top: Tensor, masks: Tensor, prompted: bool, presence: Tensor) -> Tensor:
-        """Encode the memory [N, hw, 64] bfloat16 of N objects.
+        """Encode the memory [N, hw, 64] bfloat16 of N objects; EdgeTAM's is [N, T, 64] in the dtype of `top`.
 
         top [1, C, h, w] is the image's, masks [N, 1, 16h, 16w] are logits, presence [N] are logits. If `prompted`, the
         masks come from a prompt and are made binary first.
@@ -72,7 +74,7 @@ class MemoryWrite(nn.Module):
         if self.occluded is not None:
             absent = (presence <= 0).to(memory.dtype)[:, None, None]
             memory = memory + absent * self.occluded
-        return memory.to(torch.bfloat16)
+        return memory.to(torch.bfloat16) if self.compress is None else self.compress(memory)
 
 
 class _Downsample(nn.Module):

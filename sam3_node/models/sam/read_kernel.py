@@ -136,16 +136,19 @@ def _attend(
 class KernelAttend:
     """Attention of one read by the kernels; see `memory_read.Attend`."""
 
-    def __init__(self, tokens: Tokens, rotation: Tensor, area: int) -> None:
-        """Prepare the read. rotation: a table of `split_rotation`; row `area` rotates nothing."""
+    def __init__(self, tokens: Tokens, rotation: Tensor, area: int, memory: range) -> None:
+        """Prepare the read.
+
+        rotation: a table of `split_rotation`; row `area` rotates nothing, rows `memory` are those of a memory's tokens.
+        """
         count, total = tokens.keys.shape[:2]
         device, full = rotation.device, tokens.full
         self.tokens, self.starts, self.rotation = tokens, [tokens.reduced, tokens.reduced + full], rotation
         rows = torch.full((len(tokens.rows), total), area, dtype=torch.int32, device=device)
         rows[:, : tokens.reduced] = tokens.rows
-        rows[:, tokens.reduced : tokens.reduced + full] = torch.arange(area, device=device).repeat(
-            full // area
-        )
+        rows[:, tokens.reduced : tokens.reduced + full] = torch.arange(
+            memory.start, memory.stop, device=device
+        ).repeat(full // len(memory))
         self.rows = rows
         valid = torch.ones(count, total, dtype=torch.bool, device=device)
         if tokens.mask is not None:

@@ -5,6 +5,8 @@
   with all (arXiv 2411.18933). An average weighs as the four tokens that it stands for.
 - sparse: the same memory in full, of each other one the quarter of the tokens that differ most from their mean. Those
   are the object's, because tokens of the background are much alike.
+
+EdgeTAM's memories are compressed already (see `perceiver`), and are read exactly.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
+from .perceiver import find_latent_places
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
 METHODS = get_args(ReadMethod)
@@ -47,14 +50,15 @@ class MemoryTokens(nn.Module):
 
     memory_position: Tensor
     rotation: Tensor
-    """Rotation table [R, D / 2, (cos, sin)]: of the hw tokens, none for pointers, and of pooled tokens if the grid is
-    even."""
+    """Rotation table [R, D / 2, (cos, sin)]: of the hw tokens, none for pointers, of pooled tokens if the grid is even,
+    then of compressed tokens."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
         config = source.config
         self.height, self.width = source.backbone_feature_sizes[-1]
         self.area = self.height * self.width
+        self.compressed = hasattr(source, "spatial_perceiver")
         self.method: ReadMethod = "exact"
         self.hidden, self.channels = source.hidden_dim, source.mem_dim
         self.pointer_tokens = max(1, self.hidden // self.channels)
@@ -65,22 +69,39 @@ class MemoryTokens(nn.Module):
             else None
         )
         reference = source.no_memory_embedding
-        position = source.memory_encoder.position_encoding(
-            (1, self.channels, self.height, self.width), reference.device, torch.float32
-        )
-        # [num_maskmem, hw, 64]: position in the image plus age in frames; the last row is for conditioning frames
-        temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.channels)
-        place = position.flatten(2).transpose(1, 2) + temporal
-        self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
         attention = source.memory_attention
-        cos, sin = attention.rotary_emb(
-            reference, attention.position_ids
-        )  # [1, hw, D], each value occurs twice
-        rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
-        self.register_buffer("rotation", self._make_table(rotation), persistent=False)
+        rotation = self._make_table(_rotation(attention, reference, attention.position_ids))
+        if self.compressed:
+            latents = find_latent_places(source, _rotation(attention, reference, attention.position_ids_k))
+            position = latents.position
+            self.memory_rows = range(len(rotation), len(rotation) + len(position))
+            rotation = torch.cat([rotation, latents.rotation])
+        else:
+            grid = (1, self.channels, self.height, self.width)
+            position = source.memory_encoder.position_encoding(grid, reference.device, torch.float32)
+            position = position.flatten(2)[0].T
+            self.memory_rows = range(self.area)
+        # [num_maskmem, T, 64]: position in the image plus age in frames; the last row is for conditioning frames
+        temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.channels)
+        place = position + temporal
+        self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
+        self.register_buffer("rotation", rotation, persistent=False)
+
+    memory_rows: range
+    """Rows of the rotation table that belong to the T tokens of a memory."""
+
+    @property
+    def memory_tokens(self) -> int:
+        """Number T of tokens of a memory: hw, or fewer if memories are compressed."""
+        return len(self.memory_rows)
 
     def use(self, method: ReadMethod) -> None:
-        """Choose what is attended to. Raises ModelError where the grid cannot be pooled."""
+        """Choose what is attended to. Raises ModelError where the weights or the grid do not allow it."""
+        if method != "exact" and self.compressed:
+            raise ModelError(
+                f"tracker.read {method}: expected memories of the whole grid, found EdgeTAM's, which are compressed to "
+                f"{self.memory_tokens} tokens already; use --tracker.read exact"
+            )
         if method == "pooled" and (self.height % POOL or self.width % POOL):
             raise ModelError(
                 f"tracker.read pooled: expected a grid of even sides, found {self.height} x {self.width}; choose "
@@ -113,7 +134,13 @@ class MemoryTokens(nn.Module):
         mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
         weight = POOL * POOL if self.method == "pooled" else 1
         return Tokens(
-            torch.cat(where, dim=1).add_(joined), joined, rows.shape[1], full * self.area, weight, rows, mask
+            torch.cat(where, dim=1).add_(joined),
+            joined,
+            rows.shape[1],
+            full * self.memory_tokens,
+            weight,
+            rows,
+            mask,
         )
 
     def _pool(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,10 +202,16 @@ class MemoryTokens(nn.Module):
         )
         if pointers_only:
             return pointer[:, None]
-        masks = [valid[:, :full].repeat_interleave(self.area, dim=1), pointer]
+        masks = [valid[:, :full].repeat_interleave(self.memory_tokens, dim=1), pointer]
         if reduced:
             masks.insert(0, valid[:, full : full + reduced].repeat_interleave(tokens // reduced, dim=1))
         return torch.cat(masks, dim=1)[:, None]
+
+
+def _rotation(attention: Any, reference: Tensor, places: Tensor) -> Tensor:
+    """Return the rotary encoding of places [T, 2], float32 [T, D / 2, (cos, sin)]."""
+    cos, sin = attention.rotary_emb(reference, places)  # [1, T, D], each value occurs twice
+    return torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
 
 
 def _sine_1d(position: Tensor, channels: int) -> Tensor:

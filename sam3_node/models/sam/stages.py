@@ -23,7 +23,8 @@ Run = Callable[..., Any]
 
 
 class Stages(NamedTuple):
-    """The stages that track N objects without prompts. `h`, `w` is the token grid.
+    """The stages that track N objects without prompts. `h`, `w` is the token grid; a memory has T tokens, which are hw
+    except for EdgeTAM.
 
     A read with an attribute `max_objects` that is not None takes that many objects in a call, and no more.
     """
@@ -31,12 +32,12 @@ class Stages(NamedTuple):
     encode: Run
     """(pixels [1, 3, S, S]) -> the tensors of `Features`"""
     read: Run
-    """(top [1, C, h, w], memory [N, M, hw, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
+    """(top [1, C, h, w], memory [N, M, T, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
     valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryRead`"""
     decode: Run
     """(top [N, C, h, w], fine, middle) -> the tensors of `Decoded`"""
     remember: Run
-    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, hw, 64] bfloat16, see `MemoryWrite`"""
+    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, T, 64], see `MemoryWrite`"""
 
 
 class Features(NamedTuple):
@@ -178,6 +179,6 @@ class FollowRemember(nn.Module):
         self.write = write
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor) -> Tensor:
-        """Encode the memory [N, hw, 64] bfloat16 from top [1, C, h, w], logits [N, 4h, 4w] and presence [N]."""
+        """Encode the memory [N, T, 64] from top [1, C, h, w], logits [N, 4h, 4w] and presence [N]."""
         memory: Tensor = self.write(top, self.write.upsample(logits), False, presence)
         return memory

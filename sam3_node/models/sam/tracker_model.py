@@ -1,7 +1,8 @@
 """One tracker model as stages with plain tensor signatures: encode, read, decode, remember.
 
 Each stage is a pure function of tensors with fixed shapes, so each can run eagerly, be compiled, or be replaced by an
-engine. The arithmetic follows transformers' `Sam3TrackerVideoModel` and `Sam2VideoModel`; tests compare with both.
+engine. The arithmetic follows transformers' `Sam3TrackerVideoModel`, `Sam2VideoModel` and `EdgeTamVideoModel`; tests
+compare with all of them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,13 @@ class TrackerModel(nn.Module):
         self.max_conditioning: int = source.config.max_cond_frame_num
         self.max_pointers: int = source.config.max_object_pointers_in_encoder
         self.read_stage, self.remember_stage = MemoryRead(source), MemoryWrite(source)
+        self.memory_tokens: int = self.read_stage.tokens.memory_tokens
         return self.read_stage, FollowRemember(self.remember_stage)
+
+    @property
+    def memory_dtype(self) -> torch.dtype:
+        """Dtype in which memories are kept, as in the reference: the model's own where they are compressed."""
+        return torch.bfloat16 if self.remember_stage.compress is None else self.dtype
 
     @property
     def can_track(self) -> bool:
@@ -124,7 +131,7 @@ class TrackerModel(nn.Module):
         return self.encode_stage.backbone
 
     def use_read(self, method: ReadMethod) -> None:
-        """Attend to memories by this method from now on. Raises ModelError where the feature grid does not allow it.
+        """Attend to memories by this method from now on. Raises ModelError where weights or image size do not allow it.
 
         Weights without memory modules have nothing to attend to.
         """

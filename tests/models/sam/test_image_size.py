@@ -11,6 +11,7 @@ from transformers import AutoConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
 
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
+from sam3_node.models.sam.edgetam import EdgeTamConfig
 from sam3_node.models.sam.image_size import set_image_size, size_step, suggest_sizes
 from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
@@ -53,7 +54,16 @@ def reference(family: str, source: nn.Module, size: int) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("family", "size"),
-    [("sam3", 168), ("sam3", 56), ("sam3", 70), ("sam3", 126), ("sam2", 64), ("sam2", 96), ("sam2", 160)],
+    [
+        ("sam3", 168),
+        ("sam3", 56),
+        ("sam3", 70),
+        ("sam3", 126),
+        ("sam2", 64),
+        ("sam2", 96),
+        ("sam2", 160),
+        ("edgetam", 192),
+    ],
 )
 def test_logits_are_those_of_transformers_at_that_size(tmp_path: Path, family: str, size: int) -> None:
     source = random_source(family)
@@ -91,9 +101,11 @@ def test_the_tracker_of_a_composite_checkpoint_takes_another_size(tmp_path: Path
 
 
 def test_the_ladders_of_the_public_weights() -> None:
+    edgetam = EdgeTamConfig.from_dict({"vision_config": {"model_type": "edgetam_vision_model"}})
     assert suggest_sizes(Sam3TrackerVideoConfig()) == [1008, 840, 672, 504]
+    assert suggest_sizes(edgetam) == [1024, 768, 512]
     assert (size_step(Sam3TrackerVideoConfig()), size_step(Sam2VideoConfig())) == (14, 32)
-    for config in (Sam3TrackerVideoConfig(), Sam2VideoConfig()):
+    for config in (Sam3TrackerVideoConfig(), Sam2VideoConfig(), edgetam):
         for size in suggest_sizes(config):
             assert set_image_size(config, size, "weights").prompt_encoder_config.image_size == size
             assert (

@@ -1,0 +1,214 @@
+"""The node's figures in the format of Prometheus, made when they are asked for: the loop only counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..errors import MissingExtraError, require
+from ..settings import Settings
+from .health import Health, Histogram, Verdict
+from .health_server import TEXT, Page, Pages
+from .stats import NodeSnapshot
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+PREFIX = "sam3_node"
+SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
+"""Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
+MAX_LABEL_CHARACTERS = 200
+CAMERA_COUNTERS = {
+    "received": "Frames that arrived or were skipped before.",
+    "stepped": "Frames that the model stepped.",
+    "skipped": "Frames skipped for newer ones, or because of their age.",
+}
+"""Counts of CameraStats."""
+CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
+"""Counts of CameraStats that are reasons of frames_rejected."""
+
+
+class Totals(NamedTuple):
+    """Counts of the whole node since its start."""
+
+    malformed: int
+    """frame messages that were malformed, or of names that are not admitted"""
+    not_served: int
+    """frames of cameras beyond tracker.max_cameras"""
+    requests_rejected: int
+    gpu_bytes: int | None
+
+
+class MeasuredNode(Protocol):
+    """The part of a node that metrics are made from. Nothing of it waits for a step."""
+
+    @property
+    def health(self) -> Health: ...
+
+    def snapshot(self) -> NodeSnapshot | None:
+        """Return the newest snapshot, None before the model is loaded."""
+
+    def totals(self) -> Totals:
+        """Return the counts of the node. Call it only when there is a snapshot."""
+
+
+def make_pages(node: MeasuredNode, settings: Settings) -> Pages:
+    """Return /healthz, /readyz and /metrics of a node. The first two need no other package and take no lock."""
+    metrics = MetricsPage(node, settings)
+    return {
+        "/healthz": lambda _: _make_probe(node.health.check_alive()),
+        "/readyz": lambda _: _make_probe(node.health.check_ready()),
+        "/metrics": metrics.render,
+    }
+
+
+def _make_probe(verdict: Verdict) -> Page:
+    return Page(200 if verdict.ok else 503, TEXT, f"{verdict.reason}\n".encode())
+
+
+class MetricsPage:
+    """Renders the metrics of a node, one request at a time. It needs prometheus-client."""
+
+    def __init__(self, node: MeasuredNode, settings: Settings) -> None:
+        self._collector = NodeCollector(node, settings)
+        self._rendering = threading.Lock()
+        self._registry: Any = None
+
+    def render(self, accept: str) -> Page:
+        """Return the page; 503 without prometheus-client, or while another request is answered."""
+        try:
+            client = require("prometheus_client", "node")
+        except MissingExtraError as error:
+            return Page(503, TEXT, f"{error}\n".encode())
+        if not self._rendering.acquire(blocking=False):
+            return Page(503, TEXT, b"another request for metrics is being answered\n")
+        try:
+            if self._registry is None:
+                self._registry = client.CollectorRegistry()
+                client.ProcessCollector(registry=self._registry)
+                self._registry.register(self._collector)
+            encode, content_type = client.exposition.choose_encoder(accept)
+            return Page(200, content_type, encode(self._registry))
+        finally:
+            self._rendering.release()
+
+
+class NodeCollector:
+    """Makes metric families of a node's health, snapshot and totals."""
+
+    def __init__(self, node: MeasuredNode, settings: Settings) -> None:
+        self._node, self._settings = node, settings
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: the registry need not collect when it is made."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        health = self._node.health
+        yield _gauge("alive", "1 while the main loop turns.", {(): float(health.check_alive().ok)})
+        yield _gauge(
+            "ready",
+            "1 while masks were published within health.deadline_s.",
+            {(): float(health.check_ready().ok)},
+        )
+        yield _histogram("step_seconds", "Duration of a step with publication.", (), {(): health.step_times})
+        stages = {(stage,): times for stage, times in list(health.stages.items())}
+        yield _histogram("stage_seconds", "Duration of a stage of published frames.", ("stage",), stages)
+        yield self._make_settings()
+        snapshot = self._node.snapshot()
+        if snapshot is not None:
+            yield _make_info(snapshot.perception, self._settings)
+            yield from _collect_totals(self._node.totals(), snapshot)
+            yield from _collect_cameras(snapshot)
+
+    def _make_settings(self) -> Metric:
+        values = {
+            (f"{section}.{name}", str(value)[:MAX_LABEL_CHARACTERS]): 1.0
+            for section in SHOWN_SECTIONS
+            for name, value in getattr(self._settings, section).model_dump(mode="json").items()
+            if section != "group" or name != "cameras"
+        }
+        return _gauge("setting_info", "A setting of the node.", values, ("name", "value"))
+
+
+def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
+    names = ("node", "model", "detector", "device", "dtype")
+    labels = {name: str(perception.get(name) or "")[:MAX_LABEL_CHARACTERS] for name in names}
+    labels |= {"engine": settings.engine.kind, "version": metadata.version("sam3-node")}
+    return _gauge("info", "The node, its model and its engine.", {tuple(labels.values()): 1.0}, tuple(labels))
+
+
+def _collect_totals(totals: Totals, snapshot: NodeSnapshot) -> Iterator[Metric]:
+    rejected = {
+        (camera, reason): getattr(found.stats, reason)
+        for camera, found in snapshot.cameras.items()
+        for reason in CAMERA_REASONS
+    }
+    rejected |= {("", "malformed"): totals.malformed, ("", "not_served"): totals.not_served}
+    yield _counter("frames_rejected", "Frames that gave no masks, by reason.", rejected, ("camera", "reason"))
+    yield _counter("requests_rejected", "Requests that were refused.", {(): totals.requests_rejected})
+    yield _counter("events", "Events that were published.", {(): snapshot.events})
+    yield _gauge("paused", "1 while the node is paused.", {(): float(snapshot.perception["paused"])})
+    if totals.gpu_bytes is not None:
+        yield _gauge("gpu_memory_bytes", "GPU memory that torch holds.", {(): totals.gpu_bytes})
+
+
+def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    cameras, stats = snapshot.cameras, {name: found.stats for name, found in snapshot.cameras.items()}
+    for name, text in CAMERA_COUNTERS.items():
+        counts = {(camera,): getattr(found, name) for camera, found in stats.items()}
+        yield _counter(f"frames_{name}", text, counts, ("camera",))
+    turned_away = {(camera,): found.turned_away for camera, found in cameras.items()}
+    yield _counter(
+        "objects_turned_away", "Detected objects that found no free slot.", turned_away, ("camera",)
+    )
+    ages = {(camera,): found.age for camera, found in stats.items()}
+    yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", ("camera",), ages)
+    latencies = {(camera,): found.latency for camera, found in stats.items()}
+    yield _histogram("latency_seconds", "Time from capture to publication.", ("camera",), latencies)
+    silent = {
+        (camera,): silent_s for camera, found in stats.items() if (silent_s := found.silent_s) is not None
+    }
+    yield _gauge("camera_silent_seconds", "Time since the last frame came.", silent, ("camera",))
+    tracks = {
+        (camera, state): count for camera, found in cameras.items() for state, count in found.tracks.items()
+    }
+    yield _gauge("tracks", "Tracked objects by state.", tracks, ("camera", "state"))
+    bank = {(camera,): found.cache["bank_bytes"] for camera, found in cameras.items()}
+    yield _gauge("bank_bytes", "Memory of the bank, allocated once.", bank, ("camera",))
+    cache = {(camera,): found.cache["cached_bytes"] for camera, found in cameras.items()}
+    yield _gauge("cache_bytes", "Features kept for prompts on past frames.", cache, ("camera",))
+
+
+Values = Mapping[Any, float]
+"""A value for each tuple of labels."""
+
+
+def _gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _histogram(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+    for key, times in values.items():
+        family.add_metric(key, buckets=times.cumulative(), sum_value=times.sum_s)
+    return family

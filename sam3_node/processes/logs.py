@@ -1,0 +1,125 @@
+"""The log of a process on stderr: as text or JSON, with the frame that a line is about, limited per kind of line.
+
+A kind is a logger, a level, a message without its arguments, and a camera. So a fault of every frame of one camera
+neither fills the disk nor hides what else happens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+WINDOW_S = 10.0
+MAX_KINDS = 1000
+
+Kind = tuple[str, int, str, str | None]
+
+_subject: ContextVar[tuple[str | None, int | None]] = ContextVar("subject", default=(None, None))
+
+
+@contextmanager
+def log_subject(camera: str, seq: int | None = None) -> Iterator[None]:
+    """Within the block, all lines that this thread logs are about a camera, or about one of its frames."""
+    token = _subject.set((camera, seq))
+    try:
+        yield
+    finally:
+        _subject.reset(token)
+
+
+@dataclass(slots=True)
+class _Window:
+    """Lines of one kind since a time."""
+
+    end_s: float
+    written: int = 0
+    suppressed: int = 0
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """A handler that writes at most `limit` lines of one kind in WINDOW_S; 0 is no limit.
+
+    The number of lines left out is logged after their window, at the latest when the process ends.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self._limit = 0
+        self._windows: dict[Kind, _Window] = {}
+        self.configure("text", 0)
+
+    def configure(self, form: Literal["text", "json"], limit: int) -> None:
+        """Set the format and the limit of further lines."""
+        self.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT_FORMAT))
+        self._limit = limit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or count it."""
+        record.camera, record.seq = _subject.get()
+        now_s = time.monotonic()
+        self._report(now_s)
+        if self._limit and not self._admits(record, now_s):
+            return
+        super().emit(record)
+
+    def close(self) -> None:
+        """Log what was left out, and close the handler."""
+        self._report(float("inf"))
+        super().close()
+
+    def _admits(self, record: logging.LogRecord, now_s: float) -> bool:
+        kind: Kind = (record.name, record.levelno, str(record.msg), _subject.get()[0])
+        if kind not in self._windows and len(self._windows) >= MAX_KINDS:
+            kind = ("", 0, "lines of other kinds", None)
+        window = self._windows.setdefault(kind, _Window(now_s + WINDOW_S))
+        if window.written < self._limit:
+            window.written += 1
+            return True
+        window.suppressed += 1
+        return False
+
+    def _report(self, now_s: float) -> None:
+        """Close the windows that have ended, and log how many lines each has suppressed."""
+        for kind in [kind for kind, window in self._windows.items() if window.end_s <= now_s]:
+            count = self._windows.pop(kind).suppressed
+            if count:
+                name, level, message, camera = kind
+                text = f"{count} lines were suppressed (logging.limit), of this kind: {message}"
+                line = logging.LogRecord(name, level, __file__, 0, text, None, None)
+                line.camera, line.seq, line.suppressed = camera, None, count
+                super().emit(line)
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object: time, level, logger, message; camera, seq, error and suppressed if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line. Control characters and what is not ASCII are escaped."""
+        fields: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("camera", "seq", "suppressed"):
+            value = getattr(record, name, None)
+            if value is not None:
+                fields[name] = value
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def install_log_handler() -> LogHandler:
+    """Make the root logger write to stderr from level INFO on, unless it has handlers. Return the handler."""
+    handler = LogHandler(sys.stderr)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    return handler

@@ -1,0 +1,185 @@
+"""EdgeTAM: RepViT against timm's outputs, memories against transformers', and folders as transformers writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import EdgeTamConfig as ImageConfig
+from transformers import EdgeTamModel
+
+from sam3_node.errors import ModelError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam.edgetam import DEPTHS, WIDTHS, EdgeTam, RepVitConfig
+from sam3_node.models.sam.repvit import RepVit, fold_norms
+from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.tiny import (
+    FREE_LATENTS,
+    TRAINED_LOGIT,
+    WINDOWS,
+    edgetam_config,
+    noise_clip,
+    random_source,
+    stages_of,
+    tiny_model,
+)
+
+TOLERANCE = 1e-3
+TOKENS = FREE_LATENTS + WINDOWS**2
+# of timm 1.0.31's repvit_m1: SHA-256 of the names and shapes of its tensors; mean, standard deviation, first and last
+# value of each stage's map, for the weights of `fill` and the pixels of `make_pixels`
+TIMM_NAMES = "e94d851a5d0432b45d4ff258cbff9e5c2b209d44cc1ba89a276a582edf42c653"
+TIMM_MAPS = (
+    (0.02053, 0.65562, -0.55625, -0.20806),
+    (-0.00065, 0.96895, 0.6732, -0.20332),
+    (0.32701, 7.18453, 2.09995, 2.99085),
+    (-0.1685, 4.26647, 1.81907, -1.00141),
+)
+
+
+@torch.no_grad()
+def fill(network: nn.Module) -> None:
+    """Set weights from numpy's generator, whose numbers stay the same."""
+    generator = np.random.default_rng(0)
+    for name, value in sorted(network.state_dict().items()):
+        if value.ndim == 0:
+            continue
+        noise = torch.from_numpy(generator.standard_normal(tuple(value.shape))).float()
+        if "running_var" in name:
+            value.copy_(0.5 + noise.abs())
+        elif value.ndim > 1:
+            value.copy_(noise / value[0].numel() ** 0.5)
+        else:
+            value.copy_(0.7 + 0.2 * noise if name.endswith("bn.weight") else 0.2 * noise)
+
+
+def make_pixels() -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(1).standard_normal((1, 3, 64, 64))).float()
+
+
+@torch.inference_mode()
+def test_repvit_equals_timms() -> None:
+    network = RepVit(list(WIDTHS), list(DEPTHS)).eval()
+    fill(network)
+    names = "".join(f"{name} {list(value.shape)}\n" for name, value in sorted(network.state_dict().items()))
+    assert hashlib.sha256(names.encode()).hexdigest() == TIMM_NAMES
+    maps, folded = network(make_pixels()), fold_norms(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    for found, same, truth in zip(maps, folded(make_pixels()), TIMM_MAPS, strict=True):
+        figures = (found.mean(), found.std(), found.flatten()[0], found.flatten()[-1])
+        assert [float(figure) for figure in figures] == pytest.approx(truth, abs=2e-4)
+        assert (found - same).abs().max() < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights as transformers writes them: the configuration names timm's network."""
+    found = tmp_path_factory.mktemp("edgetam")
+    random_source("edgetam").save_pretrained(found)
+    return found
+
+
+def read_backbone(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config, config["vision_config"]["backbone_config"]
+
+
+def test_a_folder_loads_without_timm(folder: Path) -> None:
+    config, backbone = read_backbone(folder)
+    assert (config["model_type"], backbone["model_type"]) == ("edgetam_video", "timm_wrapper")
+    model, pixels = load_tracker(folder), noise_clip(128, 1)[0]
+    assert model.has_memory
+    assert "timm" not in sys.modules
+    for mine, theirs in zip(model.encode(pixels)[:3], tiny_model("edgetam").encode(pixels)[:3], strict=True):
+        assert (mine - theirs).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("architecture", "repvit_m2", "found timm_wrapper repvit_m2"),
+        ("model_type", "sam2_hiera_det_model", "found sam2_hiera_det_model"),
+        ("model_args", {"kernel_size": 5}, "kernel_size"),
+        ("model_args", {"depth": [1, 1]}, r"4 positive numbers as the backbone's depth, found \[1, 1\]"),
+    ],
+)
+def test_another_backbone_is_refused(
+    folder: Path, tmp_path: Path, field: str, value: object, expected: str
+) -> None:
+    config, backbone = read_backbone(folder)
+    backbone[field] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"EdgeTAM: expected .*{expected}"):
+        load_tracker(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"perceiver_resampler_num_latents_2d": 9}, {"image_size": 96}])
+def test_memories_that_do_not_fit_the_grid_are_refused(change: dict[str, int]) -> None:
+    size = change.pop("image_size", 128)
+    config = edgetam_config(size=size)
+    for name, value in change.items():
+        setattr(config, name, value)
+    with pytest.raises(ModelError, match="EdgeTAM: expected"):
+        stages_of(EdgeTam(config))
+
+
+def test_the_bank_keeps_latents_and_does_not_grow() -> None:
+    model = tiny_model("edgetam")
+    tracker, same = Tracker(model, max_objects=2), Tracker(model, max_objects=2)
+    assert model.memory_tokens == TOKENS < model.grid[0] * model.grid[1]
+    assert (tracker.bank.features.shape[2:], tracker.bank.features.dtype) == ((TOKENS, 64), torch.float32)
+    sizes = set()
+    for frame, pixels in enumerate(noise_clip(128, 24)):
+        prompts = [ObjectPrompt(1, box=[20.0, 30.0, 70.0, 90.0])] if frame == 0 else []
+        tracks = tracker.step(pixels, prompts)
+        if frame > 20:
+            assert torch.equal(same.step(pixels).logits, tracks.logits)
+        elif frame == 20:
+            same.restore(tracker.state())
+        sizes.add((tracker.bank.nbytes, tracker.state()["bank"]["features"].nbytes))
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("method", ["pooled", "sparse"])
+def test_compressed_memories_are_read_exactly(method: Any) -> None:
+    with pytest.raises(ModelError, match=f"tracker.read {method}: .* compressed to {TOKENS} tokens"):
+        tiny_model("edgetam").use_read(method)
+
+
+def image_source(folder: Path) -> EdgeTamModel:
+    """transformers' model for single images, with the weights of the one for videos."""
+    video = random_source("edgetam")
+    config = ImageConfig(
+        vision_config=video.config.vision_config,
+        prompt_encoder_config=video.config.prompt_encoder_config.to_dict(),
+        mask_decoder_config=video.config.mask_decoder_config.to_dict(),
+    )
+    source = EdgeTamModel(config).eval()
+    source.load_state_dict({name: video.state_dict()[name] for name in source.state_dict()})
+    source.save_pretrained(folder)
+    return source
+
+
+@torch.inference_mode()
+def test_weights_for_single_images_segment_as_transformers(tmp_path: Path) -> None:
+    source, pixels = image_source(tmp_path), noise_clip(128, 1)[0]
+    model: TrackerModel = load_tracker(tmp_path)
+    assert not model.has_memory
+    points, labels = [[30.0, 40.0], [50.0, 60.0]], [1, 0]
+    logits, _ = Tracker(model).segment(model.encode(pixels), ObjectPrompt(1, points, labels))
+    truth = source(
+        pixel_values=pixels,
+        input_points=torch.tensor([[points]]),
+        input_labels=torch.tensor([[labels]]),
+        multimask_output=False,
+    ).pred_masks[0, 0, 0]
+    assert truth.abs().max() >= TRAINED_LOGIT
+    assert (logits - truth).abs().max() < TOLERANCE
+    assert RepVitConfig().to_dict()["model_args"]["embed_dim"] == list(WIDTHS)

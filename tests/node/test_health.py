@@ -1,0 +1,209 @@
+"""The health of a node: probes that wait for no step, and when it is alive and ready, with a real node."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from sam3_node.errors import SettingsError, TransportError
+from sam3_node.node import health_server
+from sam3_node.node.health import BOUNDS_S, Health, Histogram
+from sam3_node.node.health_server import MAX_CONNECTIONS
+from sam3_node.node.node import Node
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.processes.notify import Watchdog
+from sam3_node.settings import GroupSettings, HealthSettings, ModelSettings, Settings
+from tests.support.health_rig import HealthyNode, ask, connect, send_raw
+from tests.support.node_rig import until
+
+NEVER_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyNode]:
+    with ExitStack() as opened:
+        yield HealthyNode(tmp_path_factory.mktemp("healthy"), opened, deadline_s=0.5)
+
+
+def ready(served: HealthyNode) -> bool:
+    return ask(served.url, "/readyz")[0] == 200
+
+
+@contextmanager
+def hung_step(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a step begin that does not end within the block."""
+    began, ends, step = threading.Event(), threading.Event(), Pipeline.step
+
+    def hang(*args: Any) -> Any:
+        began.set()
+        assert ends.wait(NEVER_S)
+        return step(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "step", hang)
+        until(lambda: served.send() and began.wait(0.05), "the step begins")
+    try:
+        yield
+    finally:
+        ends.set()
+
+
+def test_ready_turns_false_when_frames_stop_and_true_again(served: HealthyNode) -> None:
+    for _ in range(2):
+        until(lambda: served.send() and ready(served), "ready")
+        status, text = until(lambda: (found := ask(served.url, "/readyz"))[0] == 503 and found, "not ready")
+        assert (status, text.startswith("no masks for ")) == (503, True)
+        assert ask(served.url, "/healthz") == (200, "the main loop turns\n")
+
+
+def test_ready_turns_false_when_a_step_hangs_and_true_again(
+    served: HealthyNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(lambda: served.send() and ready(served), "ready")
+    with hung_step(served, monkeypatch):
+        until(lambda: "the step of a frame has run for" in ask(served.url, "/readyz")[1], "not ready")
+        assert ask(served.url, "/healthz")[0] == 200, "a supervisor may still wait"
+        assert "sam3_node_ready 0.0" in ask(served.url, "/metrics")[1], "metrics wait for no step, either"
+    until(lambda: served.send() and ready(served), "ready again")
+
+
+def test_a_paused_node_is_alive_and_not_ready(served: HealthyNode) -> None:
+    until(lambda: served.send() and ready(served), "ready")
+    served.client.call("pause")
+    assert ask(served.url, "/readyz") == (503, "the node is paused: sam3-node resume\n")
+    assert ask(served.url, "/healthz")[0] == 200
+    served.client.call("resume")
+    until(lambda: served.send() and ready(served), "ready again")
+
+
+def test_a_step_that_takes_too_long_is_not_alive_until_it_ends(
+    served: HealthyNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(lambda: served.send() and ready(served), "ready")
+    health = served.node.health
+    monkeypatch.setattr(health, "_hang_step_s", 0.5)
+    health._steps_s.clear()
+    health._steps_s.append(0.0)
+    with hung_step(served, monkeypatch):
+        text = until(lambda: (found := ask(served.url, "/healthz"))[0] == 503 and found[1], "it hangs")
+        assert "the main loop hangs" in text
+        assert "sam3_node_alive 0.0" in ask(served.url, "/metrics")[1]
+    until(lambda: ask(served.url, "/healthz")[0] == 200, "alive again")
+
+
+def test_probes_are_answered_while_slow_peers_hold_connections(
+    served: HealthyNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as opened:
+        slow = [opened.enter_context(connect(served.url)) for _ in range(3 * MAX_CONNECTIONS)]
+        for peer in slow[::2]:
+            peer.sendall(b"GET /metr")
+        assert ask(served.url, "/healthz")[0] == 200
+        slow[0].settimeout(NEVER_S)
+        assert slow[0].recv(1) == b"", "the oldest connection was closed"
+        monkeypatch.setattr(health_server, "MAX_CONNECTION_S", 0.1)
+        for peer in slow:  # all of them end without the peer's help
+            peer.settimeout(NEVER_S)
+            until(lambda peer=peer: is_closed(peer), "the connection ends")  # type: ignore[misc]
+
+
+def is_closed(peer: Any) -> bool:
+    try:
+        return not peer.recv(1 << 16)
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", 404),
+        (b"GET /healthz?x=1 HTTP/1.1\r\nHost: localhost:1\r\n\r\n", 200),
+        (b"HEAD /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: [::1]:99\r\n\r\n", 200),
+        (b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
+        (b"GET /healthz HTTP/1.1\r\nHost: [\r\n\r\n", 200),
+        (b"GET //[ HTTP/1.1\r\n\r\n", 404),
+        (b"POST /healthz HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 501),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"\x00\xff nonsense HTTP/1.1\r\n\r\n", 501),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_other_requests_are_refused(served: HealthyNode, request_text: bytes, status: int) -> None:
+    answer = send_raw(served.url, request_text)
+    assert answer.split()[1] == str(status).encode()
+    assert b"Traceback" not in answer
+    assert ask(served.url, "/healthz")[0] == 200
+
+
+def test_metrics_need_a_package_and_probes_do_not(
+    served: HealthyNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    status, text = ask(served.url, "/metrics")
+    assert status == 503
+    assert "pip install 'sam3-node[node]'" in text
+    assert ask(served.url, "/healthz")[0] == 200
+
+
+def test_a_taken_or_wrong_address_is_explained(served: HealthyNode) -> None:
+    taken = served.url.removeprefix("http://")
+    for bind, error, said in (
+        (taken, TransportError, "stop the process that uses it, or set health.bind"),
+        ("9464", SettingsError, "health.bind: expected HOST:PORT such as 127.0.0.1:9464, found '9464'"),
+    ):
+        node = Node(Settings(health=HealthSettings(bind=bind)))
+        with pytest.raises(error, match=re.escape(said)):
+            node.__enter__()
+
+
+def test_the_limit_of_a_step() -> None:
+    group = GroupSettings(hang_s=100.0, hang_step_s=8.0)
+    health = Health(Settings(group=group))
+    assert health._step_limit_s() == 100.0, "the first step may compile"
+    health._steps_s.append(0.5)
+    assert health._step_limit_s() == 8.0
+    health._steps_s.extend((2.0, 2.0, 400.0))
+    assert health._step_limit_s() == 20.0
+    health._steps_s.extend([30.0] * 25)
+    assert health._step_limit_s() == 100.0
+    compiling = Health(Settings(group=group, model=ModelSettings(compile=True)))
+    compiling._steps_s.append(0.5)
+    assert compiling._step_limit_s() == 100.0
+
+
+def test_the_verdicts_before_the_first_frame() -> None:
+    health = Health(Settings())
+    assert health.check_alive() == (True, "the model is being loaded")
+    assert health.check_ready() == (False, "the model is being loaded")
+    health.serving = True
+    assert health.check_alive() == (True, "the main loop turns")
+    assert "no frame has been stepped yet" in health.check_ready().reason
+
+
+def test_a_step_that_fails_is_measured_and_does_not_make_ready() -> None:
+    health = Health(Settings())
+    health.serving, health.watchdog = True, Watchdog(600.0)
+    with pytest.raises(ZeroDivisionError), health.step():
+        _ = 1 / (not health.stepping)
+    assert not health.stepping
+    assert health.step_times.cumulative()[-1] == ("+Inf", 1)
+    assert not health.check_ready().ok
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    times = Histogram()
+    for seconds in (-1.0, 0.0, BOUNDS_S[0], 0.0011, BOUNDS_S[-1], 99.0):
+        times.observe(seconds)
+    rows = times.cumulative()
+    assert rows[0] == ("0.001", 3)
+    assert rows[1] == ("0.0025", 4)
+    assert rows[-2:] == [("10.0", 5), ("+Inf", 6)]
+    assert times.sum_s == pytest.approx(108.0021)

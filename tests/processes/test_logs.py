@@ -1,0 +1,129 @@
+"""Tests of the log: formats, the frame that a line is about, and the limit of lines of one kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sam3_node.processes import logs
+from sam3_node.processes.logs import MAX_KINDS, WINDOW_S, LogHandler, log_subject
+
+
+class Log:
+    """A logger with a handler, and what it has written. `now_s` is its time."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._stream = io.StringIO()
+        self.handler = LogHandler(self._stream)
+        self.logger = logging.Logger("a.b")
+        self.logger.addHandler(self.handler)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def lines(self) -> list[str]:
+        return self._stream.getvalue().splitlines()
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines()]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    log = Log()
+    monkeypatch.setattr(logs.time, "monotonic", log.monotonic)
+    yield log
+    log.handler.close()
+
+
+def test_a_json_line_has_the_frame_that_it_is_about(log: Log) -> None:
+    log.handler.configure("json", 0)
+    log.logger.info("starts")
+    with log_subject("left", 7):
+        log.logger.warning("frame %d\x1b[2J of \u202e", 7)
+        with log_subject("right"):
+            log.logger.info("other")
+        log.logger.info("again")
+    first, second, third, fourth = log.objects()
+    assert set(first) == {"time", "level", "logger", "message"}
+    assert (first["level"], first["logger"], first["message"]) == ("info", "a.b", "starts")
+    assert first["time"].endswith("Z")
+    assert (second["camera"], second["seq"], second["message"]) == ("left", 7, "frame 7\x1b[2J of \u202e")
+    assert "\x1b" not in log.lines()[1]
+    assert (third["camera"], "seq" in third) == ("right", False)
+    assert (fourth["camera"], fourth["seq"]) == ("left", 7)
+
+
+def test_a_json_line_has_the_traceback(log: Log) -> None:
+    log.handler.configure("json", 0)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        log.logger.exception("failed")
+    (found,) = log.objects()
+    assert "ValueError: no" in found["error"]
+    assert found["error"].startswith("Traceback")
+
+
+def test_a_subject_belongs_to_its_thread(log: Log) -> None:
+    log.handler.configure("json", 0)
+    with log_subject("left", 1):
+        other = threading.Thread(target=lambda: log.logger.info("elsewhere"))
+        other.start()
+        other.join()
+    assert "camera" not in log.objects()[0]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_of_one_kind_are_limited_and_counted(log: Log, form: Any) -> None:
+    log.handler.configure(form, 3)
+    for number in range(10):
+        with log_subject("left", number):
+            log.logger.error("frame %d failed", number)
+        with log_subject("right", number):
+            log.logger.error("frame %d failed", number)
+    log.logger.info("another kind")
+    assert len(log.lines()) == 3 + 3 + 1
+    log.now_s += WINDOW_S
+    log.logger.info("later")
+    *_, left, right, later = log.lines()
+    for line in (left, right):
+        assert "7 lines were suppressed (logging.limit), of this kind: frame %d failed" in line
+    assert "later" in later
+    if form == "json":
+        found = log.objects()[-3]
+        assert (found["suppressed"], found["camera"], found["level"]) == (7, "left", "error")
+    log.logger.error("frame %d failed", 11)
+    assert "frame 11 failed" in log.lines()[-1]
+
+
+def test_what_was_suppressed_is_counted_at_the_end(log: Log) -> None:
+    log.handler.configure("text", 1)
+    for _ in range(3):
+        log.logger.info("again")
+    log.handler.close()
+    assert "2 lines were suppressed" in log.lines()[-1]
+    log.handler.close()
+    assert len(log.lines()) == 2
+
+
+def test_many_kinds_take_bounded_memory(log: Log) -> None:
+    log.handler.configure("text", 5)
+    for number in range(3 * MAX_KINDS):
+        log.logger.info(f"message {number}")
+    assert len(log.handler._windows) == MAX_KINDS + 1
+    assert len(log.lines()) == MAX_KINDS + 5
+
+
+def test_without_a_limit_every_line_is_written(log: Log) -> None:
+    log.handler.configure("text", 0)
+    for _ in range(1000):
+        log.logger.info("again")
+    assert len(log.lines()) == 1000
