@@ -76,6 +76,10 @@ def test_views_bring_only_what_they_show() -> None:
     assert all(map(same, unpack_state(data)["all"], given))
 
 
+def test_the_stride_of_a_single_value_may_be_any() -> None:
+    assert back(torch.ones(1, dtype=torch.int64).as_strided((1,), (0,))).tolist() == [1]
+
+
 def test_what_was_packed_may_change_afterwards() -> None:
     given = torch.zeros(4)
     data = pack_state({"tensor": given})
