@@ -12,8 +12,8 @@ from .processes.signals import INTERRUPTED, exit_on_interrupt, raise_on_interrup
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    from .cli.main import DEVICE_FAILED
     from .cli.main import main as run_command
+    from .cli.parser import DEVICE_FAILED
 
     try:
         raise_on_interrupt()

@@ -95,6 +95,12 @@ class VocabularyError(Sam3NodeError):
     code = "vocabulary"
 
 
+class SnapshotError(Sam3NodeError):
+    """Raised when a snapshot is damaged, of another version, model or tracker, or cannot be written or fetched."""
+
+    code = "snapshot"
+
+
 class RequestError(Sam3NodeError):
     """Raised when a well-formed control request has a wrong prompt, operation or argument."""
 

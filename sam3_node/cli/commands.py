@@ -54,7 +54,7 @@ def run(args: Namespace, settings: Settings) -> None:
         from ..node.node import Node
 
         raise_descriptor_limit()
-        with Node(settings) as node, _notify_about_frames("run", settings):
+        with Node(settings, args.restore_from) as node, _notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
             node.main_loop(stop_on_signals(), watchdog)
@@ -135,7 +135,7 @@ def _watch(settings: Settings) -> Watchdog:
 
 
 @contextmanager
-def _connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
+def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
     """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
     from ..client import PerceptionClient
     from ..processes.waiting import WaitingNotice
@@ -184,7 +184,7 @@ def _report_idle(settings: Settings) -> None:
 
 def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         given = {"mask": read_mask(args.mask), "label": args.label, "priority": args.priority}
         print(client.add_object(**_make_prompt(args), **given).id)
     if args.seq is None:
@@ -193,25 +193,25 @@ def object_add(args: Namespace, settings: Settings) -> None:
 
 def object_refine(args: Namespace, settings: Settings) -> None:
     """Correct an object and print a line about its mask."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=read_mask(args.mask))))
 
 
 def object_remove(args: Namespace, settings: Settings) -> None:
     """Stop tracking an object."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         client.remove_object(args.id, camera=args.camera)
 
 
 def object_rename(args: Namespace, settings: Settings) -> None:
     """Change the label of an object."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         client.rename_object(args.id, args.label, camera=args.camera)
 
 
 def object_list(args: Namespace, settings: Settings) -> None:
     """Print one line for each object."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         objects = client.list_objects(camera=args.camera)
     for tracked in objects:
         unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
@@ -223,7 +223,7 @@ def object_list(args: Namespace, settings: Settings) -> None:
 
 def object_points(args: Namespace, settings: Settings) -> None:
     """Print the points of an object's surface, one line of x, y and z in metres for each."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         found = client.points(args.id, count=args.count, camera=args.camera)
     print(f"# frame {printable(found.frame)}, seq {found.seq}: x y z in metres")
     for point in found.points_m.tolist():
@@ -234,7 +234,7 @@ def segment(args: Namespace, settings: Settings) -> None:
     """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
     if args.out is not None:
         prepare_output(args.out)
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         segmentation = client.segment(**_make_prompt(args))
     print(_describe(segmentation))
     if args.out is not None:
@@ -245,7 +245,7 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
     """Segment everything on a recent frame once, print a line about each mask, and write them if --out is given."""
     if args.out is not None:
         prepare_output(args.out)
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         found = client.segment_everything(grid=args.grid, most=args.most, seq=args.seq, camera=args.camera)
     for number, segmentation in enumerate(found, start=1):
         print(f"{number:>3}  {_describe(segmentation)}")
@@ -257,7 +257,7 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
     """Set the names of the objects to look for."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         low: dict[str, Priority] = dict.fromkeys(args.low, "low")
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
     _report_idle(settings)
@@ -306,25 +306,25 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
 
 def status(args: Namespace, settings: Settings) -> None:
     """Print the status of the node as JSON."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         print(json.dumps(client.status(), indent=2))
 
 
 def pause(args: Namespace, settings: Settings) -> None:
     """Make the node skip frames until `resume`."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         client.pause()
 
 
 def resume(args: Namespace, settings: Settings) -> None:
     """Make the node process frames again."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         client.resume()
 
 
 def reset(args: Namespace, settings: Settings) -> None:
     """Remove all objects, of one camera or of all."""
-    with _connect(args, settings) as client:
+    with connect(args, settings) as client:
         client.reset(camera=args.camera)
 
 

@@ -16,21 +16,22 @@ from ..processes.logs import install_log_handler
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
 from ..types import Priority
-from . import calibrate, commands, engine, keys, replay
+from . import calibrate, commands, engine, keys, replay, snapshot
 from .commands import AddCommand
 from .parser import (
+    DEVICE_FAILED,
+    FAILED,
+    NO_ANSWER,
     CommandParser,
     add_command,
     add_command_group,
+    add_timeout,
     make_settings_parser,
     parse_limit,
     parse_numbers,
-    parse_timeout,
 )
 from .terminal import printable
 
-FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
-"""Exit codes of errors. argparse exits with 2, too."""
 EXIT_CODES: dict[type[Sam3NodeError], int] = {NoAnswerError: NO_ANSWER, DeviceError: DEVICE_FAILED}
 
 
@@ -69,6 +70,7 @@ def _parser() -> CommandParser:
     _add_stream_commands(parsers, add)
     _add_object_commands(parsers, add)
     _add_prompt_commands(parsers, add)
+    snapshot.add_snapshot_commands(parsers, add)
     _add_console_command(parsers, add)
     _add_demo_commands(parsers, add)
     _add_node_commands(parsers, add)
@@ -82,7 +84,12 @@ def _parser() -> CommandParser:
 
 
 def _add_stream_commands(parsers: Any, add: AddCommand) -> None:
-    add(parsers, "run", commands.run, "run the node: track objects on camera frames and publish masks")
+    run = add(parsers, "run", commands.run, "run the node: track objects on camera frames and publish masks")
+    run.add_argument(
+        "--restore-from",
+        metavar="FILE|ENDPOINT",
+        help="snapshot to continue from, or control endpoint of the node to take over from, such as tcp://old:5552",
+    )
     _add_camera_command(parsers, add)
     watch = add(parsers, "watch", commands.watch, "show masks as a table in the terminal")
     watch.add_argument(
@@ -188,7 +195,7 @@ def _add_object_commands(parsers: Any, add: AddCommand) -> None:
     for parser in (remove, rename, list_objects, points):
         _add_camera_option(parser)
     for parser in (add_object, refine, remove, rename, list_objects, points):
-        _add_timeout(parser)
+        add_timeout(parser)
 
 
 def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
@@ -197,7 +204,7 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
     segment.add_argument(
         "--out", type=Path, metavar="MASK.png", help="image file for the mask, with 255 inside"
     )
-    _add_timeout(segment)
+    add_timeout(segment)
     everything = add(
         parsers,
         "segment-everything",
@@ -216,7 +223,7 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
         help="16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
     )
     _add_camera_option(everything)
-    _add_timeout(everything)
+    add_timeout(everything)
     _add_names_command(parsers, add)
 
 
@@ -248,7 +255,7 @@ def _add_names_command(parsers: Any, add: AddCommand) -> None:
         metavar="NAME",
         help="low priority: under load, track objects of this name on every second frame; may be repeated",
     )
-    _add_timeout(prompt)
+    add_timeout(prompt)
 
 
 def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
@@ -269,7 +276,7 @@ def _add_node_commands(parsers: Any, add: AddCommand) -> None:
     reset = add(parsers, "reset", commands.reset, "remove all objects, of one camera or of all")
     reset.add_argument("--camera", metavar="NAME", help="remove only the objects of this camera")
     for parser in (status, pause, resume, reset):
-        _add_timeout(parser)
+        add_timeout(parser)
 
 
 def _add_vocabulary_commands(parsers: Any, add: AddCommand) -> None:
@@ -378,17 +385,6 @@ def _add_prompt_options(parser: argparse.ArgumentParser, default_frame: str) -> 
 def _add_camera_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--camera", metavar="NAME", help="camera to use; optional if the node serves one camera"
-    )
-
-
-def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--timeout",
-        type=parse_timeout,
-        default=commands.ANSWER_TIMEOUT_S,
-        metavar="S",
-        help=f"seconds to wait for the node's answer [{commands.ANSWER_TIMEOUT_S:g}]; exit code "
-        f"{NO_ANSWER} when they pass",
     )
 
 

@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 
 from ..errors import did_you_mean
 from ..settings import old_names, options
-from .commands import Command
+from .commands import ANSWER_TIMEOUT_S, Command
 
 MAX_TIMEOUT_S = 86_400.0
+FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
+"""Exit codes of errors. argparse exits with 2, too."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -157,6 +159,17 @@ def parse_numbers(count: int) -> Callable[[str], tuple[float, ...]]:
         return values
 
     return numbers
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add the option --timeout of commands that send requests."""
+    parser.add_argument(
+        "--timeout",
+        type=parse_timeout,
+        default=ANSWER_TIMEOUT_S,
+        metavar="S",
+        help=f"seconds to wait for the node's answer [{ANSWER_TIMEOUT_S:g}]; exit code {NO_ANSWER} when they pass",
+    )
 
 
 def parse_timeout(text: str) -> float:

@@ -17,6 +17,7 @@ from ..types import Closeable, Delivery, MaskFrame, Priority
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .sessions import KnownEpochs
+from .snapshots import SnapshotInfo, fetch_snapshot, make_snapshot
 from .values import (
     AddedObject,
     MaskLike,
@@ -325,6 +326,24 @@ class PerceptionClient(Closeable):
     def status(self) -> dict[str, Any]:
         """Return the status of the node."""
         return cast(dict[str, Any], self._control.call("status"))
+
+    def snapshot(self, name: str) -> SnapshotInfo:
+        """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
+
+        It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
+        """
+        return make_snapshot(self._control, name)
+
+    def fetch_snapshot(self) -> bytes:
+        """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
+        return fetch_snapshot(self._control)
+
+    def restore(self, name: str) -> None:
+        """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
+
+        Raises RequestError if there is no such snapshot, and SnapshotError if it does not fit the node.
+        """
+        self._control.call("restore", name=name)
 
     def close(self) -> None:
         """Close both connections. Idempotent."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, RequestError
-from ..types import Detection, Priority
+from ..types import Detection, Priority, State
 from .phrases import phrase_key
 
 if TYPE_CHECKING:
@@ -70,6 +70,28 @@ class PromptSet:
     def phrases(self) -> tuple[str, ...]:
         """The phrases, in their order."""
         return tuple(self.thresholds)
+
+    def state(self) -> State:
+        """Return the state that `restore_prompts` takes."""
+        return {
+            "thresholds": dict(self.thresholds),
+            "max_counts": dict(self.max_counts),
+            "priorities": dict(self.priorities),
+        }
+
+
+def restore_prompts(detector: Detector | None, state: State | None) -> PromptSet | None:
+    """Return the prompts that `PromptSet.state` described, None for None.
+
+    Raises RequestError if the detector cannot search for them, or if there is none.
+    """
+    if state is None:
+        return None
+    if detector is None:
+        raise RequestError(
+            f"expected a detector for the prompts {', '.join(state['thresholds'])}, found none"
+        )
+    return PromptSet(detector.prepare(tuple(state["thresholds"])), **state)
 
 
 def prepare_prompts(

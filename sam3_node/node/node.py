@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +30,9 @@ from .health import Health
 from .health_server import HealthServer
 from .metrics import Totals, make_pages
 from .operations import NODE_QUERIES, describe_change, handle_request
+from .restoring import restore_at_start
 from .robot_poses import RobotPoses
+from .snapshots import Snapshots
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, StatsLog, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class Node:
     only a GPU that has failed does, with DeviceError, because no later frame could succeed.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, restore_from: str | None = None) -> None:
+        self._settings, self._restore_from = settings, restore_from
         self.health = Health(settings)
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
@@ -110,6 +111,9 @@ class Node:
         if prepares_ahead(self.perception.model):
             prepare = FramePreparer(self.perception.model, settings.tracker.max_frame_pixels)
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
+        keep = self._settings.snapshot
+        self.snapshots = Snapshots(keep, self.perception, self._publish_event, lambda: self._stats)
+        restore_at_start(self.snapshots, self._restore_from, Security.from_settings(settings.transport))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
@@ -127,12 +131,14 @@ class Node:
             if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
             self._catch_up()
+            self.snapshots.turn()
             self._stats_log.write_if_due(self._current_snapshot(), self._frames.rejected + self._refused)
 
     def shutdown(self) -> None:
         """Close the sockets. Published masks are still delivered to connected readers."""
         for camera, stats in self._stats.items():
             log.info("camera %s: %s", camera, stats.describe())
+        self.snapshots.close()
         self._open_sockets.close()
         log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
 
@@ -147,7 +153,8 @@ class Node:
         """
         snapshot = self._current_snapshot()
         cameras = self._format_status(snapshot)["cameras"]
-        return {**self._description, **snapshot.perception, "events": snapshot.events, "cameras": cameras}
+        own = {**self._description, **snapshot.perception, "restored": self.snapshots.restored}
+        return {**own, "events": snapshot.events, "cameras": cameras}
 
     def _format_status(self, snapshot: NodeSnapshot) -> dict[str, Any]:
         totals = self.totals()
@@ -161,6 +168,7 @@ class Node:
             "frames_last_error": self._frames.last_error,
             "requests_rejected": totals.requests_rejected,
             **describe_refusals(self._masks, self._control, self._frames),
+            "snapshot": self.snapshots.describe(),
             "cameras": snapshot.describe_cameras(),
         }
 
@@ -258,6 +266,9 @@ class Node:
             except Sam3NodeError as error:  # recorders count the missing number as lost
                 log.error("event %d, %s, could not be published: %s", self._events, op, error)
             self._events += 1
+            self._stats = CameraStats.follow(
+                self._stats, self.perception.pipelines, self._silent_s, self._budget_ms
+            )
             self._take_snapshot()
 
     def _step_next(self, stop: threading.Event) -> None:
@@ -316,11 +327,9 @@ class Node:
 
     def _note_spatial_problem(self, camera: str, spatial: SpatialStage) -> None:
         """Tell in the status why 3-D fields are missing, and log it once for each camera and reason."""
-        problem = spatial.problem
-        if spatial.lacks_robot and self._poses.problem is not None:
-            problem = f"{problem}: {self._poses.problem}"
-        if self._stats[camera].note_spatial_problem(problem):
-            log.warning("camera %s: 3-D: %s", camera, problem)
+        poses_problem = f": {self._poses.problem}" if spatial.lacks_robot and self._poses.problem else ""
+        if self._stats[camera].note_spatial_problem(spatial.problem and spatial.problem + poses_problem):
+            log.warning("camera %s: 3-D: %s", camera, self._stats[camera].spatial_problem)
 
     def _withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
@@ -372,8 +381,7 @@ class Node:
                 log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
             return False
         log.info("camera %s: new, served", camera)
-        pipeline = self.perception.serve(camera)
-        self._stats[camera] = CameraStats(pipeline.epoch, partial(self._silent_s, camera), self._budget_ms)
+        self.perception.serve(camera)
         self._publish_event(SERVED, {"camera": camera})
         self._endpoints[camera] = endpoint
         return True
@@ -382,7 +390,7 @@ class Node:
         """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
         camera = choose_replaced(
             {
-                name: (self._endpoints[name], stats.idle_s >= CAMERA_IDLE_S)
+                name: (self._endpoints.get(name, ""), stats.idle_s >= CAMERA_IDLE_S)
                 for name, stats in sorted(self._stats.items(), key=lambda item: -item[1].idle_s)
             },
             endpoint,
@@ -391,7 +399,8 @@ class Node:
         if camera is None:
             return False
         log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
+        self.snapshots.withdraw()  # it has the epoch of ids that become void
         self.perception.drop(camera)
-        del self._stats[camera], self._endpoints[camera]
+        self._endpoints.pop(camera, None)
         self._publish_event(DROPPED, {"camera": camera})
         return True

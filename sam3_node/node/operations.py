@@ -16,6 +16,7 @@ from ..perception.prompts import FramePrompt, PromptResult
 from ..tracking.everything import EverythingOptions
 from ..types import Priority, Turns, finish
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
+from .snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ class OperationHost(Protocol):
 
     @property
     def perception(self) -> Perception: ...
+
+    @property
+    def snapshots(self) -> Snapshots: ...
 
     def status(self) -> dict[str, Any]: ...
 
@@ -48,7 +52,13 @@ def _make_reply(host: OperationHost, request: Request) -> Turns[Reply]:
         if request.op in NODE_QUERIES:
             _checked_arguments(request.op, request.args, ())
             return Reply(request.id, NODE_QUERIES[request.op](host))
+        if request.op in SNAPSHOT_OPERATIONS:
+            operation, allowed = SNAPSHOT_OPERATIONS[request.op]
+            args = _checked_arguments(request.op, request.args, allowed)
+            return Reply(request.id, operation(host.snapshots, args))
         result = _begin(host.perception, request.op, request.args)
+        if request.op == "resume":
+            host.snapshots.take_back()
         return Reply(request.id, (yield from result) if isinstance(result, Generator) else result)
     except WireError as error:
         return Reply.failed(request.id, RequestError(str(error)))
@@ -229,6 +239,23 @@ def _resume(perception: Perception, args: Fields) -> dict[str, Any]:
     return {"paused": False}
 
 
+def _snapshot(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
+    named = args.has("name")
+    return {"snapshot": snapshots.begin("named", args.text("name") if named else None)}
+
+
+def _read_snapshot(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
+    return snapshots.read(args.integer("snapshot"), args.integer("offset"))
+
+
+def _restore(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
+    return snapshots.restore_named(args.text("name")).describe()
+
+
+def _hand_over(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
+    return {"snapshot": snapshots.hand_over()}
+
+
 Operation = Callable[[Perception, Fields], Any]
 
 CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
@@ -251,7 +278,14 @@ NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),
     "describe": lambda host: host.describe(),
 }
-OPERATIONS = (*CHANGES, *QUERIES, *NODE_QUERIES)
+SNAPSHOT_OPERATIONS: dict[str, tuple[Callable[[Snapshots, Fields], Any], tuple[str, ...]]] = {
+    "snapshot": (_snapshot, ("name",)),
+    "read_snapshot": (_read_snapshot, ("snapshot", "offset")),
+    "restore": (_restore, ("name",)),
+    "hand_over": (_hand_over, ()),
+}
+"""Operations on the whole node. They publish their own events."""
+OPERATIONS = (*CHANGES, *QUERIES, *NODE_QUERIES, *SNAPSHOT_OPERATIONS)
 
 
 def _pipelines(perception: Perception, args: Fields) -> list[Pipeline]:

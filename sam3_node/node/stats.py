@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,6 +30,7 @@ STEP_FRAMES = 15
 MAX_ERROR_CHARACTERS = 200
 LOG_EVERY_S = 10.0
 STATS_LOG_EVERY_S = 60.0
+COUNTS = ("stepped", "failed", "skipped", "too_old", "clock_ahead", "withheld")
 
 
 class CameraStats:
@@ -53,7 +55,7 @@ class CameraStats:
         self.too_old = self.clock_ahead = self.withheld = 0
         self._left_out = 0  # since the last step
         self._next_log_s = 0.0
-        self._epoch, self._silent_s = epoch, silent_s
+        self.epoch, self._silent_s = epoch, silent_s
         self.shed_level = 0
         """of the step that runs, or ran last"""
         self._shedder = LoadShedder(budget_ms)
@@ -82,6 +84,20 @@ class CameraStats:
     def silent_s(self) -> float | None:
         """Seconds since the last frame arrived; None before the first."""
         return self._silent_s()
+
+    @classmethod
+    def follow(
+        cls,
+        stats: Mapping[str, Self],
+        pipelines: Mapping[str, Pipeline],
+        silent_s: Callable[[str], float | None],
+        budget_ms: float,
+    ) -> dict[str, Self]:
+        """Return the statistics of the cameras that are served, with the epochs of their ids; begin new ones."""
+        found = {name: stats.get(name) or cls(None, partial(silent_s, name), budget_ms) for name in pipelines}
+        for name, pipeline in pipelines.items():
+            found[name].epoch = pipeline.epoch
+        return found
 
     @property
     def idle_s(self) -> float:
@@ -154,6 +170,16 @@ class CameraStats:
         self._next_log_s = now_s + LOG_EVERY_S
         return True
 
+    def counts(self) -> dict[str, int]:
+        """Return the counts, as `restore` takes them."""
+        return {name: getattr(self, name) for name in COUNTS}
+
+    def restore(self, counts: Mapping[str, int]) -> None:
+        """Go on from the counts of an earlier run. The camera counts as one that was stepped just now."""
+        for name in COUNTS:
+            setattr(self, name, min(max(int(counts.get(name, 0)), 0), MAX_INT))
+        self._ends_s.append(time.monotonic())
+
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
         self.failed += 1
@@ -172,7 +198,7 @@ class CameraStats:
         """
         silent_s, origin_ns = self._silent_s(), self.origin_ns
         return {
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "silent_s": None if silent_s is None else round(silent_s, 3),
             "received": self.received,
             "stepped": self.stepped,

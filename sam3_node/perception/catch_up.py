@@ -79,6 +79,11 @@ class CatchUps:
         waiting = sum(self._frames.count_after(place.frame_number) for place in self._places.values())
         return waiting + len(self._failed)
 
+    @property
+    def first_place(self) -> int | None:
+        """The step after which frames are still needed; None if no object catches up."""
+        return min((place.frame_number for place in self._places.values()), default=None)
+
     def begin(self, cached: CachedFrame, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
         """Prompt on a cached frame, and catch up from there; return logits [h, w] and score [].
 
@@ -137,13 +142,14 @@ class CatchUps:
         return {
             "places": [
                 [key, place.frame_number, place.frames, place.hidden] for key, place in self._places.items()
-            ]
+            ],
+            "failed": [list(failure) for failure in self._failed],
         }
 
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned."""
         self._places = {key: _Place(*values) for key, *values in state["places"]}
-        self._failed.clear()
+        self._failed = [CaughtUp(*failure) for failure in state["failed"]]
 
     @torch.inference_mode()
     def _track(self, object_id: int, frame: CachedFrame) -> None:

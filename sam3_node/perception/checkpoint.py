@@ -1,5 +1,7 @@
 """Pack a state into bytes and unpack it bit for bit, so that a replay can be killed at any time and resumed.
 
+`perception.snapshot` uses the same body for the snapshots of a live node.
+
 Format: MAGIC, SHA-256 of the rest [32], size of the body as uint64 (little-endian), the body in a zstd frame. The body
 is safetensors. Its tensor `plain`, uint8, is the state in msgpack. In the state, a msgpack extension with key and
 strides stands for each tensor. The strides are kept because the rounding of kernels may depend on the memory layout.
@@ -9,28 +11,62 @@ Dimensions are stored from the outermost inward.
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgpack
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import ReplayError, WireError
-from ..types import State
+from ..types import Buffer, State
 from ..wire.zstd import compress, decompress
 
-MAGIC = b"SAM3NST1"
+MAGIC = b"SAM3NST2"
 PLAIN = "plain"
 TENSOR = 1  # msgpack's extension type
 _DIGEST = hashlib.sha256().digest_size
 _SIZE = struct.Struct("<Q")
 
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names of dtypes in safetensors."""
+MALFORMED = (WireError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError, struct.error)
+"""Errors that `unpack_tensors` raises for bytes that `pack_tensors` did not make."""
+
+
 def pack_state(state: State) -> bytes:
     """Pack a state into bytes; TypeError if it holds anything but plain values and tensors."""
+    body = pack_tensors(state)
+    content = _SIZE.pack(len(body)) + compress(body)
+    return MAGIC + hashlib.sha256(content).digest() + content
+
+
+def pack_tensors(state: State) -> bytes:
+    """Pack a state as safetensors; TypeError if it holds anything but plain values and tensors."""
+    return b"".join(list_parts(state))
+
+
+def list_parts(state: State) -> list[Buffer]:
+    """Return the bytes of `pack_tensors` in parts, for a thread that must not stop others.
+
+    safetensors' own `save` holds the interpreter's lock while it copies all tensors.
+    """
     tensors: dict[str, Tensor] = {}
 
     def replace_tensor(value: object) -> msgpack.ExtType:
@@ -42,9 +78,29 @@ def pack_state(state: State) -> bytes:
 
     packed = msgpack.packb(state, default=replace_tensor)
     tensors[PLAIN] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-    body = save(tensors)
-    content = _SIZE.pack(len(body)) + compress(body)
-    return MAGIC + hashlib.sha256(content).digest() + content
+    return _serialize(tensors)
+
+
+def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
+    """Return a safetensors file in parts: the size of the header, the header, and the values of each tensor."""
+    header: dict[str, Any] = {}
+    parts, end = list[Buffer](), 0
+    for key in sorted(
+        tensors, key=lambda key: (-tensors[key].itemsize, key)
+    ):  # so that all values are aligned
+        tensor = tensors[key].contiguous()
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1:  # of a single value, the stride may be any
+            flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"a state holds tensors of {', '.join(DTYPES.values())}, found {tensor.dtype}")
+        begin, end = end, end + tensor.nbytes
+        place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[key] = {"dtype": DTYPES[tensor.dtype], **place}
+        parts.append(flat.view(torch.uint8).numpy().data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _SIZE.size)
+    return [_SIZE.pack(len(text)), text, *parts]
 
 
 def unpack_state(data: bytes) -> State:
@@ -61,29 +117,26 @@ def unpack_state(data: bytes) -> State:
         )
     try:
         (size,) = _SIZE.unpack_from(content)
-        return _unpack_body(decompress(memoryview(content)[_SIZE.size :], size, "checkpoint"))
-    except (
-        WireError,
-        SafetensorError,
-        ValueError,
-        LookupError,
-        TypeError,
-        RuntimeError,
-        struct.error,
-    ) as error:
+        return unpack_tensors(decompress(memoryview(content)[_SIZE.size :], size, "checkpoint"))
+    except MALFORMED as error:
         raise ReplayError(f"expected a checkpoint of this version, found: {error}") from error
 
 
-def _unpack_body(body: bytes) -> State:
+def unpack_tensors(body: bytes) -> State:
+    """Unpack what `pack_tensors` packed; one of MALFORMED for other bytes."""
     tensors = load(body)
 
     def restore_tensor(code: int, data: bytes) -> Tensor:
         key, strides = msgpack.unpackb(data)
         order = _outermost_first(strides)
-        packed = tensors[key].permute(sorted(range(len(order)), key=order.__getitem__))
+        # each tensor is used once, and takes the memory of its values: the state is no larger than the body
+        packed = tensors.pop(key).permute(sorted(range(len(order)), key=order.__getitem__))
+        last = sum((size - 1) * stride for size, stride in zip(packed.shape, strides, strict=True))
+        if packed.numel() and last >= packed.numel():
+            raise ValueError(f"expected strides of a dense tensor {list(packed.shape)}, found {strides}")
         return torch.empty_strided(packed.shape, strides, dtype=packed.dtype).copy_(packed)
 
-    state: State = msgpack.unpackb(tensors[PLAIN].numpy().tobytes(), ext_hook=restore_tensor)
+    state: State = msgpack.unpackb(tensors.pop(PLAIN).numpy().tobytes(), ext_hook=restore_tensor)
     return state
 
 

@@ -37,7 +37,7 @@ class CachedFrame:
     scaling: Scaling
     capture_ns: int = 0
     age_origin_ns: int = 0
-    """Unix time from which its age is measured; 0 for a frame from a saved state"""
+    """Unix time from which its age is measured"""
     nbytes: int = field(init=False)
     """memory of features and logits"""
 
@@ -81,6 +81,7 @@ class CachedFrame:
             "frame_size": list(self.scaling.frame_size),
             "model_size": self.scaling.model_size,
             "capture_ns": self.capture_ns,
+            "age_origin_ns": self.age_origin_ns,
         }
 
     @classmethod
@@ -94,6 +95,7 @@ class CachedFrame:
             {object_id: logits.to(device) for object_id, logits in state["logits"]},
             Scaling((height, width), state["model_size"]),
             state["capture_ns"],
+            state["age_origin_ns"],
         )
 
 
@@ -191,9 +193,10 @@ class FrameCache:
         for frame in self:
             frame.logits.pop(object_id, None)
 
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {"frames": [frame.state() for frame in self]}
+    def state(self, after: int = -1) -> State:
+        """Return the state that `restore` takes: the frames after step `after`, and the newest in any case."""
+        count = max(self.count_after(after), 1)
+        return {"frames": [frame.state() for frame in list(self)[-count:]]}
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""

@@ -89,7 +89,9 @@ class WorldLinker:
 
     def __init__(self, rules: LinkRules) -> None:
         self._rules = rules
-        self._last_id = 0
+        self.last_id = 0
+        self.id_limit: int | None = None
+        """The last id that may be given; None: any. Things beyond it have no id until it is raised."""
         self._things: dict[int, _Thing] = {}  # in the order of their ids
         self._ids: dict[ObjectKey, int] = {}
 
@@ -101,8 +103,9 @@ class WorldLinker:
             self._note(ObjectKey(masks.camera, instance.id), sighting)
         seen = [ObjectKey(masks.camera, found.id) for found in masks.instances if _says_position(found)]
         for key in seen:
-            self._check_link(key)
-        self._join_things(masks.camera, seen)
+            if key in self._ids:
+                self._check_link(key)
+        self._join_things(masks.camera, [key for key in seen if key in self._ids])
         instances = tuple(
             replace(instance, world_id=self._ids.get(ObjectKey(masks.camera, instance.id)))
             for instance in masks.instances
@@ -117,13 +120,13 @@ class WorldLinker:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            "last_id": self._last_id,
+            "last_id": self.last_id,
             "things": [_save_thing(thing) for thing in self._things.values()],
         }
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
-        self._last_id = state["last_id"]
+        self.last_id = state["last_id"]
         self._things = {saved["id"]: _restore_thing(saved) for saved in state["things"]}
         self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
@@ -131,13 +134,13 @@ class WorldLinker:
         if key in self._ids:
             members = self._things[self._ids[key]].members
             members[key] = sighting and _with_speed(sighting, members[key])
-        elif sighting is not None:
+        elif sighting is not None and (self.id_limit is None or self.last_id < self.id_limit):
             self._begin(key, sighting)
 
     def _begin(self, key: ObjectKey, sighting: Sighting | None) -> None:
-        self._last_id += 1
-        self._things[self._last_id] = _Thing(self._last_id, {key: sighting})
-        self._ids[key] = self._last_id
+        self.last_id += 1
+        self._things[self.last_id] = _Thing(self.last_id, {key: sighting})
+        self._ids[key] = self.last_id
 
     def _forget_absent(self, masks: MaskFrame) -> None:
         held = masks.shed.held if masks.shed else ()
@@ -170,7 +173,7 @@ class WorldLinker:
         thing.contradicted[key] = thing.contradicted.get(key, 0) + 1
         if thing.contradicted[key] >= rules.contradictions:
             self._remove(key)
-            self._begin(key, own)
+            self._note(key, own)
 
     def _join_things(self, camera: str, seen: list[ObjectKey]) -> None:
         """Count which things of this camera agree with things of others, and join those that agree several times."""

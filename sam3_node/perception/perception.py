@@ -12,7 +12,7 @@ import cv2
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.base import Detector, PromptSet, prepare_prompts
+from ..detection.base import Detector, PromptSet, prepare_prompts, restore_prompts
 from ..detection.load import NANO as NANO_DETECTOR
 from ..detection.phrases import clean_prompts
 from ..engines.key import checkpoint_digest
@@ -21,7 +21,7 @@ from ..models import TrackerModel
 from ..settings import Settings
 from ..tracking.calibration import CALIBRATED_FOR
 from ..tracking.confidence import CALIBRATION
-from ..types import MaskEncoding, MaskFrame, Priority
+from ..types import MaskEncoding, MaskFrame, Priority, State
 from .linking import LinkRules, WorldLinker
 from .loading import load_models
 from .pipeline import Pipeline
@@ -139,6 +139,43 @@ class Perception:
             pipeline.set_prompts(self._prompt_set)
         return cleaned
 
+    def state(self, whole: bool = True) -> State:
+        """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
+
+        `whole` is that of `Pipeline.state`.
+        """
+        return {
+            "prompts": self._prompt_set and self._prompt_set.state(),
+            "paused": self.paused,
+            "cameras": {camera: pipeline.state(whole) for camera, pipeline in self._pipelines.items()},
+            "epochs": {camera: pipeline.epoch for camera, pipeline in self._pipelines.items()},
+            "links": self.linker and self.linker.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Replace all cameras, and continue from the moment at which `state` was called.
+
+        Raises ReplayError if model or settings differ from those of the state, and RequestError if the detector cannot
+        search for its prompts. Some cameras may be missing then.
+        """
+        for camera in list(self._pipelines):
+            self.drop(camera)
+        self.forget_things()
+        self._prompt_set = restore_prompts(self.detector, state["prompts"])
+        for camera, saved in state["cameras"].items():
+            pipeline = self.serve(camera)
+            pipeline.restore(saved)
+            pipeline.epoch = state["epochs"][camera]
+        if self.linker is not None and state["links"] is not None:
+            self.linker.restore(state["links"])
+        self.paused = state["paused"]
+
+    def begin_epochs(self) -> None:
+        """Let the ids of all cameras begin again: clients learn that the objects are not those that they knew."""
+        if self.session is not None:
+            for pipeline in self._pipelines.values():
+                pipeline.epoch = self.session.make_epoch()
+
     def status(self) -> dict[str, Any]:
         """Return the names of model and detector, the prompts, the device and the dtype; the node's name if live."""
         return {
@@ -149,6 +186,10 @@ class Perception:
             "has_memory": self.model.has_memory,
             "detector": self.detector.name if self.detector else None,
             "prompts": list(self.prompts),
+            "prompt_limits": {
+                "scores": dict(self._prompt_set.thresholds) if self._prompt_set else {},
+                "most": dict(self._prompt_set.max_counts) if self._prompt_set else {},
+            },
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
         }
@@ -165,7 +206,7 @@ class Perception:
             **self.status(),
             "settings": self.settings.model_dump(mode="json"),
             "calibrations": [found.model_dump(mode="json") for found in self.calibrations],
-            **self._digests,
+            **self.digests,
             "confidence": {"calibration": CALIBRATION, "calibrated": self.model.name in CALIBRATED_FOR},
             "device_name": _device_name(self.model.device),
             "threads": torch.get_num_threads(),
@@ -178,7 +219,8 @@ class Perception:
         }
 
     @cached_property
-    def _digests(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the weights of model and detector; empty for weights that are not files."""
         settings = self.settings
         return {
             "model_digest": compute_digest(settings.model.name),

@@ -69,7 +69,7 @@ class Pipeline:
             history=1,
             corrections=MAX_CORRECTIONS,
         )
-        self._objects = ObjectRegistry(settings.max_objects)
+        self.registry = ObjectRegistry(settings.max_objects)
         self._confidence = ConfidenceEstimator(
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
@@ -77,19 +77,19 @@ class Pipeline:
         self._pending: dict[int, ObjectPrompt] = {}
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
         self.catch_ups = CatchUps(
-            self._tracker, self._frame_cache, self._objects, self._confidence, self.remove
+            self._tracker, self._frame_cache, self.registry, self._confidence, self.remove
         )
         self._timer = StageTimer(model.device)
         self.spatial = spatial or SpatialStage(SpatialSettings(), None)
         self._track_manager: TrackManager | None = None
         if detector is not None:
             detection = detection or DetectorSettings()
-            self._track_manager = TrackManager(detector, self._tracker, self._objects, self.remove, detection)
+            self._track_manager = TrackManager(detector, self._tracker, self.registry, self.remove, detection)
 
     @property
     def objects(self) -> list[ObjectStatus]:
         """The objects, in the order in which they were added."""
-        return list(self._objects)
+        return list(self.registry)
 
     def warm_up_reads(self) -> None:
         """Run the read of the memory bank once in every shape that it will have, if shapes are static."""
@@ -147,7 +147,7 @@ class Pipeline:
         """Track the objects on a frame, and detect if it is time to; return also what was left out."""
         detector = self._track_manager
         detects = detector is not None and detector.is_due(stretch_detection(shed_level))
-        objects = () if detects else self._objects  # one that is left out would be found as a new one
+        objects = () if detects else self.registry  # one that is left out would be found as a new one
         shed = choose_shed(shed_level, objects, self._tracker.ids, context.frame_number)
         with self._timer.device("track"), self._pending_prompts() as prompts:
             tracks = self._tracker.step_features(context.features, prompts, shed.held if shed else ())
@@ -191,13 +191,13 @@ class Pipeline:
         Objects of low `priority` are the first to be left out under load. Raises RequestError for a bad prompt,
         CapacityError if all slots are taken, and UnknownFrameError if the frame is not cached.
         """
-        object_id = self._objects.reserve()
+        object_id = self.registry.reserve()
         cached = self._frame_cache.get(seq)
         checked = prompt.to_model(object_id, cached.scaling)
         result = self._prompt(cached, checked) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
-        self._objects.add(object_id, label, priority)
+        self.registry.add(object_id, label, priority)
         return AddedObject(object_id, result)
 
     def refine(self, object_id: int, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
@@ -205,7 +205,7 @@ class Pipeline:
 
         Raises the errors of `add`, UnknownObjectError, and RequestError for an object that has not entered yet.
         """
-        self._objects.require(object_id)
+        self.registry.require(object_id)
         if object_id in self._pending:
             raise RequestError(
                 f"object {object_id} has no mask to refine: expected an object on a frame, found one that enters on "
@@ -236,7 +236,7 @@ class Pipeline:
 
     def remove(self, object_id: int) -> None:
         """Remove an object; UnknownObjectError if there is none with this id."""
-        self._objects.remove(object_id)
+        self.registry.remove(object_id)
         if self._track_manager is not None:
             self._track_manager.forget(object_id)
         self._pending.pop(object_id, None)
@@ -249,7 +249,7 @@ class Pipeline:
 
     def rename(self, object_id: int, label: str) -> None:
         """Change an object's label for good: detections no longer do. UnknownObjectError if there is none."""
-        self._objects.rename(object_id, label)
+        self.registry.rename(object_id, label)
         if self._track_manager is not None:
             self._track_manager.forget(object_id)
 
@@ -285,17 +285,23 @@ class Pipeline:
         found = yield from segment_everything(self._model, features, options)
         return cached.seq, (yield from to_results_in_turns(cached.seq, cached.scaling, *found))
 
-    def state(self) -> State:
-        """Return the state that `restore` takes. It holds everything except model, detector and settings."""
+    def state(self, whole: bool = True) -> State:
+        """Return the state that `restore` takes: everything except model, detector and settings.
+
+        Unless `whole`, of the cached frames it holds the newest, and those that objects need to catch up. Next masks
+        are the same; prompts on other past frames are refused.
+        """
+        first = None if whole else self.catch_ups.first_place
+        after = -1 if whole else self._tracker.frame_number if first is None else first
         return {
             "origin": self._origin(),
             "track_manager": self._track_manager and self._track_manager.state(),
             "tracker": self._tracker.state(),
-            "objects": self._objects.state(),
+            "objects": self.registry.state(),
             "confidence": self._confidence.state(),
             "spatial": self.spatial.state(),
             "pending": [prompt.state() for prompt in self._pending.values()],
-            "frame_cache": self._frame_cache.state(),
+            "frame_cache": self._frame_cache.state(after),
             "catch_ups": self.catch_ups.state(),
         }
 
@@ -315,23 +321,21 @@ class Pipeline:
         if self._track_manager is not None:
             self._track_manager.restore(state["track_manager"])
         self._tracker.restore(state["tracker"])
-        self._objects.restore(state["objects"])
+        self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
         self.spatial.restore(state.get("spatial", {}))
         pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
         self.catch_ups.restore(state["catch_ups"])
+        if unknown := set(self._tracker.ids) - {status.id for status in self.registry}:
+            raise ReplayError(f"camera {self.camera}: expected a state that names objects {sorted(unknown)}")
 
     def _origin(self) -> State:
         """Return the properties that must be equal for a state to fit this pipeline."""
         detector = self._track_manager and self._track_manager.detector_name
-        return {
-            "model": self._model.name,
-            "detector": detector,
-            "bank": self._tracker.bank.layout,
-            "calibration": CALIBRATION,
-        }
+        bank = self._tracker.bank.layout
+        return {"model": self._model.name, "detector": detector, "bank": bank, "calibration": CALIBRATION}
 
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
@@ -394,7 +398,7 @@ class Pipeline:
         if self._track_manager is not None:
             self._track_manager.observe(object_id, score, in_view, now_ns)
             tentative = self._track_manager.is_tentative(object_id)
-        instance = self._objects.observe(object_id, mask, score, visible, tentative)
+        instance = self.registry.observe(object_id, mask, score, visible, tentative)
         if not in_view:
             return instance
         return replace(instance, confidence=confidence, doubtful=confidence < self._min_confidence)

@@ -29,8 +29,11 @@ class ObjectRegistry:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.id_limit: int | None = None
+        """The last id that may be given, as a restart from the saved snapshot would give those after it; None: any."""
         self._objects: dict[int, ObjectStatus] = {}
-        self._last_id = 0
+        self.last_id = 0
+        """The last id that was given; 0 if there was none."""
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._objects
@@ -41,19 +44,29 @@ class ObjectRegistry:
     def __len__(self) -> int:
         return len(self._objects)
 
+    @property
+    def has_free_id(self) -> bool:
+        """True if one more id may be given."""
+        return self.id_limit is None or self.last_id < self.id_limit
+
     def reserve(self) -> int:
-        """Return the id of the next object; CapacityError if all slots are taken."""
+        """Return the id of the next object; CapacityError if all slots, or all ids that may be given, are taken."""
         if len(self._objects) >= self.capacity:
             raise CapacityError(
                 f"expected a free slot for one more object, found all {self.capacity} slots taken; "
                 "remove an object or raise tracker.max_objects"
             )
-        return self._last_id + 1
+        if not self.has_free_id:
+            raise CapacityError(
+                f"expected an id up to {self.id_limit}, the last that the saved snapshot allows, found all given; try "
+                "again when the next snapshot is written (snapshot.path; status says why it is not)"
+            )
+        return self.last_id + 1
 
     def add(self, object_id: int, label: str, priority: Priority = "normal") -> None:
         """Add the object whose id was reserved."""
         self._objects[object_id] = ObjectStatus(object_id, label, priority=priority)
-        self._last_id = object_id
+        self.last_id = object_id
 
     def require(self, object_id: int) -> None:
         """Raise UnknownObjectError unless there is an object with this id."""
@@ -86,11 +99,11 @@ class ObjectRegistry:
 
     def state(self) -> State:
         """Return the state that `restore` takes."""
-        return {"last_id": self._last_id, "objects": [asdict(status) for status in self]}
+        return {"last_id": self.last_id, "objects": [asdict(status) for status in self]}
 
     def restore(self, state: State) -> None:
         """Replace all objects by those that `state` returned."""
-        self._last_id = state["last_id"]
+        self.last_id = state["last_id"]
         self._objects = {status["id"]: ObjectStatus(**status) for status in state["objects"]}
 
     def observe(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector, PromptSet
+from ..detection.base import Detector, PromptSet, restore_prompts
 from ..geometry import Scaling
 from ..models import Features
 from ..models.sam.stages import Decoded
@@ -109,14 +109,8 @@ class TrackManager:
 
     def state(self) -> State:
         """Return the state that `restore` takes. It includes the prompts and their limits."""
-        prompts = self._prompt_set
-        limits = prompts and {
-            "thresholds": dict(prompts.thresholds),
-            "max_counts": dict(prompts.max_counts),
-            "priorities": dict(prompts.priorities),
-        }
         return {
-            "prompts": limits,
+            "prompts": self._prompt_set and self._prompt_set.state(),
             "frames_since_detection": self._frames_since_detection,
             "requested": self._requested,
             "uncertain": self._uncertain,
@@ -130,9 +124,7 @@ class TrackManager:
 
         Raises RequestError if the detector cannot search for these prompts; nothing is changed then.
         """
-        limits = state["prompts"]
-        query = limits and self._detector.prepare(tuple(limits["thresholds"]))
-        self._prompt_set = None if limits is None else PromptSet(query, **limits)
+        self._prompt_set = restore_prompts(self._detector, state["prompts"])
         self._frames_since_detection = state["frames_since_detection"]
         self._requested, self._uncertain = state["requested"], state["uncertain"]
         self._confident_ids, self.turned_away = set(state["confident_ids"]), state["turned_away"]
@@ -271,6 +263,9 @@ class TrackManager:
         """Add a new object, unless its label has reached its limit or no slot can be freed."""
         detection = candidates.detections[index]
         if not self._passes_threshold(detection) or self._is_label_full(detection.label):
+            return
+        if not self._objects.has_free_id:
+            self.turned_away += 1
             return
         if len(self._objects) >= self._objects.capacity:
             evicted = self._lifecycle.eviction_candidate(detection.score)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..types import Frame, FramePose, MaskFrame, count_missing_frames
-from ..wire import DROPPED, FAILED, SERVED, Event, Fields, read_pose, read_shed
+from ..wire import DROPPED, FAILED, RESTORED, SERVED, Event, Fields, read_pose, read_shed
 from .actions import RESTARTED, Action, Edit, Notes, Step
 
 WINDOW = 256
@@ -71,6 +71,8 @@ class _LogReader:
     description: Mapping[str, Any]
     has_begun: bool = False
     next_event: int | None = None
+    node: str | None = None
+    """The node of the last masks; None if it is unknown, or was started again since."""
     last_seq: dict[str, int | None] = field(default_factory=dict)
     """The last frame taken of each served camera; None if it is unknown."""
 
@@ -85,6 +87,11 @@ class _LogReader:
             level = read_shed(args.fields("shed")).level if args.has("shed") else 0
             yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose, shed_level=level)
             return
+        if event.op == RESTORED:
+            self.last_seq.clear()
+            yield Edit(RESTARTED)
+            yield _describe_restore(event.args)
+            return
         if event.op == SERVED:
             self.last_seq[args.text("camera")] = None
         elif event.op == DROPPED:
@@ -93,6 +100,14 @@ class _LogReader:
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))
+        if None not in (masks.node, self.node) and masks.node != self.node:
+            self.last_seq.clear()
+            yield Edit(RESTARTED)
+            yield Gap(
+                f"camera {masks.camera}: expected masks of node {self.node}, found those of {masks.node}: it was "
+                "started again, and its first events are not in the recording"
+            )
+        self.node = masks.node
         if masks.camera not in self.last_seq:
             yield Edit(SERVED, {"camera": masks.camera})
         elif (last := self.last_seq[masks.camera]) is not None:
@@ -114,6 +129,8 @@ class _LogReader:
             self.has_begun = True
             return
         self.has_begun = True
+        if restored := self.description.get("restored"):
+            yield _describe_restore(restored)
         cameras: Mapping[str, Any] = self.description.get("cameras", {})
         changes = self.description.get("events", first_event) - len(cameras)
         if changes or self.description.get("prompts") or not self.description:
@@ -133,6 +150,7 @@ class _LogReader:
         elif event.n < expected:  # a restarted node counts from 0 again
             yield Edit(RESTARTED)
             self.last_seq.clear()
+            self.node = None
             expected = 0
         if event.n > expected:
             yield Gap(
@@ -148,6 +166,13 @@ class _LogReader:
                 f"camera {masks.camera}: expected the masks of all frames that the node stepped between {last} and "
                 f"{masks.seq}, found that {missing - masks.skipped} of them are not in the recording"
             )
+
+
+def _describe_restore(restored: Mapping[str, Any]) -> Gap:
+    return Gap(
+        "expected a node that began without objects, found that it continued from a snapshot (SHA-256 "
+        f"{restored.get('sha256')!s:.64}), which is not in the recording"
+    )
 
 
 def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: Notes) -> Iterator[Action]:

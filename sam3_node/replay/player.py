@@ -39,7 +39,6 @@ class Player:
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
         self._perception, self._joins_recorded = perception, joins_recorded
-        self._last_prompts: dict[str, Any] | None = None
         self._restart()
 
     def play(self, action: Action) -> MaskFrame | None:
@@ -55,23 +54,11 @@ class Player:
 
     def checkpoint(self) -> bytes:
         """Return the state for `resume`."""
-        cameras = {camera: pipeline.state() for camera, pipeline in self._perception.pipelines.items()}
-        paused, linker = self._perception.paused, self._perception.linker
-        # the key `looked_for` is part of the file format
-        links = {} if linker is None else {"links": linker.state()}
-        return pack_state({"looked_for": self._last_prompts, "paused": paused, "cameras": cameras, **links})
+        return pack_state(self._perception.state())
 
     def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
         """Continue from another player's checkpoint. Raises ReplayError if model or settings differ from its own."""
-        state = unpack_state(checkpoint)
-        self._restart()
-        if state["looked_for"] is not None:
-            self._carry_out(Edit("set_prompts", state["looked_for"]))
-        for camera, pipeline_state in state["cameras"].items():
-            self._perception.serve(camera).restore(pipeline_state)
-        self._perception.paused = state["paused"]
-        if self._perception.linker is not None and "links" in state:
-            self._perception.linker.restore(state["links"])
+        self._perception.restore(unpack_state(checkpoint))
         self.counts = Counter(counts)
 
     def _step(self, step: Step) -> MaskFrame | None:
@@ -134,8 +121,6 @@ class Player:
         if not self._joins_recorded:
             for pipeline in perception.pipelines.values():
                 pipeline.catch_ups.end_all()
-        if edit.op == "set_prompts":
-            self._last_prompts = dict(edit.args)
         return reply
 
     def _remove(self, camera: str, label: str) -> None:
@@ -153,7 +138,6 @@ class Player:
         prompts = perception.settings.detector.prompts
         if perception.prompts or prompts:
             perception.set_prompts(prompts)
-        self._last_prompts = None
 
 
 def play_forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]:

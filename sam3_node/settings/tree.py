@@ -244,6 +244,17 @@ class RecordSettings(Section):
     """Seconds after a trigger that are written with the ring."""
 
 
+class SnapshotSettings(Section):
+    path: Path | None = None
+    """File of the snapshot from which the node continues with the same objects and ids when it is started again. In
+    memory, such as below /run, it survives a crash of the node; on a disk also one of the machine. Empty: none."""
+    every_s: float = Field(2.0, gt=0.0, le=86400.0)
+    """Seconds between two snapshots: the largest loss when the node is killed."""
+    max_age_s: float = Field(60.0, ge=0.0, le=1e9)
+    """Age in seconds up to which the snapshot is restored at the start. An older one is left out: the things have
+    moved, so objects would be taken for others. 0: any age."""
+
+
 class ConsoleSettings(Section):
     bind: str = "127.0.0.1:8460"
     """Address and port of the console's page. Another address than loopback needs certificate and key, and then the
@@ -303,6 +314,7 @@ class Settings(BaseSettings):
     detector: DetectorSettings = DetectorSettings()
     spatial: SpatialSettings = SpatialSettings()
     record: RecordSettings = RecordSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     console: ConsoleSettings = ConsoleSettings()
     group: GroupSettings = GroupSettings()
     health: HealthSettings = HealthSettings()

@@ -300,7 +300,7 @@ class MemoryBank:
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned, from a bank with the same `layout`."""
         for table, values in zip(self._slot_tables(), state["slot_tables"], strict=True):
-            table[:] = values.numpy()
+            table[:] = values.numpy().reshape(table.shape)
         self._unread_scores.clear()
         index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
         self.features[index] = state["features"].to(self.features.device)

@@ -218,8 +218,13 @@ class ObjectRows:
         return {"rows": [list(pair) for pair in self._rows.items()], "free": list(self._free)}
 
     def restore(self, state: State) -> None:
-        """Replace the rows by those that `state` returned."""
-        self._rows, self._free = dict(state["rows"]), list(state["free"])
+        """Replace the rows by those that `state` returned; ValueError if they are not those of this capacity."""
+        rows, free = dict(state["rows"]), list(state["free"])
+        if sorted([*rows.values(), *free]) != list(range(self.capacity + self._spare)):
+            raise ValueError(
+                f"expected each of {self.capacity + self._spare} rows once, found {rows}, {free}"
+            )
+        self._rows, self._free = rows, free
 
     def _spare_rows(self) -> int:
         """Return the number of rows of corrections: of objects that are tracked and catch up at the same time."""

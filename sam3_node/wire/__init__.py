@@ -11,7 +11,17 @@ from .control import (
     unpack_reply,
     unpack_request,
 )
-from .events import CAUGHT_UP, DROPPED, EVENTS_TOPIC, FAILED, SERVED, Event, pack_event, unpack_event
+from .events import (
+    CAUGHT_UP,
+    DROPPED,
+    EVENTS_TOPIC,
+    FAILED,
+    RESTORED,
+    SERVED,
+    Event,
+    pack_event,
+    unpack_event,
+)
 from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
@@ -30,6 +40,7 @@ __all__ = [
     "MAX_EPOCH",
     "MAX_INT",
     "POSES_ROOT",
+    "RESTORED",
     "SERVED",
     "VERSION",
     "Event",

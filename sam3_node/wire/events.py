@@ -15,6 +15,7 @@ from .codec import VERSION, Fields, Limits, describe, pack, unpack
 
 EVENTS_TOPIC = b"events"
 FAILED, SERVED, DROPPED, CAUGHT_UP = "failed", "served", "dropped", "caught_up"
+RESTORED = "restored"
 _LIMITS = Limits(total_bytes=16 << 20)
 
 
@@ -28,6 +29,8 @@ class Event:
     the node starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and removes its objects;
     and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was tracked up to the latest
     frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is removed.
+    RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
+    everything before; sha256 is that of the snapshot's file.
     """
 
     n: int

@@ -187,3 +187,35 @@ def test_frames_are_read_only_as_needed() -> None:
 def test_a_frame_that_is_recorded_twice_is_stepped_once() -> None:
     entries, _ = match([stepped(0), stepped(1)], [make_frame(0), replace(make_frame(0)), make_frame(1)])
     assert entries == [("a", 0), ("a", 1)]
+
+
+RESTORED_ARGS = {"sha256": "ab" * 32, "saved_ns": 5, "ids_continue": True, "cameras": ["a"]}
+
+
+def test_a_restore_is_a_gap_that_names_the_snapshot() -> None:
+    """The node was killed, and continued from a snapshot, which is not in the recording."""
+    log = (served(0), make_masks(0), Event(0, "restored", RESTORED_ARGS), make_masks(1))
+    entries = read_log(*log)
+    assert gaps(entries) == [text := gaps(entries)[0]]
+    assert "continued from a snapshot (SHA-256 " + "ab" * 32 in text
+    assert Edit(RESTARTED) in entries
+    with pytest.raises(ReplayError, match=r"continued from a snapshot .* --allow-gaps goes on"):
+        list(match_frames(entries, [make_frame(0), make_frame(1)], Notes(lenient=False)))
+
+
+def test_a_recording_of_a_node_that_had_continued_before_is_a_gap() -> None:
+    description = {"events": 1, "cameras": {"a": {"objects": 2}}, "prompts": [], "restored": RESTORED_ARGS}
+    assert "continued from a snapshot" in gaps(read_log(make_masks(4), description=description))[0]
+
+
+def test_masks_of_another_node_without_its_events_are_a_gap() -> None:
+    masks = [replace(make_masks(seq), node=node) for seq, node in enumerate(("one", "one", "two", "two"))]
+    entries = read_log(served(0), *masks)
+    (text,) = gaps(entries)
+    assert "expected masks of node one, found those of two" in text
+    assert entries.count(Edit(RESTARTED)) == 1
+
+
+def test_masks_of_a_node_that_tells_its_restart_are_no_gap() -> None:
+    first, second = (replace(make_masks(seq), node=str(seq)) for seq in range(2))
+    assert gaps(read_log(served(0), first, Event(1, "reset", {}), served(0), second)) == []

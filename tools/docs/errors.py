@@ -28,6 +28,8 @@ ADVICE = {
     "comes back, look for errors of the GPU in the kernel's log.",
     "EngineError": "Build the engine again on this machine, or look at the gate's report (`sam3-node engine check`).",
     "VocabularyError": "Build the vocabulary again with this detector's text encoder (`sam3-node vocabulary build`).",
+    "SnapshotError": "Start with the weights and settings of the snapshot, or without it; or correct `snapshot.path` "
+    "and the space of its folder. See [restarts](running.md#restarts-and-hand-over).",
     "RequestError": "Correct the prompt, operation, argument or camera that the message names.",
     "ForbiddenError": "Use a key of role operator (`transport.key`).",
     "UnknownObjectError": "List the objects (`sam3-node object list`).",

@@ -47,6 +47,14 @@ RESULTS = {
     "camera's",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
+    "snapshot": "`snapshot`, its number. The node copies what it tracks between two frames. With `name` (1 to 64 "
+    "letters, digits, _ and -) it writes a file beside `snapshot.path`, else it keeps the bytes for 2 minutes",
+    "read_snapshot": "`ready`, false while the snapshot is made; then `size`, `sha256` and `data`, at most 4 MiB from "
+    "`offset`, empty for one with a name",
+    "restore": "tracks what a snapshot with a name holds; ids begin again. `sha256`, `saved_ns`, `ids_continue` "
+    "(false), `cameras`. Published as the event `restored`",
+    "hand_over": "`snapshot`, as above. The node pauses in the same moment: its objects, ids and epochs are those of "
+    "the node that reads the snapshot. If this node is resumed, its ids begin again. Published as the event `pause`",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
     "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` a map from some of them to "
     "0.01..1; `most` a map from some of them to integers from 1; "
@@ -73,7 +81,8 @@ def read_arguments() -> dict[str, tuple[str, ...]]:
 def _arguments(op: str) -> str:
     names = read_arguments().get(op, ())
     optional_names = set(_OPTIONAL) - ({"label"} if op == "rename_object" else set())
+    optional_names |= {"name"} if op == "snapshot" else set()
     required = [code(name) for name in names if name not in _PROMPT and name not in optional_names]
     prompt = ["prompt"] if set(_PROMPT) <= set(names) else []
-    optional = [code(name) + "?" for name in _OPTIONAL if name in names and name in optional_names]
+    optional = [code(name) + "?" for name in (*_OPTIONAL, "name") if name in names and name in optional_names]
     return ", ".join([*required, *prompt, *optional])

@@ -1,0 +1,207 @@
+"""Snapshots of a live node, from which a node continues with the same objects, ids and epochs, and the same masks.
+
+Format: MAGIC, the version as uint32 (little-endian), SHA-256 of the rest [32], safetensors as in `checkpoint`. There is
+no pickle, and a damaged file is refused before anything in it is read.
+
+An automatic snapshot reserves ids: the node that wrote it gives at most ID_BLOCK more before a newer one is on disk,
+and a node that restores it gives none of these. So no id names two objects, whenever the node is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from ..engines.oom import find_device_error
+from ..errors import Sam3NodeError, SnapshotError
+from ..types import Buffer, State
+from .checkpoint import MALFORMED, list_parts, unpack_tensors
+from .linking import WorldLinker
+from .perception import Perception
+from .registry import ObjectRegistry
+
+MAGIC = b"SAM3SNAP"
+VERSION = 1
+MAX_BYTES = 4 << 30
+"""Size of the largest snapshot that is read."""
+ID_BLOCK = 1000
+_HEADER = struct.Struct(f"<{len(MAGIC)}sI{hashlib.sha256().digest_size}s")
+
+Kind = Literal["automatic", "hand_over", "named"]
+"""automatic: of a node that was killed. hand_over: of a node that has stopped for good. named: of any time before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of a node between two frames, with the model and the settings that it belongs to."""
+
+    kind: Kind
+    saved_ns: int
+    """Unix time"""
+    identity: Mapping[str, Any]
+    """See `describe_identity`."""
+    state: State
+    """of `Perception.state`"""
+    counts: Mapping[str, Mapping[str, int]]
+    """frame counts of each camera"""
+
+    @classmethod
+    def take(
+        cls, perception: Perception, kind: Kind, counts: Mapping[str, Mapping[str, int]] | None = None
+    ) -> Self:
+        """Copy the state. Later steps do not change the copy."""
+        state = perception.state(whole=False)
+        return cls(kind, time.time_ns(), describe_identity(perception), state, counts or {})
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was taken, by the clock of this host."""
+        return (time.time_ns() - self.saved_ns) / 1e9
+
+    def pack(self) -> bytes:
+        """Return the bytes of the file."""
+        return b"".join(self.parts())
+
+    def parts(self) -> list[Buffer]:
+        """Return the bytes of the file in parts. A thread that makes and writes them does not stop others."""
+        parts, digest = list_parts({name: getattr(self, name) for name in self.__slots__}), hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        return [_HEADER.pack(MAGIC, VERSION, digest.digest()), *parts]
+
+    @classmethod
+    def unpack(cls, data: bytes, what: str) -> Self:
+        """Read the bytes of a file; SnapshotError for other, damaged or newer bytes. `what` names them."""
+        if len(data) < _HEADER.size or not data.startswith(MAGIC):
+            raise SnapshotError(
+                f"{what}: expected a snapshot, which begins with {MAGIC!r}, found {len(data)} bytes that begin with "
+                f"{data[: len(MAGIC)]!r}; name a file that sam3-node snapshot or snapshot.path wrote"
+            )
+        _, version, digest = _HEADER.unpack_from(data)
+        if version != VERSION:
+            raise SnapshotError(
+                f"{what}: expected a snapshot of version {VERSION}, found version {version}; restore it with the "
+                "release of sam3-node that wrote it"
+            )
+        body = data[_HEADER.size :]
+        if hashlib.sha256(body).digest() != digest:
+            raise SnapshotError(
+                f"{what}: expected a complete snapshot, found {len(data)} bytes that are damaged or truncated; restore "
+                "another one"
+            )
+        try:
+            fields = unpack_tensors(body)
+            snapshot = cls(**fields)
+            for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
+                if not isinstance(fields[name], kind):
+                    raise TypeError(f"{name} is {fields[name]!r:.80}")
+        except MALFORMED as error:
+            raise SnapshotError(
+                f"{what}: expected the content of a snapshot, found: {error}; restore another one"
+            ) from error
+        return snapshot
+
+
+MAPS = ("identity", "state", "counts")
+
+
+def describe_identity(perception: Perception) -> dict[str, Any]:
+    """Return what must be equal for a snapshot to mean the same in another node: weights, sizes, tracker settings."""
+    tracker, model = perception.settings.tracker, perception.model
+    return {
+        "model": model.name,
+        "model_digest": perception.digests["model_digest"],
+        "model.image_size": model.image_size,
+        "model.dtype": str(model.dtype).removeprefix("torch."),
+        "tracker.max_objects": tracker.max_objects,
+        "tracker.bank_size": tracker.bank_size,
+        "tracker.selection": tracker.selection,
+        "tracker.read": tracker.read,
+        "detector": perception.detector.name if perception.detector else None,
+        "detector_digest": perception.digests["detector_digest"],
+    }
+
+
+def restore_snapshot(perception: Perception, snapshot: Snapshot, what: str) -> None:
+    """Replace everything that is tracked by what the snapshot holds.
+
+    Automatic snapshots, and those that were handed over, continue the ids and epochs; after the others, ids begin again
+    in new epochs. Raises SnapshotError if the snapshot does not fit model and settings; nothing is changed then.
+    """
+    _check_identity(perception, snapshot, what)
+    before = perception.state()
+    try:
+        perception.restore(snapshot.state)
+        if snapshot.kind == "automatic":
+            IdReserve(perception).skip()
+    except Exception as error:  # a state that was made up may fail in any way
+        if lost := find_device_error(error):
+            raise lost from error
+        perception.restore(before)
+        reason = str(error) if isinstance(error, Sam3NodeError) else f"{type(error).__name__}: {error}"
+        raise SnapshotError(
+            f"{what}: expected the state of this node, found one that cannot be restored: {reason:.400}"
+        ) from error
+    if snapshot.kind == "named":
+        perception.begin_epochs()
+
+
+def _check_identity(perception: Perception, snapshot: Snapshot, what: str) -> None:
+    expected, found = describe_identity(perception), snapshot.identity
+    names = [name for name, value in expected.items() if found.get(name) != value]
+    if names:
+        here = ", ".join(f"{name} {expected[name]!r:.70}" for name in names)
+        there = ", ".join(f"{name} {found.get(name)!r:.70}" for name in names)
+        raise SnapshotError(
+            f"{what}: expected a snapshot of a node with {here}; found one with {there}. Start the node with the "
+            "settings and weights of the snapshot, or without the snapshot"
+        )
+
+
+IdGiver = ObjectRegistry | WorldLinker
+"""What counts ids up, up to its `id_limit`."""
+
+
+class IdReserve:
+    """The ids that a node may give until its next automatic snapshot is on disk."""
+
+    def __init__(self, perception: Perception) -> None:
+        self._perception = perception
+
+    def plan(self) -> list[tuple[IdGiver, int]]:
+        """Return the last ids that may be given once a snapshot of this moment is on disk."""
+        return [(giver, giver.last_id + ID_BLOCK) for giver in self._givers()]
+
+    @staticmethod
+    def allow(limits: Sequence[tuple[IdGiver, int]], durable: bool) -> None:
+        """Set the limits. Until the snapshot is on disk, a restart is from the one before, so that its limits hold."""
+        for giver, limit in limits:
+            if durable or giver.id_limit is None:
+                giver.id_limit = limit
+
+    def free(self) -> None:
+        """Allow any id, as no snapshot is left from which the ids would go on."""
+        for giver in self._givers():
+            giver.id_limit = None
+
+    def skip(self) -> None:
+        """Never give the ids that the node that wrote a snapshot may have given after it."""
+        for giver in self._givers():
+            giver.last_id += ID_BLOCK
+
+    @property
+    def run_low(self) -> bool:
+        """True if half of the ids that may be given are given."""
+        return any(
+            giver.id_limit is not None and giver.id_limit - giver.last_id < ID_BLOCK // 2
+            for giver in self._givers()
+        )
+
+    def _givers(self) -> list[IdGiver]:
+        linker = self._perception.linker
+        registries = [pipeline.registry for pipeline in self._perception.pipelines.values()]
+        return [*registries, *([linker] if linker is not None else [])]

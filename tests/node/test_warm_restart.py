@@ -1,0 +1,272 @@
+"""Nodes that are killed and started again, and nodes that take over from others: real processes and sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import NodeRestarted, RequestError, SnapshotError
+from sam3_node.node.restoring import restore_at_start
+from sam3_node.node.snapshots import Snapshots
+from sam3_node.node.stats import CameraStats
+from sam3_node.perception.perception import Perception
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.session import Session
+from sam3_node.perception.snapshot import ID_BLOCK
+from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
+from sam3_node.types import MaskFrame
+from sam3_node.wire import RESTORED
+from tests.support.node_frames import picture
+from tests.support.node_rig import Rig, ids, masks_where, until
+from tests.support.tiny import tiny_model
+
+OFTEN = {"SNAPSHOT__EVERY_S": "0.1"}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("rig"))
+    rig.environment["SAM3_SNAPSHOT__PATH"] = str(rig.folder / "node.snapshot")
+    rig.camera()
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def path(rig: Rig) -> Path:
+    path = rig.folder / "node.snapshot"
+    path.unlink(missing_ok=True)
+    return path
+
+
+def add_two(client: PerceptionClient) -> MaskFrame:
+    masks_where(client, bool, "masks of the camera")
+    for points in ([(100, 100)], [(200, 120)]):
+        client.add_object(points=points, label="thing")
+    return masks_where(client, lambda masks: len(ids(masks)) == 2, "masks of both")
+
+
+def wait_for_snapshot(client: PerceptionClient) -> None:
+    """Wait for a snapshot that was begun after everything before this call."""
+    count = client.status()["snapshot"]["saved"]
+    until(lambda: client.status()["snapshot"]["saved"] >= count + 2, "two more snapshots")
+
+
+def masks_after(client: PerceptionClient, before: MaskFrame) -> MaskFrame:
+    return masks_where(client, lambda masks: masks.node != before.node, "masks of the new process")
+
+
+def test_a_node_that_is_killed_or_stopped_continues_its_ids_and_epochs(rig: Rig, path: Path) -> None:
+    node = rig.node(**OFTEN)
+    with rig.client() as client:
+        before = add_two(client)
+        wait_for_snapshot(client)
+        last = client.add_object(points=[(50, 50)], label="given after the snapshot, maybe").id
+        node.kill()
+        node = rig.node(SNAPSHOT__EVERY_S="1000")
+        after = masks_after(client, before)
+        assert after.epoch == before.epoch
+        assert ids(after)[:2] == ids(before)
+        assert all(new.age > old.age for new, old in zip(after.instances, before.instances, strict=False))
+        client.remove_object(ids(before)[0])
+        new = client.add_object(points=[(60, 60)]).id
+        assert new > ID_BLOCK > last
+        status = client.status()
+        assert status["snapshot"]["restored"]["ids_continue"] is True
+        assert status["cameras"]["cam0"]["stepped"] > 2
+        shown = masks_where(client, lambda masks: new in ids(masks), "masks of the new object")
+        assert node.terminate() == 0
+        node = rig.node()
+        stopped = masks_after(client, shown)
+        assert (stopped.epoch, ids(stopped)) == (shown.epoch, ids(shown))
+        node.kill()
+
+
+def test_snapshots_by_name_and_another_node_that_takes_over(rig: Rig, path: Path) -> None:
+    node = rig.node(**OFTEN)
+    taken = {
+        "TRANSPORT__MASKS": f"ipc://{rig.folder}/masks2",
+        "TRANSPORT__CONTROL": f"ipc://{rig.folder}/control2",
+        "SNAPSHOT__PATH": str(rig.folder / "second.snapshot"),
+        **OFTEN,
+    }
+    with (
+        rig.client() as client,
+        PerceptionClient(taken["TRANSPORT__MASKS"], taken["TRANSPORT__CONTROL"], timeout_ms=10_000) as other,
+    ):
+        named = restore_by_name(rig.folder, client, add_two(client))
+        with pytest.raises(SnapshotError, match=r"tracker.bank_size 9.*found one with.*tracker.bank_size 7"):
+            restore_at_start(keeper(rig.folder / "unused.snapshot", bank_size=9), rig.control)
+        assert client.status()["snapshot"]["handed_over"] is False
+        before = masks_where(client, lambda masks: masks.seq > named.seq, "masks of the first node")
+        assert (before.epoch, ids(before)) == (named.epoch, ids(named))
+        second = rig.start("run", "--restore-from", rig.control, **taken)
+        after = masks_where(other, bool, "masks of the second node")
+        assert (after.epoch, ids(after)) == (before.epoch, ids(before))
+        status = client.status()
+        assert status["snapshot"]["handed_over"] is True
+        assert status["paused"] is True
+        assert other.add_object(points=[(60, 60)]).id == 3
+        wait_for_snapshot(other)
+        second.kill()
+        third = rig.start("run", "--restore-from", rig.control, **taken)
+        again = masks_after(other, after)
+        assert (again.epoch, ids(again)) == (before.epoch, [1, 2, 3])
+        third.kill()
+        client.resume()
+        with pytest.raises(NodeRestarted, match="begun again"):
+            masks_where(client, lambda masks: masks.epoch != before.epoch, "masks of new epochs")
+    node.kill()
+
+
+def restore_by_name(folder: Path, client: PerceptionClient, before: MaskFrame) -> MaskFrame:
+    """Save, restore and refuse by name; return the masks afterwards."""
+    saved = client.snapshot("two-things")
+    assert (folder / "two-things.snapshot").stat().st_size == saved.size
+    assert len(client.fetch_snapshot()) > 1000
+    client.reset()
+    masks_where(client, lambda masks: not ids(masks), "no objects")
+    client.restore("two-things")
+    with pytest.raises(NodeRestarted, match="begun again"):
+        masks_where(client, lambda masks: masks.epoch != before.epoch, "masks of the restored objects")
+    named = masks_where(client, ids, "masks of both")
+    assert ids(named) == ids(before)
+    with pytest.raises(RequestError, match=r"expected the name of a snapshot \(two-things\), found 'other'"):
+        client.restore("other")
+    for name in ("", "../x", "a.b", "node", "x" * 65):
+        with pytest.raises(RequestError, match="expected 1 to 64 of letters"):
+            client.snapshot(name)
+    (folder / "two-things.snapshot").write_bytes(b"other")
+    with pytest.raises(SnapshotError, match="expected a snapshot, which begins with"):
+        client.restore("two-things")
+    return named
+
+
+def keeper(
+    path: Path, perception: Perception | None = None, max_age_s: float = 60.0, **tracker: Any
+) -> Snapshots:
+    """The snapshots of a node in this process."""
+    perception = perception or served(**tracker)
+    stats = {camera: CameraStats() for camera in perception.pipelines}
+    settings = SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s)
+    return Snapshots(settings, perception, lambda op, args: None, lambda: stats)
+
+
+def served(**tracker: Any) -> Perception:
+    settings = Settings(model=ModelSettings(device="cpu"), tracker=TrackerSettings(**tracker))
+    perception = Perception(settings, tiny_model("sam3"), None)
+    perception.session = Session(lambda _: 0.0, 0.0, live=True)
+    return perception
+
+
+def with_object() -> Perception:
+    perception = served()
+    pipeline = perception.serve("cam1")
+    pipeline.step(picture(0))
+    pipeline.add(FramePrompt(points=[(30, 30)]), "thing", 0)
+    return perception
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The file of a node that was killed."""
+    keeper(tmp_path / "a.snapshot", with_object()).close()
+    return tmp_path / "a.snapshot"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"bank_size": 9}, "tracker.bank_size 9; found one with tracker.bank_size 7"),
+        ({"max_age_s": 1e-6}, "expected a snapshot of the last 1e-06 s"),
+        ({}, "damaged or truncated"),
+    ],
+    ids=["settings", "age", "damage"],
+)
+def test_a_snapshot_that_cannot_be_used_is_put_aside_and_told(
+    saved: Path, settings: dict[str, Any], reason: str
+) -> None:
+    if not settings:
+        saved.write_bytes(saved.read_bytes()[:-1])
+    content = saved.read_bytes()
+    node = keeper(saved, **settings)
+    restore_at_start(node, None)
+    assert reason in node.describe()["refused"]
+    assert not saved.exists()
+    assert saved.with_name("a.snapshot.refused").read_bytes() == content
+    with pytest.raises(SnapshotError):
+        restore_at_start(keeper(saved, **settings), str(saved))
+
+
+def test_a_file_of_a_killed_node_is_restored_by_name(saved: Path, tmp_path: Path) -> None:
+    perception = served()
+    restore_at_start(keeper(tmp_path / "own.snapshot", perception), str(saved))
+    assert [status.id for status in perception.pipelines["cam1"].objects] == [1]
+    with pytest.raises(SnapshotError, match=r"cannot read the snapshot .*: No such file"):
+        restore_at_start(keeper(tmp_path / "own.snapshot"), str(tmp_path / "absent"))
+
+
+def test_a_snapshot_of_void_ids_is_never_restored(saved: Path) -> None:
+    """A camera that is dropped, or a node that has handed over, leaves no file from which its epochs would go on."""
+    node = keeper(saved, with_object())
+    node.withdraw()
+    assert not saved.exists()
+    node.turn()
+    until(lambda: (node.turn(), node.describe()["saved"])[1], "a snapshot")
+    assert saved.exists()
+    node.hand_over()
+    assert not saved.exists()
+    node.turn()
+    node.close()
+    assert not saved.exists()
+    with pytest.raises(RequestError, match="found one that has been handed over already"):
+        node.hand_over()
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) -> None:
+    perception = with_object()
+    node = keeper(saved, perception)
+    registry = perception.pipelines["cam1"].registry
+    node.turn()
+    until(lambda: (node.turn(), node.describe()["saved"])[1], "a snapshot")
+    limit = registry.id_limit
+    assert limit is not None
+    (saved.parent / f"{saved.name}.unfinished").mkdir()  # so that no file can be written there
+    registry.last_id = limit - 10
+    until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+    assert "could not be written" in node.describe()["error"]
+    assert not saved.exists()
+    assert registry.id_limit is None
+    node.close()
+
+
+def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
+    events = list[tuple[str, dict[str, Any]]]()
+    node = keeper(saved)
+    node._publish = lambda op, args: events.append((op, args))
+    restore_at_start(node, None)
+    ((op, args),) = events
+    assert op == RESTORED
+    assert len(args["sha256"]) == 64
+    assert (args["ids_continue"], args["cameras"]) == (True, ["cam1"])
+
+
+def test_a_request_reads_only_its_own_snapshot(tmp_path: Path) -> None:
+    node = keeper(tmp_path / "a.snapshot", with_object())
+    number = node.begin("named")
+    until(lambda: node.read(number, 0)["ready"], "a packed snapshot")
+    part = node.read(number, 10)
+    assert part["size"] == len(part["data"]) + 10
+    assert node.read(number, 1 << 60)["data"] == b""
+    with pytest.raises(RequestError, match="which is not kept"):
+        node.read(number + 1, 0)
+    node._requested = replace(node._requested, used_s=-1e9)
+    node.turn()
+    with pytest.raises(RequestError, match="which is not kept"):
+        node.read(number, 0)
+    node.close()
