@@ -15,6 +15,7 @@ from typing import Any, Self
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.pipeline import Pipeline
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..perception.spatial import SpatialStage
@@ -25,6 +26,7 @@ from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedF
 from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
+from .catch_up_pace import CatchUpPace
 from .decode_ahead import DecodeAhead
 from .operations import NODE_QUERIES, describe_change, find_topic, handle_request, has_changed_state
 from .robot_poses import RobotPoses
@@ -34,9 +36,7 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 100
 STEP_SHARE_OF_REQUESTS = 0.5
-"""Between two steps, requests take at most this share of a step, or one request. So do objects that catch up."""
-MIN_CATCH_UP_FRAMES = 2
-"""Between two steps, objects catch up by at least this number of frames: a step adds one to their way."""
+"""Between two steps, requests take at most this share of a step, or one request."""
 FIRST_BUDGET_S = 0.05  # before the first step
 STATS_LOG_EVERY_S = 60.0
 FAILURE_LOG_EVERY_S = 1.0
@@ -66,10 +66,10 @@ class Node:
         self._ahead: DecodeAhead | None = None
         self._snapshot: NodeSnapshot | None = None
         self._stepping = False
-        self._catch_up_turns = 0
         self._depth_warnings: set[tuple[str, str]] = set()
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
+        self._pace = CatchUpPace(live)
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = self._next_stats_log_s = self._next_failure_log_s = time.monotonic()
         self._open_sockets = ExitStack()
@@ -187,10 +187,11 @@ class Node:
         log.info("node started: %s on %s, %s", model.name, model.device, model.dtype)
 
     def _wait(self) -> None:
+        timeout_ms = POLL_MS if self._next_to_catch_up() is None else 0
         if not self.perception.paused:
-            poll(self._frames, self._control, POLL_MS)
+            poll(self._frames, self._control, timeout_ms)
         else:
-            self._answer_requests(POLL_MS)
+            self._answer_requests(timeout_ms)
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
@@ -209,23 +210,20 @@ class Node:
             received = self._control.receive() if took_s <= left_s else None
 
     def _catch_up(self) -> None:
-        """Track objects that were prompted on a past frame on the frames after it, while the budget lasts.
-
-        This comes right after a step, when the time until the next frame is longest. Cameras take turns.
-        """
-        end_s = time.monotonic() + self._request_budget_s
-        frames, took_s = 0, 0.0
-        while waiting := [found for found in self.perception.pipelines.values() if found.catch_ups.behind]:
-            begin_s = time.monotonic()
-            if frames >= MIN_CATCH_UP_FRAMES and begin_s + took_s > end_s:
-                return
-            self._catch_up_turns += 1
-            pipeline = waiting[self._catch_up_turns % len(waiting)]
+        """Track an object that was prompted on a past frame on a frame after it; more only if that is overdue."""
+        while (pipeline := self._next_to_catch_up()) is not None:
+            begin_ns = time.perf_counter_ns()
             done = pipeline.catch_ups.advance()
+            self._pace.note_slice(time.perf_counter_ns() - begin_ns)
             if done is not None:
                 error = {"error": describe_error(done.error)} if done.error else {}
                 self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
-            frames, took_s = frames + 1, time.monotonic() - begin_s
+            if not self._pace.is_late:
+                return
+
+    def _next_to_catch_up(self) -> Pipeline | None:
+        frame_waits = not self.perception.paused and self._frames.peek(None, timeout_ms=0) is not None
+        return self._pace.choose(self.perception.pipelines.values(), time.time_ns(), frame_waits)
 
     def _answer(self, request: Request) -> Reply:
         """Carry out a request. If it has changed the state, publish it as an event for recorders."""
@@ -255,6 +253,7 @@ class Node:
                 log.warning("camera %s: %s", received.frame.camera, refusal.reason)
             return
         stats.begin(received.frame, received.received_ns, received.skipped)
+        self._pace.note_frame(received.frame.camera, received.received_ns, received.skipped)
         try:
             self._stepping = True
             begin_ns = time.perf_counter_ns()
@@ -277,6 +276,8 @@ class Node:
             self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s
         finally:
             self._stepping = False
+            catch_ups = self.perception.pipelines[received.frame.camera].catch_ups
+            self._pace.note_step(catch_ups, round(1e9 * stats.median_step_s), time.time_ns())
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
@@ -374,6 +375,7 @@ class Node:
             return False
         log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
         self.perception.drop(camera)
+        self._pace.forget(camera)
         del self._stats[camera], self._endpoints[camera]
         self._publish_event(DROPPED, {"camera": camera})
         return True

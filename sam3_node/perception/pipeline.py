@@ -180,22 +180,26 @@ class Pipeline:
         """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
         return self._frame_cache.get(seq).scaling.frame_size
 
-    def add(self, prompt: FramePrompt, label: str = "object", seq: int | None = None) -> AddedObject:
+    def add(
+        self, prompt: FramePrompt, label: str = "object", seq: int | None = None, stride: int | None = None
+    ) -> AddedObject:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
-        Raises RequestError for a bad prompt, CapacityError if all slots are taken, and UnknownFrameError if the frame
-        is not cached.
+        If it has to catch up, it is tracked on every `stride`-th frame, by default `catch_ups.stride`. Raises
+        RequestError for a bad prompt, CapacityError if all slots are taken, UnknownFrameError if it is not cached.
         """
         object_id = self._objects.reserve()
         cached = self._frame_cache.get(seq)
         checked = prompt.to_model(object_id, cached.scaling)
-        result = self._prompt(cached, checked) if seq is not None else None
+        result = self._prompt(cached, checked, stride) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
         self._objects.add(object_id, label)
         return AddedObject(object_id, result)
 
-    def refine(self, object_id: int, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
+    def refine(
+        self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
+    ) -> PromptResult:
         """Correct an object on the cached frame `seq`, or on the latest for None. Points correct its mask there.
 
         Raises the errors of `add`, UnknownObjectError, and RequestError for an object that has not entered yet.
@@ -207,7 +211,8 @@ class Pipeline:
                 "the next frame; try again when masks show it"
             )
         cached = self._frame_cache.get(seq)
-        return self._prompt(cached, prompt.to_model(object_id, cached.scaling, cached.logits.get(object_id)))
+        checked = prompt.to_model(object_id, cached.scaling, cached.logits.get(object_id))
+        return self._prompt(cached, checked, stride)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -327,7 +332,7 @@ class Pipeline:
         return Scaling((frame.height, frame.width), self._model.image_size)
 
     @torch.inference_mode()
-    def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
+    def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt, stride: int | None) -> PromptResult:
         """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
         is_latest = cached is self._frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
@@ -335,7 +340,7 @@ class Pipeline:
             logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
             self._confidence.start(prompt.object_id, logits.float().cpu().numpy())
         else:
-            logits, score = self.catch_ups.begin(cached, prompt)
+            logits, score = self.catch_ups.begin(cached, prompt, stride)
         cached.set_logits(prompt.object_id, logits)
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
