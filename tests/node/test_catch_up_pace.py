@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from math import ceil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,11 @@ import numpy as np
 import pytest
 
 from sam3_node.node.catch_up_pace import CatchUpPace
+from sam3_node.node.operations import describe_change, handle_request
 from sam3_node.perception.catch_up import MAX_STRIDE
+from sam3_node.perception.perception import Perception
+from sam3_node.wire import Reply, Request
+from tests.support.live import moving_frame, tiny_settings
 
 MS = 1_000_000
 INTERVAL_NS = 1000 * MS // 15
@@ -146,3 +151,25 @@ def test_lossless_delivery_tracks_on_every_frame() -> None:
         pace.note_frame("cam0", number * MS, 0)
         pace.note_step(cast(Any, way), 100 * MS, number * MS)
     assert way.stride == 1
+
+
+def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path) -> None:
+    perception = Perception.load(tiny_settings(tmp_path))
+    pipeline = perception.serve("left")
+    for seq in range(9):
+        pipeline.step(moving_frame(seq))
+    pipeline.catch_ups.stride = 3
+    host = cast(Any, SimpleNamespace(perception=perception))
+
+    def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
+        request = Request(1, op, {"camera": "left", "points": [[30, 20]], **args})
+        reply = handle_request(host, request)
+        return reply, describe_change(request, reply)
+
+    for reply, event in (ask("add_object", seq=2), ask("refine_object", seq=3, id=1)):
+        assert (reply.result["stride"], event["stride"]) == (3, 3)
+    assert "stride" not in ask("add_object", seq=2, stride=1)[0].result
+    assert "stride" not in ask("add_object", seq=8)[1]
+    refused = ask("add_object", seq=2, stride=MAX_STRIDE + 1)[0].error
+    assert refused is not None
+    assert "stride" in refused.message
