@@ -1,8 +1,9 @@
 """The pace at which objects that were prompted on a past frame catch up, so that live frames wait little for it.
 
 A slice is one frame of one object's way. It is begun if its usual time fits before the next frame is expected. So that
-an object catches up although nothing ever fits, each step makes some slices due: as many as bring the object two frames
-on while the step adds one to its way. Due slices may be late by a few steps, and wait for a step that leaves more time.
+an object arrives although nothing ever fits, each step, which adds a frame to its way, makes slices due that shorten it
+by two. A due slice is done in any case, and so is one with which an object arrives: a click on a frame that has just
+been succeeded takes one slice.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from ..perception.pipeline import Pipeline
 
 FRAMES_PER_STEP = 2
 """Frames that the way of an object gets shorter by in each step, while the step adds one."""
-MAX_DUE = 2.0
-"""Due slices that may wait for a step that leaves time."""
 USED_SHARE = 0.7
 """Share of the time that steps leave which slices are to take on average: their times vary."""
 WINDOW = 15
@@ -30,7 +29,7 @@ SLICE_SHARE_OF_STEP = 0.5
 class CatchUpPace:
     """Measures steps, slices and the arrival of frames, and says whether a slice may begin. Times are in ns.
 
-    With lossless delivery (`live` False), frames wait for the node, and slices need not wait for steps that leave time.
+    With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
     """
 
     def __init__(self, live: bool) -> None:
@@ -69,9 +68,9 @@ class CatchUpPace:
         self._intervals_ns.pop(camera, None)
 
     @property
-    def is_late(self) -> bool:
-        """True if a slice is due that must not wait for another step."""
-        return self._due >= (MAX_DUE if self._live else 1)
+    def is_due(self) -> bool:
+        """True if a slice is due."""
+        return self._due >= 1
 
     def choose(self, pipelines: Iterable[Pipeline], now_ns: int, frame_waits: bool) -> Pipeline | None:
         """Return the camera whose slice may begin now, if any: cameras take turns.
@@ -81,8 +80,11 @@ class CatchUpPace:
         waiting = [pipeline for pipeline in pipelines if pipeline.catch_ups.behind]
         if not waiting:
             self._due = 0.0
-        elif self.is_late or (not frame_waits and self._fits(now_ns)):
-            return waiting[self._slices % len(waiting)]
+            return None
+        pipeline = waiting[self._slices % len(waiting)]
+        arrives = pipeline.catch_ups.behind == 1
+        if arrives or self.is_due or (not frame_waits and self._fits(now_ns)):
+            return pipeline
         return None
 
     def _fits(self, now_ns: int) -> bool:

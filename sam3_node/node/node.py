@@ -210,7 +210,7 @@ class Node:
             received = self._control.receive() if took_s <= left_s else None
 
     def _catch_up(self) -> None:
-        """Track an object that was prompted on a past frame on a frame after it; more only if that is overdue."""
+        """Track an object that was prompted on a past frame on a frame after it; go on while that is due."""
         while (pipeline := self._next_to_catch_up()) is not None:
             begin_ns = time.perf_counter_ns()
             done = pipeline.catch_ups.advance()
@@ -218,7 +218,7 @@ class Node:
             if done is not None:
                 error = {"error": describe_error(done.error)} if done.error else {}
                 self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
-            if not self._pace.is_late:
+            if not self._pace.is_due:
                 return
 
     def _next_to_catch_up(self) -> Pipeline | None:
