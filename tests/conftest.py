@@ -6,6 +6,13 @@ On a CPU, models run in float32 unless a test says otherwise.
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# no test asserts time, nor draws other examples on each run
+settings.register_profile(
+    "here", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("here")
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")

@@ -21,6 +21,7 @@ from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing
 from .samples import Losses, Sample, SampleReader, SeekableReader, natural_order
 from .time_span import TimeSpan, cut_samples
+from .video_packets import decode_packets
 
 FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "
@@ -203,12 +204,13 @@ class _SampledSource:
         self, reader: SampleReader, cameras: Sequence[Camera], span: TimeSpan, left_out: str | None
     ) -> None:
         self._reader, self._span, self._left_out = reader, span, left_out
+        self._losses = Losses()
         self._chosen = tuple(cameras)
         self.cameras = tuple(camera.name for camera in cameras)
 
     @property
     def lost(self) -> str | None:
-        return "; ".join(filter(None, (self._left_out, self._reader.lost))) or None
+        return "; ".join(filter(None, (self._left_out, self._reader.lost, self._losses.text()))) or None
 
     def frames(self) -> Iterator[Frame]:
         pairing = Pairing(self._chosen)
@@ -217,15 +219,17 @@ class _SampledSource:
         yield from pairing.flush()
 
     def _samples(self) -> Iterator[Sample]:
+        self._losses = Losses()
         topics = {topic for camera in self._chosen for topic in camera.topics}
         if self._span.is_whole:
-            return self._reader.samples(topics)
+            return decode_packets(self._reader.samples(topics), self._losses)
         colour = {camera.colour for camera in self._chosen}
         first = next(iter(self._reader.samples(colour)), None)
         span = self._span.resolve(first.logged_ns if first else 0)
         if span.begin_ns is not None and isinstance(self._reader, SeekableReader):
             return cut_samples(self._reader.samples_from(topics, span.begin_ns), span, colour)
-        return cut_samples(self._reader.samples(topics), span, colour)
+        # a part of a video stream needs what was before it
+        return cut_samples(decode_packets(self._reader.samples(topics), self._losses), span, colour)
 
     def close(self) -> None:
         self._reader.close()

@@ -20,7 +20,7 @@ from .samples import Kind, SampleReader, Topic
 MAX_NAME = 64
 MAX_LISTED_TOPICS = 30
 
-_TRANSPORTS = {"compressed", "compressedDepth"}
+_TRANSPORTS = {"compressed", "compressedDepth", "ffmpeg"}
 _IMAGE = re.compile(r"image(_(raw|rect|rectified|mono|colou?r|rgb|bgr|depth|compressed))*", re.IGNORECASE)
 _STREAM = re.compile(
     r"((image|raw|unrectified|rectified|rect|compressed|mono|gr[ae]y|colou?r|rgb|bgr|depth|aligned|registered|to|hw|"

@@ -35,6 +35,17 @@ class Colour:
     data: Buffer
 
 
+@dataclass(frozen=True, slots=True)
+class VideoPacket:
+    """One packet of a video stream; `codec` is ffmpeg's name of it."""
+
+    codec: str
+    data: Buffer
+
+
+Payload = Colour | Depth | Intrinsics | VideoPacket
+
+
 class Sample(NamedTuple):
     """One message of a camera. Stamps are Unix ns: `stamp_ns` of its capture, `logged_ns` of its recording.
 
@@ -44,7 +55,7 @@ class Sample(NamedTuple):
     topic: str
     stamp_ns: int
     logged_ns: int
-    payload: Colour | Depth | Intrinsics
+    payload: Payload
     number: int | None = None
 
 

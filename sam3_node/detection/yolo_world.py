@@ -33,9 +33,9 @@ class VectorQuery(NamedTuple):
 class YoloWorldDetector:
     """A Detector with YOLO-World (arXiv 2401.17270). `encoder` turns its phrases into vectors.
 
-    Frames are fitted into `image_size` pixels, (H, W) or the side of a square. Of boxes of one phrase with an IoU above
-    `iou`, only the best is kept; of all boxes, the best `limit`. Raises VocabularyError for an encoder whose vectors
-    have another dimension.
+    Frames are fitted into `image_size` pixels, (H, W) or the side of a square, as the weights' `resize` says. Of boxes
+    of one phrase with an IoU above `iou`, only the best is kept; of all boxes, the best `limit`. Raises VocabularyError
+    for an encoder whose vectors have another dimension.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class YoloWorldDetector:
         """The network that runs on frames: the model, or an engine that replaces it."""
         self._encoder = encoder
         self._size = _checked_size(image_size)
+        self._resize = model.config.resize
         self._iou, self._limit = iou, limit
 
     def prepare(self, phrases: Sequence[str]) -> VectorQuery:
@@ -70,7 +71,11 @@ class YoloWorldDetector:
     ) -> list[Detection]:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):
-            pixels, frame = letterbox(image, self._size, device=query.vectors.device)
+            # as the public implementation does it; an engine takes whole squares alone
+            stride = STRIDES[-1] if self.network is self.model and self._resize == "bilinear" else None
+            pixels, frame = letterbox(
+                image, self._size, device=query.vectors.device, resize=self._resize, stride=stride
+            )
             boxes, scores = self.network(pixels, query.vectors)
             chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
             return to_detections(chosen, frame, query.phrases)

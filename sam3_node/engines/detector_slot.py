@@ -129,7 +129,8 @@ def compare_detector(
         raise EngineError("expected frames to compare the detector's engine on, found none")
     comparator = StageComparator(spec, _relative_to_anchors(reference), _relative_to_anchors(run))
     for comparator.frame, image in enumerate(frames):
-        pixels, _ = letterbox(image, reference.config.image_size, device=text.device)
+        config = reference.config
+        pixels, _ = letterbox(image, config.image_size, device=text.device, resize=config.resize)
         comparator(pixels, pad_phrases(text))
     faults = (comparator.fault,) if comparator.fault else ()
     return Report(min_cosine, 0.0, len(frames), tuple(comparator.figures()), None, faults, tracked=False)

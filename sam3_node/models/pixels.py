@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Resize = Literal["bilinear", "antialias"]
 
 GREY = 114 / 255  # padding colour that the public weights were trained with
 
@@ -20,15 +23,21 @@ def resize_frame(
     device: str | torch.device,
     *,
     rgb: bool = False,
+    resize: Resize = "antialias",
 ) -> Tensor:
     """Resize a BGR (or RGB) uint8 frame [h, w, 3] to RGB pixels [1, 3, H, W], float32 in 0..1, on the device.
 
-    size: (H, W).
+    size: (H, W). resize: "bilinear" takes the four nearest pixels of each point, as OpenCV's INTER_LINEAR does.
     """
+    if resize == "bilinear" and torch.device(device).type == "cpu":
+        image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR), np.uint8)
     pixels = _upload(_as_tensor(image), torch.device(device)).permute(2, 0, 1)[None]
     if pixels.device.type != "cpu":
         pixels = pixels.float()
-    pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
+    if pixels.shape[2:] != size:
+        pixels = F.interpolate(
+            pixels, size, mode="bilinear", align_corners=False, antialias=resize == "antialias"
+        )
     return (pixels if rgb else pixels.flip(1)).float() / 255
 
 
@@ -64,19 +73,26 @@ def letterbox(
     *,
     device: str | torch.device = "cpu",
     rgb: bool = False,
+    resize: Resize = "antialias",
+    stride: int | None = None,
 ) -> tuple[Tensor, Letterbox]:
     """Fit a BGR (or RGB) uint8 frame [h, w, 3] into (H, W), or a square, with its proportions and grey padding.
 
-    Return RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the frame's position in them.
+    Return RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the frame's position in them. With `stride`, H
+    and W are as small as multiples of it can be, as in the public implementation of YOLO-World.
     """
     high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
     scale = min(high / height, wide / width)
     rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    ratio = (columns / width, rows / height)
+    if stride is not None:
+        high, wide = -(-rows // stride) * stride, -(-columns // stride) * stride
+        ratio = (scale, scale)  # the public implementation leaves the rounding out of the boxes
     top, left = (high - rows) // 2, (wide - columns) // 2
-    pixels = resize_frame(image, (rows, columns), device, rgb=rgb)
+    pixels = resize_frame(image, (rows, columns), device, rgb=rgb, resize=resize)
     pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
-    return pixels, Letterbox(width, height, (columns / width, rows / height), (left, top))
+    return pixels, Letterbox(width, height, ratio, (left, top))
 
 
 def unit_letterbox(image: npt.NDArray[np.uint8]) -> Letterbox:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -117,18 +118,19 @@ def test_a_recording_without_a_summary_has_the_same_part(native: Path, tmp_path:
 def test_frames_of_a_film_before_the_part_are_not_decoded(
     film: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grabbed: list[int] = []
-    grab = video._Playback._grab_ns
+    decoded: list[int] = []
+    decode = video._Playback._whole_frames
 
-    def watch(playback: video._Playback) -> int | None:
-        grabbed.append(1)
-        return grab(playback)
+    def watch(playback: video._Playback, *source: object) -> Iterator[object]:
+        for image in decode(playback, *source):
+            decoded.append(1)
+            yield image
 
-    monkeypatch.setattr(video._Playback, "_grab_ns", watch)
+    monkeypatch.setattr(video._Playback, "_whole_frames", watch)
     assert [frame.seq for frame in read(film, TimeSpan(4 * SECOND, 4 * SECOND + SECOND // 2))] == list(
         range(80, 90)
     )
-    assert len(grabbed) < 40
+    assert len(decoded) < 40
 
 
 def test_a_date_is_one_of_the_recording(native: Path, film: Path) -> None:

@@ -38,7 +38,7 @@ def detector(**options: object) -> YoloWorldDetector:
 
 def by_hand(image: np.ndarray, names: list[str], threshold: float, iou: float) -> list[Detection]:
     """One box at a time: the best goes in, what overlaps it and has its name goes out."""
-    pixels, frame = letterbox(image, 96)
+    pixels, frame = letterbox(image, 96, resize="bilinear", stride=32)
     with torch.inference_mode():
         boxes, scores = tiny_yolo()(pixels, torch.from_numpy(known().encode(names)))
     best, classes = scores[0].max(dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -119,6 +120,23 @@ def test_a_letterbox_is_grey_around_and_keeps_colours() -> None:
     assert pixels[0, :, 63, 63].tolist() == pytest.approx([GREY] * 3)
     assert pixels[0, :, 32, 32].tolist() == [1, 0, 0]
     assert letterbox(image, 64, rgb=True)[0][0, :, 32, 32].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("frame", "fitted"), [((720, 1280), (384, 640)), ((90, 70), (640, 512))])
+def test_the_public_letterbox_is_bilinear_and_as_small_as_its_stride_allows(
+    frame: tuple[int, int], fitted: tuple[int, int]
+) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*frame, 3), np.uint8)
+    pixels, way = letterbox(image, 640, resize="bilinear", stride=32)
+    assert pixels.shape[2:] == fitted
+    scale = min(640 / frame[0], 640 / frame[1])
+    assert way.ratio == (scale, scale)
+    size = round(frame[1] * scale), round(frame[0] * scale)
+    expected = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)[..., ::-1]
+    (left, top), (columns, rows) = way.offset, size
+    found = pixels[0, :, top : top + rows, left : left + columns].permute(1, 2, 0) * 255
+    assert np.array_equal(found.round().numpy().astype(np.uint8), expected)
+    assert pixels[0, :, -1, -1].tolist() == pytest.approx([GREY] * 3)
 
 
 def test_boxes_are_clipped_to_the_frame() -> None:

@@ -51,7 +51,7 @@ class McapBag(Closeable):
         """Yield the messages on these topics, as SampleReader.samples does."""
         stream, self._losses = McapStream(self.path), Losses()
         decoders: dict[Channel, Decode] = {}
-        for row in stream.rows():
+        for row in stream.rows(sort_chunks=True):
             channel = row.channel
             if channel.topic not in topics:
                 continue

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import count
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ T = TypeVar("T")
 WHOLE = TimeSpan()
 
 _RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
+_MESSAGE_HEAD = struct.Struct("<HIQ")  # channel, sequence, log time: the beginning of a message
 _CHUNK_TIMES = struct.Struct("<QQ")  # log times of the first and the last message: the beginning of a chunk
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
@@ -106,12 +107,14 @@ class McapStream:
             counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
         )
 
-    def rows(self, span: TimeSpan = WHOLE) -> Iterator[Row]:
+    def rows(self, span: TimeSpan = WHOLE, sort_chunks: bool = False) -> Iterator[Row]:
         """Yield the messages of a resolved span in the file's order, up to the first damage.
 
         Chunks without such messages are skipped unread, unless the file lacks a summary that describes its channels.
+        With `sort_chunks`, the chunks of a file with such a summary come in the order of their first log times, as
+        writers with several threads may not have stored them.
         """
-        return self._until_damage(lambda file: self._read_rows(file, span))
+        return self._until_damage(lambda file: self._read_rows(file, span, sort_chunks))
 
     def metadata(self, max_records: int | None = None) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield name and values of the metadata records, of the first `max_records` records if that is given.
@@ -137,14 +140,18 @@ class McapStream:
             except self._damages as error:
                 self.damage = self._describe(file.size, error)
 
-    def _read_rows(self, file: _File, span: TimeSpan) -> Iterator[Row]:
+    def _read_rows(self, file: _File, span: TimeSpan, sort_chunks: bool) -> Iterator[Row]:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
-        if not span.is_whole and (summary := self._read_summary()) is not None:
+        places: list[int] | None = None
+        if (sort_chunks or not span.is_whole) and (summary := self._read_summary()) is not None:
             schemas |= summary.schemas
             channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
+            if sort_chunks and channels and not _are_in_order(summary.chunk_indexes):
+                places = self._sort_places(file)
         skipped = span if channels else WHOLE
-        for opcode, content in self._walk(file, (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK), span=skipped):
+        opcodes = (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)
+        for opcode, content in self._walk(file, opcodes, span=skipped, places=places):
             for record in self._parse(opcode, content):
                 if isinstance(record, self._records.Schema):
                     schemas[record.id] = record
@@ -161,20 +168,47 @@ class McapStream:
             record = self._records.Metadata.read(self._data_stream(io.BytesIO(content)))
             yield record.name, record.metadata
 
-    def _walk(
-        self, file: _File, opcodes: Collection[int], max_records: int | None = None, span: TimeSpan = WHOLE
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield opcode and content of the records of these opcodes, up to the end of the data.
+    def _sort_places(self, file: _File) -> list[int]:
+        """Return the positions of the chunks, and of the messages outside chunks, in the order of their log times."""
+        places = []
+        for opcode, length in self._heads(file):
+            place = file.tell()
+            if opcode == _CHUNK:
+                first_ns, _ = _CHUNK_TIMES.unpack(file.read(_CHUNK_TIMES.size))
+                places.append((first_ns, place - _RECORD.size))
+            elif opcode == _MESSAGE:
+                *_, logged_ns = _MESSAGE_HEAD.unpack(file.read(_MESSAGE_HEAD.size))
+                places.append((logged_ns, place - _RECORD.size))
+            file.seek(place)
+            file.skip(length)
+        return [place for _, place in sorted(places)]
 
-        Chunks whose times do not overlap the span are left out.
-        """
+    def _heads(self, file: _File, places: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+        """Move the file behind the head of each record, or of those at `places`; yield opcode and length in bytes."""
         file.seek(len(MAGIC))
-        for _ in count() if max_records is None else range(max_records):
+        for place in repeat(None) if places is None else places:
+            if place is not None:
+                file.seek(place)
             self._reached = file.tell()
             opcode, length = _RECORD.unpack(file.read(_RECORD.size))
             # the length tells a real end from a damaged opcode
             if length == _END_LENGTHS.get(opcode):
                 return
+            yield opcode, length
+
+    def _walk(
+        self,
+        file: _File,
+        opcodes: Collection[int],
+        max_records: int | None = None,
+        span: TimeSpan = WHOLE,
+        places: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield opcode and content of the records of these opcodes, up to the end of the data, or of those at `places`.
+
+        Chunks whose times do not overlap the span are left out.
+        """
+        for opcode, length in islice(self._heads(file, places), max_records):
             if opcode not in opcodes:
                 file.skip(length)
             elif length > _MAX_RECORD:
@@ -297,6 +331,12 @@ class _File:
         if length > self.size - self.tell():
             raise self._end_of_file
         self.seek(length, os.SEEK_CUR)
+
+
+def _are_in_order(chunk_indexes: Sequence[Any]) -> bool:
+    """Return True if the chunks, by their positions in the file, begin no earlier than those before them."""
+    chunks = sorted(chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
+    return all(first.message_start_time <= second.message_start_time for first, second in pairwise(chunks))
 
 
 def _make_channel(record: Any, schemas: dict[int, Any]) -> Channel:

@@ -20,7 +20,7 @@ from ...types import Closeable, Depth, Intrinsics
 from ..decompression import DecompressionError, decompress
 from ..messages.ros import RawMessage, Storage, deserialise
 from ..messages.ros_images import MILLIMETRE, MessageError, read_payload, read_stamp
-from ..samples import Colour, Losses, Sample, Topic
+from ..samples import Losses, Payload, Sample, Topic
 from . import rosbag1, rosbag2_sqlite
 from .rosbag1 import Rosbag1
 from .rosbag2_sqlite import Rosbag2Sqlite
@@ -255,7 +255,7 @@ def _with_units(raw: RawMessage, type_name: str, is_cdr: bool) -> tuple[Any, flo
     return message, round(float(_UNITS.unpack(raw.data[-_UNITS.size :])[0]), 9)
 
 
-def _payload(message: Any, type_name: str, stream: _Stream) -> Colour | Depth | Intrinsics:
+def _payload(message: Any, type_name: str, stream: _Stream) -> Payload:
     """Read an image, also in the SDK's own encodings and in the zstd packing of its `.db3` for what PNG cannot hold."""
     if type_name.endswith("CompressedImage"):
         packed = _PACKED.fullmatch(message.format)
@@ -270,7 +270,7 @@ def _payload(message: Any, type_name: str, stream: _Stream) -> Colour | Depth | 
     return _require_payload(read_payload(message, "sensor_msgs/Image", stream.image_name))
 
 
-def _require_payload(payload: Colour | Depth | Intrinsics | None) -> Colour | Depth | Intrinsics:
+def _require_payload(payload: Payload | None) -> Payload:
     assert payload is not None  # images always hold something
     return payload
 

@@ -1,21 +1,27 @@
-"""Reader of video files: mp4, mov, avi, mkv, webm and other formats that OpenCV's ffmpeg decodes."""
+"""Reader of video files: mp4, mov, avi, mkv, webm and other formats that ffmpeg decodes, by PyAV.
+
+OpenCV's reader returns memory that was never written as the frames of interlaced video, and takes the time before the
+first frame for a loss.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ...errors import BagError
+from ...errors import BagError, require
 from ...types import NANOSECONDS, Closeable, Image
 from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
 
-_FALLBACK_FPS = 30.0
-SEEK_MARGIN = 2  # frames before the wanted one to begin at, because positions follow from rounded times
+_FALLBACK_FPS = 30
+_MAX_FPS = 1000
+_MAX_PIXELS = 8192 * 8192
 _HEAD = 377  # bytes: to the third packet of an MPEG transport stream
 _BEGINS = (
     rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
@@ -59,7 +65,7 @@ class VideoBag(Closeable):
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
         """Yield the frames in the order of the video, if its topic is in `topics`."""
-        yield from self._samples(topics, None)
+        yield from self._samples(topics, 0)
 
     def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         """Yield the frames from `begin_ns` of the video's time, as SeekableReader.samples_from does.
@@ -68,17 +74,14 @@ class VideoBag(Closeable):
         """
         yield from self._samples(topics, begin_ns)
 
-    def _samples(self, topics: Collection[str], begin_ns: int | None) -> Iterator[Sample]:
+    def _samples(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         self._lost = None
         if self.topics[0].name not in topics:
             return
-        playback = _Playback(self.path)
-        if begin_ns is not None:
-            playback.seek(begin_ns)
-        for stamp_ns, image in playback.frames():
+        playback = _Playback(self.path, begin_ns)
+        for number, stamp_ns, image in playback.frames():
             height, width = image.shape[:2]
             colour = Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
-            number = None if begin_ns is None else playback.number
             yield Sample(self.topics[0].name, stamp_ns, stamp_ns, colour, number)
         self._lost = playback.lost()
 
@@ -87,72 +90,92 @@ class VideoBag(Closeable):
 
 
 class _Playback:
-    """One pass over a video."""
+    """One pass over a video, from `begin_ns` of its time."""
 
-    def __init__(self, path: Path) -> None:
-        import cv2
+    def __init__(self, path: Path, begin_ns: int = 0) -> None:
+        self._av = require("av", "bags")
+        self._path, self._begin_ns = path, begin_ns
+        self._end_ns = self._declared_ns = self._bad = 0
 
-        self._path = path
-        self.number = -1
-        """Number of the last frame, from 0."""
-        self._begin_ns = 0
-        self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
-        fps = self._capture.get(cv2.CAP_PROP_FPS)
-        self._period_ns = round(
-            NANOSECONDS / (fps if math.isfinite(fps) and 0 < fps <= 1000 else _FALLBACK_FPS)
-        )
-        self._declared = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
-        self._end_ns = 0
-        self._bad = 0
-
-    def seek(self, begin_ns: int) -> None:
-        """Begin with the first frame at or after `begin_ns`. A video that cannot be positioned is read to there."""
-        import cv2
-
-        self._begin_ns = begin_ns
-        first_ns = self._grab_ns() or 0
-        target = (begin_ns - first_ns) // self._period_ns - SEEK_MARGIN
-        self._capture.set(cv2.CAP_PROP_POS_FRAMES, max(target, 0))
-        reached_ns = self._grab_ns() if target > 0 else None
-        if reached_ns is None or not first_ns < reached_ns <= begin_ns:
-            self._capture.release()
-            self._capture = cv2.VideoCapture(str(self._path), cv2.CAP_FFMPEG)
-            return
-        self._capture.set(cv2.CAP_PROP_POS_FRAMES, target)
-        self.number = round((reached_ns - first_ns) / self._period_ns) - 1
-
-    def _grab_ns(self) -> int | None:
-        """Return the file's stamp of the next frame in ns; None at the end."""
-        import cv2
-
-        return round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6) if self._capture.grab() else None
-
-    def frames(self) -> Iterator[tuple[int, Image]]:
-        """Yield stamps in ns, and images BGR uint8 [height, width, 3]."""
-
+    def frames(self) -> Iterator[tuple[int, int, Image]]:
+        """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3]."""
         try:
-            while (file_ns := self._grab_ns()) is not None:
-                stamp_ns = file_ns if file_ns > self._end_ns - self._period_ns else self._end_ns
-                self._end_ns, self.number = stamp_ns + self._period_ns, self.number + 1
-                if stamp_ns < self._begin_ns:
-                    continue
-                is_decoded, image = self._capture.retrieve()
-                if is_decoded:
-                    yield stamp_ns, np.asarray(image, np.uint8)
-                else:
-                    self._bad += 1
-        finally:
-            self._capture.release()
+            with self._av.open(str(self._path)) as container:
+                stream = next(iter(container.streams.video), None)
+                if stream is not None:
+                    yield from self._decode(container, stream)
+        except (self._av.error.FFmpegError, OSError):
+            self._bad += 1
+
+    def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, Image]]:
+        stream.thread_type = "AUTO"
+        stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
+        rate = stream.average_rate or stream.guessed_rate
+        rate = rate if rate and 0 < rate <= _MAX_FPS else _FALLBACK_FPS
+        period_ns = round(NANOSECONDS / rate)
+        first_ns = _nanoseconds(stream.start_time, stream.time_base) or 0
+        self._declared_ns = _declared_ns(container, stream, period_ns) - period_ns // 2
+        number = self._seek(container, stream, first_ns) if self._begin_ns else 0
+        for frame in self._whole_frames(container, stream):
+            file_ns = _nanoseconds(frame.pts, frame.time_base)
+            stamp_ns = self._end_ns if file_ns is None else max(file_ns - first_ns, 0)
+            if stamp_ns <= self._end_ns - period_ns:
+                stamp_ns = self._end_ns
+            number = round(stamp_ns / period_ns) if number is None else number
+            self._end_ns = stamp_ns + period_ns
+            if stamp_ns >= self._begin_ns:
+                yield number, stamp_ns, _upright(frame)
+            number += 1
+
+    def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
+        """Go to the last key frame before the beginning; return the number of the next frame, or None if unknown."""
+        target = round((first_ns + self._begin_ns) / (NANOSECONDS * stream.time_base))
+        try:
+            container.seek(target, stream=stream)
+        except self._av.error.FFmpegError:
+            return 0  # a video that cannot be positioned is read up to there
+        return None
+
+    def _whole_frames(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Yield the frames that can be decoded; count the packets that cannot."""
+        for packet in container.demux(stream):
+            try:
+                yield from packet.decode()
+            except self._av.error.FFmpegError:
+                self._bad += 1
 
     def lost(self) -> str | None:
         """Describe the difference between the declared and the decoded video; None if there is none."""
         losses = Losses()
-        # compared by time, because the declared count is an estimate if the rate varies
-        if 0 < self._declared * self._period_ns - self._end_ns - self._period_ns / 2 < math.inf:
-            seconds, declared = self._end_ns / NANOSECONDS, self._declared * self._period_ns / NANOSECONDS
+        if self._declared_ns > self._end_ns:
+            seconds, declared = self._end_ns / NANOSECONDS, self._declared_ns / NANOSECONDS
             losses.add(
                 f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
             )
         if self._bad:
             losses.add(f"{self._bad} frames of {self._path.name} cannot be decoded")
         return losses.text()
+
+
+def _nanoseconds(time: int | None, base: Fraction | None) -> int | None:
+    return None if time is None or base is None else round(time * base * NANOSECONDS)
+
+
+def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
+    """Return the length that the file declares for the video; 0 if it declares none."""
+    if container.format.name == "avi":  # its duration is cut with the file
+        return int(stream.frames * period_ns)
+    declared_ns = _nanoseconds(stream.duration, stream.time_base)
+    if declared_ns is not None:
+        return declared_ns
+    if container.duration is None or len(container.streams) > 1:  # the other streams may be longer
+        return 0
+    # Matroska counts from 0, not from the first frame
+    offset = container.start_time or 0 if "matroska" in container.format.name else 0
+    return int(container.duration - offset) * 1000
+
+
+def _upright(frame: Any) -> Image:
+    """Return a frame's pixels as BGR uint8 [height, width, 3], turned as its file says."""
+    image = frame.to_ndarray(format="bgr24")
+    return np.asarray(np.rot90(image, frame.rotation // 90), np.uint8)

@@ -1,4 +1,4 @@
-"""Decoding of Foxglove's camera messages: RawImage, CompressedImage and CameraCalibration, as protobuf or JSON.
+"""Decoding of Foxglove's camera messages, images, video and calibration, as protobuf or JSON.
 
 They differ from ROS's image messages in a few names, so they are renamed and read as those.
 """
@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ...types import NANOSECONDS, Depth, Intrinsics
-from ..samples import Colour, Kind
+from ...types import NANOSECONDS
+from ..samples import Kind, Payload
 from . import ros_images
 from .ros_images import MessageError
 
 _ROS_TYPES = {
     "RawImage": "sensor_msgs/Image",
     "CompressedImage": "sensor_msgs/CompressedImage",
+    "CompressedVideo": "ffmpeg_image_transport_msgs/FFMPEGPacket",
     "CameraCalibration": "sensor_msgs/CameraInfo",
 }
 _MODELS = {"kannala_brandt": "equidistant"}
@@ -39,7 +40,7 @@ def read_stamp(message: Any) -> int:
     return 0
 
 
-def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
+def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     """Return the content of a message, which is deserialised or a dict of JSON (bytes in base64).
 
     Return None for an empty calibration. Raises MessageError for a damaged message, BagError for an unknown encoding.
@@ -66,7 +67,7 @@ def _as_ros(message: Any) -> SimpleNamespace:
     return SimpleNamespace(
         width=getattr(message, "width", 0),
         height=getattr(message, "height", 0),
-        encoding=getattr(message, "encoding", ""),
+        encoding=getattr(message, "encoding", "") or getattr(message, "format", ""),
         is_bigendian=False,
         step=getattr(message, "step", 0),
         format=getattr(message, "format", ""),

@@ -76,10 +76,11 @@ def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
 def encode_annotations(masks: MaskFrame) -> Encoded:
     """Return foxglove.ImageAnnotations: the contours of each mask, and above it id, label and score."""
     shown = [instance for instance in masks.instances if instance.area]
+    time = _time(masks.capture_ns)  # viewers before 0.4 of the schemas read that of each annotation
     annotations = _kind("ImageAnnotations")(
-        timestamp=_time(masks.capture_ns),
-        points=[loop for instance in shown for loop in _outline(instance)],
-        texts=[_tag(instance) for instance in shown],
+        timestamp=time,
+        points=[loop for instance in shown for loop in _outline(instance, time)],
+        texts=[_tag(instance, time) for instance in shown],
     )
     return _encode(annotations)
 
@@ -124,7 +125,7 @@ def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
     return model, (coeffs + [0.0] * _COUNTS[model])[: _COUNTS[model]]
 
 
-def _outline(instance: Instance) -> list[Any]:
+def _outline(instance: Instance, time: Any) -> list[Any]:
     """Return a closed polygon for each contour, through the centres of the outermost pixels."""
     if _edges(instance.mask) > MAX_EDGES:
         return []
@@ -135,6 +136,7 @@ def _outline(instance: Instance) -> list[Any]:
     annotation, line, fill = _kind("PointsAnnotation"), _colour(instance), _colour(instance, FILL_ALPHA)
     return [
         annotation(
+            timestamp=time,
             type=annotation.LINE_LOOP,
             points=[_point(x + 0.5, y + 0.5) for x, y in contour[:, 0].tolist()],
             outline_color=line,
@@ -151,9 +153,10 @@ def _edges(mask: Mask) -> int:
     return int(across + np.count_nonzero(mask.crop[1:] != mask.crop[:-1]))
 
 
-def _tag(instance: Instance) -> Any:
+def _tag(instance: Instance, time: Any) -> Any:
     words = (str(instance.id), instance.label, f"{instance.score:.2f}")
     return _kind("TextAnnotation")(
+        timestamp=time,
         position=_point(instance.box[0], instance.box[1]),
         text=" ".join(filter(None, words)),
         font_size=FONT_SIZE,

@@ -16,6 +16,16 @@ from ..decompression import decompress
 from ..samples import Sample, Topic
 from .ros_images import MessageError, find_kind, read_payload, read_stamp
 
+_FFMPEG_PACKET = """
+std_msgs/Header header
+int32 width
+int32 height
+string encoding
+uint64 pts
+uint8 flags
+bool is_bigendian
+uint8[] data
+"""
 _ZSTD = b"\x28\xb5\x2f\xfd"  # CDR begins with 00 00 or 00 01, never with this
 
 
@@ -96,4 +106,6 @@ def first_bytes(path: Path, count: int) -> bytes:
 def _store(is_cdr: bool) -> Any:
     # the definitions in a recording are not needed: those of the types that are read here never changed
     typesys = require("rosbags.typesys", "bags")
-    return typesys.get_typestore(typesys.Stores.ROS2_HUMBLE if is_cdr else typesys.Stores.ROS1_NOETIC)
+    store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE if is_cdr else typesys.Stores.ROS1_NOETIC)
+    store.register(typesys.get_types_from_msg(_FFMPEG_PACKET, "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"))
+    return store

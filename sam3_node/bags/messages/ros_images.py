@@ -6,6 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
-from ..samples import Colour, Kind
+from ..samples import Colour, Kind, Payload, VideoPacket
+from .rvl import decode_rvl
 
 MILLIMETRE = 0.001
 """Metres per depth unit in ROS (REP 118)."""
@@ -24,6 +26,18 @@ MILLIMETRE = 0.001
 Bytes = npt.NDArray[np.uint8]
 
 _KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics"}
+_PACKET = "FFMPEGPacket"  # of the package ffmpeg_image_transport_msgs
+_CODECS = (  # how encoders name them, ffmpeg's decoder
+    *(
+        ("264", "h264"),
+        ("265", "hevc"),
+        ("hevc", "hevc"),
+        ("av1", "libdav1d"),
+        ("vp9", "vp9"),
+        ("vp8", "vp8"),
+    ),
+    ("mpeg4", "mpeg4"),
+)
 _MODELS = {
     "": "none",
     "none": "none",
@@ -37,6 +51,13 @@ _COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV tak
 _PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC1": "mono8"}
 _BAYER = {"rggb": "RGGB", "bggr": "BGGR", "gbrg": "GBRG", "grbg": "GRBG"}
 _PACKED_YUV = {"uyvy": "UYVY", "yuv422": "UYVY", "yuyv": "YUY2", "yuv422_yuy2": "YUY2"}
+_PLANAR_YUV = {"nv12": "NV12", "nv21": "NV21"}
+_SIXTEEN = {
+    "rgb16": [2, 1, 0],
+    "bgr16": [0, 1, 2],
+    "rgba16": [2, 1, 0],
+    "bgra16": [0, 1, 2],
+}  # places of b, g, r
 _FOUR = {"bgra8": "BGRA2BGR", "8UC4": "BGRA2BGR", "rgba8": "RGBA2BGR"}
 _DEPTH = {"16UC1": "u2", "32FC1": "f4"}
 _DEPTH_WORD = re.compile(r"depth", re.IGNORECASE)
@@ -56,6 +77,8 @@ def find_kind(type_name: str, topic: str) -> Kind:
     `type_name` is as ROS 1 or 2 spells it: sensor_msgs/Image or sensor_msgs/msg/Image.
     """
     package, _, name = type_name.rpartition("/")
+    if name == _PACKET:
+        return "colour"
     kind = _KINDS.get(name) if package.split("/")[0] == "sensor_msgs" else None
     if kind == "colour" and _names_depth(topic):
         return "depth"
@@ -71,7 +94,7 @@ def read_stamp(message: Any) -> int:
     return max(0, int(getattr(stamp, seconds, 0)) * NANOSECONDS + int(getattr(stamp, rest, 0)))
 
 
-def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | Intrinsics | None:
+def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     """Return the content of a deserialised message; None for the CameraInfo of a camera that was never calibrated.
 
     Depth is uint16 in millimetres, whichever encoding it had. It counts as aligned to the colour if the topic contains
@@ -84,7 +107,19 @@ def read_payload(message: Any, type_name: str, topic: str) -> Colour | Depth | I
         return _compressed(message, topic)
     if name == "Image":
         return _raw(message, topic)
+    if name == _PACKET:
+        return _packet(message, topic)
     raise BagError(f"{topic}: expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}")
+
+
+def _packet(message: Any, topic: str) -> VideoPacket:
+    """Return the packet of a message whose `encoding` names an encoder and formats: libx264, hevc_nvenc;nv12;bgr8."""
+    encoder = str(message.encoding).lower().split(";")[0]
+    for word, codec in _CODECS:
+        if word in encoder:
+            return VideoPacket(codec, _flat(_bytes(message.data)))
+    expected = ", ".join(word for word, _ in _CODECS)
+    raise BagError(f"{topic}: expected a codec of {expected}, found {message.encoding!r}")
 
 
 def _names_depth(topic: str) -> bool:
@@ -149,7 +184,7 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
 def list_encodings() -> tuple[str, ...]:
     """Return the encodings of sensor_msgs/Image that `read_payload` takes."""
     bayer = (f"bayer_{pattern}{bits}" for pattern in _BAYER for bits in (8, 16))
-    return (*_PLAIN, "mono16", *_FOUR, *_PACKED_YUV, *_DEPTH, *bayer)
+    return (*_PLAIN, "mono16", *_FOUR, *_SIXTEEN, *_PACKED_YUV, *_PLANAR_YUV, *_DEPTH, *bayer)
 
 
 def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
@@ -159,6 +194,14 @@ def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
     if encoding in _PACKED_YUV:
         code = f"YUV2BGR_{_PACKED_YUV[encoding]}"
         return lambda message, topic: _cvt(_pixels(message, topic, "u1", 2), code, topic)
+    if encoding in _PLANAR_YUV:
+        code = f"YUV2BGR_{_PLANAR_YUV[encoding]}"
+        return lambda message, topic: _cvt(_planes(message, topic), code, topic)
+    if encoding in _SIXTEEN:
+        channels = 4 if "a" in encoding else 3
+        return lambda message, topic: _high_byte(_pixels(message, topic, "u2", channels))[
+            ..., _SIXTEEN[encoding]
+        ]
     bayer = re.fullmatch(r"bayer_([a-z]{4})(8|16)", encoding)
     if bayer is None or bayer[1] not in _BAYER:
         return None
@@ -193,6 +236,18 @@ def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArr
     rows = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
     pixels = np.ascontiguousarray(rows).view(dtype).reshape(height, width, channels)
     return pixels.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _planes(message: Any, topic: str) -> Bytes:
+    """Return the rows of brightness and, half as many below them, those of colour."""
+    if message.width % 2 or message.height % 2:
+        raise MessageError(f"{topic}: expected even sides, found {message.width} x {message.height}")
+    rows = SimpleNamespace(
+        width=message.width,
+        height=message.height * 3 // 2,
+        **{name: getattr(message, name) for name in ("is_bigendian", "step", "data", "encoding")},
+    )
+    return _pixels(rows, topic, "u1")
 
 
 def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
@@ -237,27 +292,29 @@ def _size(data: Buffer, encoding: str, topic: str) -> tuple[int, int]:
 
 
 def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
-    if "rvl" in format_.lower():
-        raise BagError(f"{topic}: expected compressedDepth as png, found {format_!r}")
     image = data[_DEPTH_HEADER.size :]
-    if not is_depth_png(image):
+    is_inverse = format_.startswith("32FC1")
+    if "rvl" not in format_.lower() and not is_depth_png(image):
         raise MessageError(
             f"{topic}: expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of "
             f"{len(data)} bytes"
         )
-    depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
-    if not format_.startswith("32FC1"):
-        return depth
-    return _make_depth(_from_inverse(depth, data, topic), topic)
+    try:
+        if "rvl" in format_.lower():
+            quantised = decode_rvl(image)
+        else:
+            depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
+            if not is_inverse:
+                return depth
+            quantised = decode_depth(depth)
+    except (WireError, ValueError) as error:
+        raise MessageError(f"{topic}: {error}") from error
+    return _make_depth(_from_inverse(quantised, data) if is_inverse else quantised, topic)
 
 
-def _from_inverse(depth: Depth, header: Buffer, topic: str) -> npt.NDArray[np.float32]:
+def _from_inverse(quantised: npt.NDArray[np.uint16], header: Buffer) -> npt.NDArray[np.float32]:
     """Return metres from the quantised inverse depth q of compressed_depth_image_transport: z = a / (q - b)."""
     _, a, b = _DEPTH_HEADER.unpack_from(header)
-    try:
-        quantised = decode_depth(depth).astype(np.float32)
-    except WireError as error:
-        raise MessageError(f"{topic}: {error}") from error
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(quantised > 0, np.float32(a) / (quantised - np.float32(b)), np.float32(0))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ModelError
+from ..pixels import Resize
 
 MODEL_TYPE = "yolo_world"
 STRIDES = (8, 16, 32)  # of the heads' input maps, in pixels of the network's input
@@ -27,6 +28,7 @@ class YoloWorldConfig:
     text_channels: length of a phrase's vector. attention_channels: channels of each head of the max-sigmoid attention.
     bins: number of bins for a side's distance from its anchor, one stride each.
     image_size: side of the square training images, in pixels.
+    resize: how frames are fitted into the input: "bilinear", as the public implementation does it, or "antialias".
     """
 
     channels: tuple[int, int, int, int, int]
@@ -38,6 +40,7 @@ class YoloWorldConfig:
     attention_channels: int = 32
     bins: int = 16
     image_size: int = 640
+    resize: Resize = "bilinear"
 
     def __post_init__(self) -> None:
         for name, length in (("channels", 5), ("depths", 4)):
@@ -46,8 +49,10 @@ class YoloWorldConfig:
                 raise ModelError(
                     f"YOLO-World {name}: expected {length} positive integers, found {list(values)}"
                 )
+        if self.resize not in typing.get_args(Resize):
+            raise ModelError(f"YOLO-World resize: expected bilinear or antialias, found {self.resize!r}")
         for field in dataclasses.fields(self)[2:]:
-            if not _is_positive(getattr(self, field.name)):
+            if field.name != "resize" and not _is_positive(getattr(self, field.name)):
                 raise ModelError(
                     f"YOLO-World {field.name}: expected a positive integer, found {getattr(self, field.name)!r}"
                 )
@@ -71,6 +76,7 @@ class YoloWorldConfig:
                 f"expected a map with model_type {MODEL_TYPE}, found {kind or type(data).__name__}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
+        data = {"resize": "bilinear"} | data
         if wrong := sorted(data.keys() ^ (names | {"model_type"})):
             raise ModelError(f"expected {', '.join(sorted(names))}; missing or unknown: {', '.join(wrong)}")
         values = {name: data[name] for name in names}
@@ -84,7 +90,15 @@ class YoloWorldConfig:
 Scale = typing.Literal["nano", "s", "m", "l", "x"]
 SCALES: dict[Scale, YoloWorldConfig] = {
     "nano": YoloWorldConfig(
-        (16, 24, 48, 96, 160), (1, 1, 1, 1), 1, 32, 48, text_channels=64, attention_channels=8, image_size=320
+        (16, 24, 48, 96, 160),
+        (1, 1, 1, 1),
+        1,
+        32,
+        48,
+        text_channels=64,
+        attention_channels=8,
+        image_size=320,
+        resize="antialias",
     ),
     "s": YoloWorldConfig((32, 64, 128, 256, 512), (1, 2, 2, 1), 1, 64, 128),
     "m": YoloWorldConfig((48, 96, 192, 384, 576), (2, 4, 4, 2), 2, 64, 192),

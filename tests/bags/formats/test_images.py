@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.bags.formats.images import FPS, ImagesBag
+from sam3_node.bags.formats.image_layouts import FPS
+from sam3_node.bags.formats.images import ImagesBag
 from sam3_node.bags.samples import Colour, Sample
 from sam3_node.errors import BagError
 from sam3_node.types import Depth

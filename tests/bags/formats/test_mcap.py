@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -21,6 +22,7 @@ pytest.importorskip("rosbags")
 from mcap.writer import CompressionType
 
 from sam3_node.bags.formats.mcap import McapBag
+from sam3_node.bags.formats.mcap_stream import MAGIC
 from sam3_node.bags.samples import Colour, Sample
 from tests.support.mcap_files import (
     COLOUR,
@@ -47,6 +49,7 @@ from tests.support.mcap_files import (
 )
 
 FORMATS = sorted(WRITERS)
+SCHEMA, CHANNEL, CHUNK, DATA_END = 0x03, 0x04, 0x06, 0x0F  # opcodes of MCAP
 TOPICS = {COLOUR, DEPTH, INFO}
 
 
@@ -204,3 +207,56 @@ def test_each_reading_starts_again(tmp_path: Path) -> None:
     again = list(reader.samples({COLOUR}))
     assert len(again) == 3
     assert again[0].stamp_ns == first.stamp_ns
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_chunks_stored_out_of_order_come_by_their_times(tmp_path: Path, format_: str) -> None:
+    moments = list(rgbd(12))
+    shuffled = [moment for begin in (0, 24, 12, 30, 6, 18) for moment in moments[begin : begin + 6]]
+    path = WRITERS[format_](tmp_path / "rgbd.mcap", shuffled, chunk_size=1)
+    samples, lost = read(path)
+    assert lost is None
+    assert [(sample.topic, sample.stamp_ns) for sample in samples] == [
+        (moment.topic, moment.stamp_ns) for moment in sorted(moments, key=lambda moment: moment.stamp_ns)
+    ]
+
+
+def test_bytes_behind_the_fields_of_records_in_chunks_are_passed_over(tmp_path: Path) -> None:
+    path = write_ros2(tmp_path / "rgbd.mcap", rgbd(4), compression=CompressionType.NONE)
+    expected, _ = read(path)
+    path.write_bytes(pad_records(path.read_bytes()))
+    samples, lost = read(path)
+    assert lost is None
+    assert samples == expected
+
+
+def pad_records(data: bytes) -> bytes:
+    """Append bytes to each schema and channel in the chunks of a file, as later versions of the format may.
+
+    The summary is left out, as in a file whose recorder was killed.
+    """
+    padded = bytearray(data[: len(MAGIC)])
+    for opcode, content in records(data[len(MAGIC) :]):
+        if opcode == DATA_END:
+            break
+        if opcode == CHUNK:
+            head = struct.Struct("<QQQII")  # times, size, crc, and the length of the compression's name: ""
+            first, last, _, _, name = head.unpack_from(content)
+            assert name == 0
+            inner = b"".join(
+                struct.pack("<BQ", kind, len(part) + 5 * (kind in (SCHEMA, CHANNEL)))
+                + part
+                + b"later" * (kind in (SCHEMA, CHANNEL))
+                for kind, part in records(content[head.size + 8 :])
+            )
+            content = head.pack(first, last, len(inner), 0, 0) + struct.pack("<Q", len(inner)) + inner
+        padded += struct.pack("<BQ", opcode, len(content)) + content
+    return bytes(padded) + struct.pack("<BQI", DATA_END, 4, 0)
+
+
+def records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    place = 0
+    while place + 9 <= len(data):
+        opcode, length = struct.unpack_from("<BQ", data, place)
+        yield opcode, data[place + 9 : place + 9 + length]
+        place += 9 + length

@@ -275,7 +275,7 @@ def recoded(folder: Path, target: Path, number: int) -> Path:
     database = sqlite3.connect(target)
     (data,) = database.execute("SELECT data FROM messages WHERE id = ?", (number,)).fetchone()
     assert b"bgr8" in data
-    database.execute("UPDATE messages SET data = ? WHERE id = ?", (data.replace(b"bgr8", b"nv21"), number))
+    database.execute("UPDATE messages SET data = ? WHERE id = ?", (data.replace(b"bgr8", b"nv24"), number))
     database.commit()
     database.close()
     return target
@@ -284,13 +284,13 @@ def recoded(folder: Path, target: Path, number: int) -> Path:
 def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
     tmp_path: Path, folder: Path
 ) -> None:
-    with pytest.raises(BagError, match="found 'nv21'"):
+    with pytest.raises(BagError, match="found 'nv24'"):
         read(recoded(folder, tmp_path / "first.db3", 1))
     found, lost = read(recoded(folder, tmp_path / "amid.db3", 4))
     expected = list(ros.shots(FRAMES))
     assert ros.same(found, [*expected[:3], *expected[4:]])
     assert lost is not None
-    assert "found 'nv21'" in lost
+    assert "found 'nv24'" in lost
 
 
 def test_no_damage_raises_anything_but_our_error(tmp_path: Path, bag_file: Path, folder: Path) -> None:

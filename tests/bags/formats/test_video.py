@@ -11,6 +11,8 @@ from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
 from tests.support.paths import SHARED
 
+av = pytest.importorskip("av")
+
 VIDEOS = SHARED / "data" / "video"
 SIZE = (48, 64)
 FPS = 25
@@ -35,6 +37,22 @@ def write(path: Path) -> Path:
     return path
 
 
+def write_by_ffmpeg(path: Path, begins_s: int = 0, interlaced: bool = False) -> Path:
+    """Write MPEG-2 whose first frame has the time `begins_s`."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg2video", rate=FPS)
+        stream.height, stream.width = SIZE
+        stream.pix_fmt, stream.bit_rate = "yuv420p", 2_000_000
+        if interlaced:
+            stream.codec_context.options = {"flags": "+ildct+ilme"}
+        for index in range(FRAMES):
+            image = av.VideoFrame.from_ndarray(frame(index), format="bgr24")
+            image.pts = begins_s * FPS + index
+            container.mux(stream.encode(image))
+        container.mux(stream.encode(None))
+    return path
+
+
 def read(path: Path) -> tuple[list[int], list[np.ndarray], str | None]:
     stamps, images = [], []
     with VideoBag(path) as bag:
@@ -54,12 +72,35 @@ def test_every_frame_comes_at_its_time(tmp_path: Path, suffix: str) -> None:
     assert VideoBag.recognises(path)
     stamps, images, lost = read(path)
     assert np.abs(np.array(stamps) - np.arange(FRAMES) * 1e9 / FPS).max() < 1e6
+    check(images)
+    assert lost is None
+
+
+def check(images: list[np.ndarray]) -> None:
+    """Check the middle of each square, because codecs are lossy."""
     assert len(images) == FRAMES
     for index, image in enumerate(images):
-        # lossy codecs: the middle of each square
         found, expected = image[12::24, 16::32].astype(int), frame(index)[12::24, 16::32].astype(int)
         assert np.abs(found - expected).max() < 25
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "mp4", "ts"])
+def test_a_video_that_begins_later_is_whole_and_counts_from_its_first_frame(
+    tmp_path: Path, suffix: str
+) -> None:
+    stamps, images, lost = read(write_by_ffmpeg(tmp_path / f"take.{suffix}", begins_s=5))
+    assert np.abs(np.array(stamps) - np.arange(FRAMES) * 1e9 / FPS).max() < 1e6
     assert lost is None
+    check(images)
+
+
+def test_interlaced_frames_are_those_of_the_video(tmp_path: Path) -> None:
+    path = write_by_ffmpeg(tmp_path / "take.mkv", interlaced=True)
+    with av.open(str(path)) as container:
+        assert next(container.decode(video=0)).interlaced_frame
+    _, images, lost = read(path)
+    assert lost is None
+    check(images)
 
 
 @pytest.mark.parametrize("suffix", ["avi", "mkv"])

@@ -70,6 +70,9 @@ def read_depth(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE
         (BGR[:, :, ::-1], "rgb8"),
         (cv2.cvtColor(BGR, cv2.COLOR_BGR2BGRA), "bgra8"),
         (cv2.cvtColor(BGR, cv2.COLOR_BGR2RGBA), "rgba8"),
+        (BGR.astype(np.uint16) << 8 | 7, "bgr16"),
+        (BGR[:, :, ::-1].astype(np.uint16) << 8, "rgb16"),
+        (cv2.cvtColor(BGR, cv2.COLOR_BGR2RGBA).astype(np.uint16) << 8, "rgba16"),
     ],
 )
 def test_colour_is_what_was_taken(pixels: np.ndarray, encoding: str, padding: int) -> None:
@@ -236,14 +239,83 @@ def test_damaged_compressed_images_are_refused(data: bytes, format_: str) -> Non
 
 
 def test_unknown_encodings_name_those_that_are_known() -> None:
-    with pytest.raises(BagError, match=r"expected an encoding of rgb8, .* found 'nv12'") as raised:
-        read_payload(image(BGR, "nv12"), IMAGE, COLOUR_TOPIC)
+    with pytest.raises(BagError, match=r"expected an encoding of rgb8, .* found 'nv24'") as raised:
+        read_payload(image(BGR, "nv24"), IMAGE, COLOUR_TOPIC)
     assert not isinstance(raised.value, MessageError)
-    rvl = SimpleNamespace(format="16UC1; compressedDepth rvl", data=bytes(100))
-    with pytest.raises(BagError, match="rvl"):
-        read_payload(rvl, COMPRESSED, f"{DEPTH_TOPIC}/compressedDepth")
     with pytest.raises(BagError, match="PointCloud2"):
-        read_payload(rvl, "sensor_msgs/msg/PointCloud2", "/points")
+        read_payload(image(BGR, "rgb8"), "sensor_msgs/msg/PointCloud2", "/points")
+
+
+@pytest.mark.parametrize("encoding", ["nv12", "nv21"])
+def test_planes_of_yuv_keep_their_colours(encoding: str) -> None:
+    y, u, v = cv2.cvtColor(np.full((1, 1, 3), (200, 120, 40), np.uint8), cv2.COLOR_BGR2YUV)[0, 0]
+    chroma = [u, v] if encoding == "nv12" else [v, u]
+    rows = np.full((SIZE[0] * 3 // 2, SIZE[1]), y, np.uint8)
+    rows[SIZE[0] :] = np.tile(np.array(chroma, np.uint8), SIZE[1] // 2)
+    message = image(rows, encoding, padding=4)
+    message.height = SIZE[0]
+    assert np.abs(read_colour(message).astype(int) - (200, 120, 40)).max() <= 30
+    message.height = SIZE[0] + 2
+    with pytest.raises(MessageError, match="expected"):
+        read_colour(message)
+
+
+def encode_rvl(pixels: np.ndarray) -> bytes:
+    """Encode as RvlCodec does, number by number."""
+    nibbles: list[int] = []
+
+    def put(value: int) -> None:
+        while True:
+            low, value = value & 7, value >> 3
+            nibbles.append(low | 8 if value else low)
+            if not value:
+                return
+
+    values, place, previous = pixels.ravel().astype(int).tolist(), 0, 0
+    while place < len(values):
+        for is_zero in (True, False):
+            begin = place
+            while place < len(values) and (values[place] == 0) == is_zero:
+                place += 1
+            put(place - begin)
+        for value in values[begin:place]:
+            difference, previous = value - previous, value
+            put(difference * 2 if difference >= 0 else -difference * 2 - 1)
+    nibbles += [0] * (-len(nibbles) % 8)
+    words = [
+        int("".join(f"{nibble:x}" for nibble in nibbles[i : i + 8]), 16) for i in range(0, len(nibbles), 8)
+    ]
+    return np.array([*pixels.shape[::-1], *words], "<u4").tobytes()
+
+
+def rvl_message(data: bytes) -> SimpleNamespace:
+    return SimpleNamespace(format="16UC1; compressedDepth rvl", data=bytes(12) + data)
+
+
+def depth_images() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    holes = random.integers(0, 65536, SIZE).astype(np.uint16) * (random.random(SIZE) < 0.6)
+    return [holes.astype(np.uint16), np.zeros(SIZE, np.uint16), np.full(SIZE, 65535, np.uint16)]
+
+
+@pytest.mark.parametrize("pixels", depth_images())
+def test_rvl_depth_is_what_was_encoded(pixels: np.ndarray) -> None:
+    found = read_depth(rvl_message(encode_rvl(pixels)), f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)
+    assert np.array_equal(found, pixels)
+
+
+def test_damaged_rvl_depth_costs_its_message() -> None:
+    data, random = encode_rvl(depth_images()[0]), np.random.default_rng(1)
+    cut = [data[:length] for length in (0, 7, 8, 12, len(data) // 2)]
+    sizes = [np.array([side, side], "<u4").tobytes() + data[8:] for side in (0, 8191, 1 << 31)]
+    noise = [data[:8] + random.bytes(64) for _ in range(200)]
+    refused = 0
+    for damaged in [*cut, *sizes, *noise, data[:8] + b"\xff" * 64]:
+        try:
+            read_payload(rvl_message(damaged), COMPRESSED, DEPTH_TOPIC)
+        except MessageError:
+            refused += 1
+    assert refused > 200
 
 
 @pytest.mark.parametrize(

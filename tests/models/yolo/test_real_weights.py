@@ -42,7 +42,7 @@ class Finder(NamedTuple):
 
     def __call__(self, image: npt.NDArray[np.uint8]) -> tuple[list[str], torch.Tensor]:
         """Return the detections with a score of at least SURE: names, and boxes [n, 4] in pixels of the image."""
-        pixels, frame = letterbox(image, 640)
+        pixels, frame = letterbox(image, 640, resize="bilinear", stride=32)
         with torch.inference_mode():
             boxes, scores = self.model(pixels, self.vectors)
         found = select(boxes[0], scores[0], SURE)

@@ -5,9 +5,10 @@
 The package never imports the public implementation: install it by hand beside sam3-node in a separate environment
 (`pip install --no-deps ultralytics torchvision`; ultralytics is AGPL-3.0). Both networks get the tensors that
 `sam3-node weights convert` reads, so no code of the checkpoint is run. The benchmark compares all boxes and scores that
-the networks give for the first frame of each file, and those that each implementation's own non-maximum suppression
-keeps. Passes alternate, with the same threads for both. Each of --runs runs is one pass of each over all frames; the
-ratio of a run is that of its median times. The exit code is 1 if a difference exceeds 1e-3.
+the networks give for the first frame of each file, those that each implementation's own non-maximum suppression keeps,
+and, from the frame to the boxes on it, all detections from a score of 0.2. Passes alternate, with the same threads for
+both. Each of --runs runs is one pass of each over all frames; the ratio of a run is that of its median times. The exit
+code is 1 if a difference exceeds 1e-3, or 0.5 px and 0.01 from frame to boxes.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.detection.vocabulary_build import read_source
+from sam3_node.detection.yolo_world import VectorQuery, YoloWorldDetector
 from sam3_node.models.boxes import select
 from sam3_node.models.pixels import letterbox
-from sam3_node.models.yolo.config import SCALES
+from sam3_node.models.yolo.config import SCALES, STRIDES
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
 from sam3_node.models.yolo.network import Detections, YoloWorld
+from sam3_node.types import Image
 from tools.bench.common import RUNS, SHARED, Figures, make_parser, spread_text
 
 CLIP = "openai/clip-vit-base-patch32"
 SCORE, IOU, LIMIT = 0.05, 0.7, 300
 TOLERANCE = 1e-3
+WHOLE_SCORE, WHOLE_PX, WHOLE_TOLERANCE = 0.2, 0.5, 0.01
 
 
 class Kept(NamedTuple):
@@ -83,10 +88,20 @@ class Theirs:
         centres, sizes, scores = raw.transpose(1, 2).split([2, 2, raw.shape[1] - 4], dim=2)
         return Detections(torch.cat([centres - sizes / 2, centres + sizes / 2], dim=2), scores)
 
-    def kept(self, raw: Tensor) -> Kept:
+    def kept(self, raw: Tensor, score: float = SCORE) -> Kept:
         """Suppress with the public implementation."""
-        (rows,) = self.suppress(raw.clone(), conf_thres=SCORE, iou_thres=IOU, max_det=LIMIT)
+        (rows,) = self.suppress(raw.clone(), conf_thres=score, iou_thres=IOU, max_det=LIMIT)
         return Kept(rows[:, :4], rows[:, 4], rows[:, 5].long())
+
+    def detect(self, image: Image, size: int, text: Tensor) -> Kept:
+        """Detect on a BGR frame as the public predictor does, boxes on the frame."""
+        fitted = oracle("data.augment").LetterBox((size, size), auto=True, stride=STRIDES[-1])(image=image)
+        pixels = (
+            torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None].float() / 255
+        )
+        boxes, scores, classes = self.kept(self(pixels, text), WHOLE_SCORE)
+        scaled = oracle("utils.ops").scale_boxes(pixels.shape[2:], boxes, image.shape)
+        return Kept(scaled, scores, classes)
 
 
 def oracle(module: str) -> Any:
@@ -126,14 +141,32 @@ def timed(call: Callable[[Tensor, Tensor], Any], pixels: Tensor, text: Tensor) -
     return (time.perf_counter() - begin_s) * 1e3, result
 
 
-def first_frames(files: list[Path], size: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each file and its first frame as pixels [1, 3, size, size]."""
+def detect(model: YoloWorld, image: Image, size: int, text: Tensor) -> Kept:
+    """Detect on a BGR frame as our detector does, boxes on the frame."""
+    vectors = Vocabulary(tuple(map(str, range(len(text)))), text.numpy(), CLIP)
+    detector = YoloWorldDetector(model, vectors, name="ours", image_size=size, iou=IOU, limit=LIMIT)
+    found = detector.detect(image, VectorQuery(vectors.phrases, text), WHOLE_SCORE)
+    return Kept(
+        torch.tensor([item.box for item in found]).reshape(-1, 4),
+        torch.tensor([item.score for item in found]),
+        torch.tensor([int(item.label) for item in found]),
+    )
+
+
+def compare_whole(ours: Kept, theirs: Kept) -> tuple[float, float]:
+    """Return the largest differences of boxes and scores; infinity if other things were detected."""
+    if ours.classes.tolist() != theirs.classes.tolist():
+        return float("inf"), float("inf")
+    return largest(ours.boxes, theirs.boxes), largest(ours.scores, theirs.scores)
+
+
+def first_frames(files: list[Path]) -> Iterator[tuple[str, Image]]:
+    """Yield the name of each file and its first frame, BGR."""
     for path in files:
         image = cv2.VideoCapture(str(path)).read()[1] if path.suffix == ".mp4" else cv2.imread(str(path))
         if image is None:
             raise SystemExit(f"expected a picture, or a video in .mp4, found none at {path}")
-        pixels, _ = letterbox(np.asarray(image, np.uint8), size)
-        yield "/".join(path.parts[-2:]), pixels
+        yield "/".join(path.parts[-2:]), np.asarray(image, np.uint8)
 
 
 def shared_files() -> list[Path]:
@@ -198,33 +231,68 @@ def report_times(pictures: list[Passes], figures: Figures) -> tuple[list[float],
     return ratios, ours_ms, theirs_ms
 
 
+class Picture(NamedTuple):
+    """What was measured on one picture; `whole` are the differences of boxes and scores from frame to boxes."""
+
+    difference: Difference
+    whole: tuple[float, float]
+    passes: Passes
+
+
+def measure_picture(
+    ours: YoloWorld, theirs: Theirs, named: tuple[str, Image], text: Tensor, args: argparse.Namespace
+) -> Picture:
+    """Compare both on a frame and print a line."""
+    name, image = named
+    pixels, _ = letterbox(image, args.size, resize="bilinear", stride=STRIDES[-1])
+    difference, passes = measure(ours, theirs, pixels, text, args.runs)
+    with torch.inference_mode():
+        found, expected = detect(ours, image, args.size, text), theirs.detect(image, args.size, text)
+    whole = compare_whole(found, expected)
+    boxes, scores, kept_boxes, kept_scores, kept = difference
+    print(
+        f"{name:28s} {boxes:9.1e} {scores:9.1e} {kept_boxes:15.1e} {kept_scores:12.1e}  {kept:>7s}    "
+        f"{whole[0]:9.1e} {whole[1]:9.1e}  {len(found.scores)}/{len(expected.scores)}"
+    )
+    return Picture(difference, whole, passes)
+
+
+def report_differences(pictures: list[Picture], figures: Figures) -> None:
+    """Keep the largest differences."""
+    boxes = max(picture.difference.boxes for picture in pictures)
+    scores = max(picture.difference.scores for picture in pictures)
+    figures.add("YOLO-World, largest difference of boxes", boxes, "px", target="under 0.001")
+    figures.add("YOLO-World, largest difference of scores", scores, "score", target="under 0.001")
+    whole_boxes, whole_scores = (max(picture.whole[i] for picture in pictures) for i in (0, 1))
+    figures.add("YOLO-World, from frame to boxes: boxes", whole_boxes, "px", target="under 0.5")
+    figures.add("YOLO-World, from frame to boxes: scores", whole_scores, "score", target="under 0.01")
+
+
 def main() -> None:
     args, figures = arguments(), Figures("accuracy.yolo_parity")
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
     ours, scale = converted(args.checkpoint)
     theirs = Theirs(args.checkpoint, scale, len(text))
-    pictures: list[Passes] = []
-    differences: list[Difference] = []
-    print(f"{'largest difference of':28s}  boxes px    scores   kept boxes px  kept scores  kept ours/theirs")
-    for name, pixels in first_frames(args.files or shared_files(), args.size):
-        difference, passes = measure(ours, theirs, pixels, text, args.runs)
-        pictures.append(passes)
-        differences.append(difference)
-        boxes, scores, kept_boxes, kept_scores, kept = difference
-        print(f"{name:28s} {boxes:9.1e} {scores:9.1e} {kept_boxes:15.1e} {kept_scores:12.1e}  {kept}")
-    ratios, ours_ms, theirs_ms = report_times(pictures, figures)
-    boxes_px = max(difference.boxes for difference in differences)
-    figures.add("YOLO-World, largest difference of boxes", boxes_px, "px", target="under 0.001")
-    largest_score = max(difference.scores for difference in differences)
-    figures.add("YOLO-World, largest difference of scores", largest_score, "score", target="under 0.001")
+    print(
+        f"{'largest difference of':28s}  boxes px    scores   kept boxes px  kept scores  kept ours/theirs  "
+        "frame to boxes px  scores"
+    )
+    files = args.files or shared_files()
+    pictures = [measure_picture(ours, theirs, named, text, args) for named in first_frames(files)]
+    ratios, ours_ms, theirs_ms = report_times([picture.passes for picture in pictures], figures)
+    report_differences(pictures, figures)
     figures.write(args.json)
     print(
         f"{len(text)} phrases, {args.size} px, {torch.get_num_threads()} threads: ours "
         f"{statistics.median(ours_ms):.0f} ms, theirs {statistics.median(theirs_ms):.0f} ms, "
         f"{spread_text(ratios)} times as fast"
     )
-    if not all(value <= TOLERANCE for difference in differences for value in difference[:4]):
+    if not all(value <= TOLERANCE for picture in pictures for value in picture.difference[:4]):
         raise SystemExit(f"expected differences of at most {TOLERANCE:g}, found larger ones")
+    if not all(px <= WHOLE_PX and score <= WHOLE_TOLERANCE for px, score in (p.whole for p in pictures)):
+        raise SystemExit(
+            f"expected the same detections within {WHOLE_PX} px and {WHOLE_TOLERANCE}, found others"
+        )
 
 
 if __name__ == "__main__":

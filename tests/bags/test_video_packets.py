@@ -1,0 +1,164 @@
+"""Video that a recording holds message by message: foxglove.CompressedVideo, and FFMPEGPacket of ROS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av")
+pytest.importorskip("mcap")
+pytest.importorskip("rosbags")
+pytest.importorskip("foxglove_schemas_protobuf")
+
+import av
+from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+from google.protobuf.timestamp_pb2 import Timestamp
+from mcap.writer import Writer
+from mcap_protobuf.writer import Writer as ProtobufWriter
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+
+from sam3_node.bags.bag import open_bag
+from sam3_node.bags.time_span import TimeSpan
+from sam3_node.errors import BagError
+from sam3_node.types import NANOSECONDS, Frame
+from sam3_node.wire import decode_image
+from tests.support.paths import SHARED
+
+T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
+TOPIC = "/cam/image_raw/ffmpeg"
+DEFINITION = (
+    "std_msgs/Header header\nint32 width\nint32 height\nstring encoding\nuint64 pts\nuint8 flags\n"
+    "bool is_bigendian\nuint8[] data"
+)
+HEADER = (
+    "\n" + "=" * 80 + "\nMSG: std_msgs/Header\nbuiltin_interfaces/Time stamp\nstring frame_id\n" + "=" * 80
+) + "\nMSG: builtin_interfaces/Time\nint32 sec\nuint32 nanosec"
+
+
+def level(index: int) -> int:
+    return 40 + 15 * index
+
+
+def packets(codec: str) -> list[bytes]:
+    """Encode grey images that become brighter, one packet each."""
+    context = av.CodecContext.create(codec, "w")
+    context.height, context.width, context.pix_fmt = *SIZE, "yuv420p"
+    context.time_base, context.gop_size, context.max_b_frames = 1, 6, 0
+    options = {"libsvtav1": {"svtav1-params": "pred-struct=1"}, "mpeg4": {}}
+    context.options = options.get(codec, {"lag-in-frames": "0", "deadline": "realtime"})
+    found = []
+    for index in range(COUNT):
+        image = av.VideoFrame.from_ndarray(np.full((*SIZE, 3), level(index), np.uint8), format="bgr24")
+        image.pts = index
+        found += [bytes(packet) for packet in context.encode(image)]
+    return found + [bytes(packet) for packet in context.encode(None) if packet.size]
+
+
+def write_foxglove(path: Path, data: list[bytes], format_: str) -> Path:
+    with path.open("wb") as file, ProtobufWriter(file) as writer:
+        for index, packet in enumerate(data):
+            time = T0 + index * PERIOD_NS
+            stamp = Timestamp(seconds=time // NANOSECONDS, nanos=time % NANOSECONDS)
+            message = CompressedVideo(timestamp=stamp, frame_id="cam", data=packet, format=format_)
+            writer.write_message(TOPIC, message, time, time)
+    return path
+
+
+def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    name = "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"
+    store.register(get_types_from_msg(DEFINITION, name))
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start()
+        schema = writer.register_schema(name, "ros2msg", (DEFINITION + HEADER).encode())
+        channel = writer.register_channel(TOPIC, "cdr", schema)
+        for index, packet in enumerate(data):
+            writer.add_message(
+                channel, T0 + index * PERIOD_NS, ros_packet(store, name, index, packet, encoding), 0
+            )
+        writer.finish()
+    return path
+
+
+def ros_packet(store: Any, name: str, index: int, packet: bytes, encoding: str) -> bytes:
+    stamp = store.types["builtin_interfaces/msg/Time"](*divmod(T0 + index * PERIOD_NS, NANOSECONDS))
+    header = store.types["std_msgs/msg/Header"](stamp=stamp, frame_id="cam")
+    size = (SIZE[1], SIZE[0])
+    message = store.types[name](header, *size, encoding, index, 0, False, np.frombuffer(packet, np.uint8))
+    return bytes(store.serialize_cdr(message, name))
+
+
+def read(path: Path, span: TimeSpan | None = None) -> tuple[list[Frame], str | None]:
+    with open_bag(path, span=span or TimeSpan()) as bag:
+        return list(bag), bag.lost
+
+
+def levels(frames: list[Frame]) -> Iterator[float]:
+    return (float(decode_image(frame).mean()) for frame in frames)
+
+
+@pytest.mark.parametrize(
+    ("codec", "name"), [("libvpx-vp9", "vp9"), ("libsvtav1", "av1"), ("libvpx", "vp8"), ("mpeg4", "mpeg4")]
+)
+@pytest.mark.parametrize("write", [write_foxglove, write_ros])
+def test_every_packet_becomes_its_image(tmp_path: Path, codec: str, name: str, write: Any) -> None:
+    data = packets(codec)
+    assert len(data) == COUNT
+    frames, lost = read(write(tmp_path / "r.mcap", data, name))
+    assert lost is None
+    assert [frame.capture_ns for frame in frames] == [T0 + index * PERIOD_NS for index in range(COUNT)]
+    assert all(abs(found - level(index)) < 12 for index, found in enumerate(levels(frames)))
+    assert {frame.camera for frame in frames} == {"cam"}
+
+
+def test_what_comes_before_a_key_frame_and_damaged_packets_are_told(tmp_path: Path) -> None:
+    data = packets("libvpx-vp9")[3:]
+    data[5] = b"\x00" * 20
+    frames, lost = read(write_foxglove(tmp_path / "r.mcap", data, "vp9"))
+    assert frames
+    assert frames[0].capture_ns == T0 + 3 * PERIOD_NS  # the key frame
+    assert lost is not None
+    assert f"of {TOPIC} passed over" in lost
+
+
+def test_a_part_is_decoded_from_what_was_before_it(tmp_path: Path) -> None:
+    path = write_foxglove(tmp_path / "r.mcap", packets("libvpx-vp9"), "vp9")
+    whole, _ = read(path)
+    part, _ = read(path, TimeSpan(3 * PERIOD_NS, 8 * PERIOD_NS))
+    assert [frame.seq for frame in part] == [3, 4, 5, 6, 7]
+    assert [bytes(frame.colour) for frame in part] == [bytes(frame.colour) for frame in whole[3:8]]
+
+
+def test_an_unknown_codec_is_named(tmp_path: Path) -> None:
+    path = write_foxglove(tmp_path / "r.mcap", [b"data"], "cinepak")
+    with pytest.raises(BagError, match=r"expected a codec of .*h|264.*found 'cinepak'"):
+        open_bag(path)
+
+
+def test_real_h264_is_what_ffmpeg_decodes(tmp_path: Path) -> None:
+    source = SHARED / "data" / "video" / "16_robotarm.mp4"
+    if not source.is_file():
+        pytest.skip("the shared videos are not here")
+    with av.open(str(source)) as container:
+        annexb = av.BitStreamFilterContext("h264_mp4toannexb", container.streams.video[0])
+        units = [unit for packet in container.demux(video=0) for unit in annexb.filter(packet) if unit.size][
+            :40
+        ]
+    with av.open(str(source)) as container:
+        expected = {
+            image.pts: image.to_ndarray(format="bgr24")
+            for _, image in zip(range(30), container.decode(video=0), strict=False)
+        }
+    path = write_ros(tmp_path / "r.mcap", [bytes(unit) for unit in units], "h264_nvenc;nv12;bgr8;bgr8")
+    frames, lost = read(path)
+    assert lost is None
+    by_packet = {frame.capture_ns: frame for frame in frames}
+    for index, unit in enumerate(units):
+        if unit.pts in expected:
+            found = by_packet[T0 + index * PERIOD_NS]  # an image with B-frames has its own packet's stamp
+            assert np.array_equal(decode_image(found), expected[unit.pts])
