@@ -17,6 +17,7 @@ from tests.support.console_rig import (
     best_iou,
     inner_point,
     iou,
+    is_in_view,
     painted,
     true_mask,
 )
@@ -55,7 +56,8 @@ def test_a_click_adds_the_object_that_was_on_the_screen(rig: ConsoleRig, page: P
 
 
 def test_a_drag_adds_the_object_in_the_box(rig: ConsoleRig, page: Page) -> None:
-    seq = page.freeze()
+    while not is_in_view(seq := page.freeze(), "green bottle"):
+        page.live()
     page.drag(true_mask(seq, "green bottle").box)
     page.wait(ROW)
     (found,) = page.rows()

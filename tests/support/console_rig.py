@@ -186,6 +186,12 @@ def true_mask(seq: int, label: str) -> Mask:
     return next(instance.mask for instance in masks.instances if instance.label == label)
 
 
+def is_in_view(seq: int, label: str) -> bool:
+    """Return True if at least half of what is ever seen of an object is in view: the arm hides some for seconds."""
+    areas = [item.mask.area for masks in truth().values() for item in masks.instances if item.label == label]
+    return 2 * true_mask(seq, label).area >= max(areas)
+
+
 def inner_point(mask: Mask) -> tuple[float, float]:
     """Return a pixel well inside a mask, (x, y): the one of the middle run of its middle row."""
     rows, columns = np.nonzero(mask.crop)
@@ -203,7 +209,11 @@ def best_iou(rig: ConsoleRig, object_id: int, label: str, messages: int = 3) -> 
     found: list[float] = []
     with rig.client() as client:
         while len(found) < messages:
-            masks = masks_where(client, lambda masks: object_id in ids(masks), f"object {object_id}")
+            masks = masks_where(
+                client,
+                lambda masks: object_id in ids(masks) and is_in_view(masks.seq, label),
+                f"object {object_id}",
+            )
             mask = next(instance.mask for instance in masks.instances if instance.id == object_id)
             found.append(iou(mask.full(), true_mask(masks.seq, label).full()))
     return max(found)
