@@ -14,6 +14,7 @@ from typing import Any, Self
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
 from ..perception.perception import Perception
+from ..perception.pipeline import Pipeline
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..perception.spatial import SpatialStage
@@ -24,6 +25,7 @@ from ..transport import ReceivedFrame, Security, choose_replaced, poll
 from ..types import MaskFrame, advance, finish
 from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
+from .catch_up_pace import CatchUpPace
 from .decode_ahead import DecodeAhead
 from .endpoints import bind_control, bind_masks, connect_frames, describe_refusals
 from .health import Health
@@ -39,9 +41,7 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 100
 STEP_SHARE_OF_REQUESTS = 0.5
-"""Between two steps, requests take at most this share of a step, or one request. So do objects that catch up."""
-MIN_CATCH_UP_FRAMES = 2
-"""Between two steps, objects catch up by at least this number of frames: a step adds one to their way."""
+"""Between two steps, requests take at most this share of a step, or one request."""
 FIRST_BUDGET_S = 0.05  # before the first step
 CAMERA_IDLE_S = 10.0
 LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
@@ -67,9 +67,9 @@ class Node:
         """Held from publishing masks or an event until the snapshot contains their effect."""
         self._ahead: DecodeAhead | None = None
         self._snapshot: NodeSnapshot | None = None
-        self._catch_up_turns = 0
         live = settings.transport.delivery == "newest"
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
+        self._pace = CatchUpPace(live)
         self._budget_ms = settings.deadline.budget_ms if live else 0.0
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = time.monotonic()
@@ -211,10 +211,11 @@ class Node:
         log.info("node started: %s on %s, %s", model.name, model.device, model.dtype)
 
     def _wait(self) -> None:
+        timeout_ms = POLL_MS if self._next_to_catch_up() is None else 0
         if not self.perception.paused:
-            poll(self._frames, self._control, POLL_MS)
+            poll(self._frames, self._control, timeout_ms)
         else:
-            self._answer_requests(POLL_MS)
+            self._answer_requests(timeout_ms)
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
@@ -229,23 +230,20 @@ class Node:
             received = self._control.receive() if longest_s <= left_s else None
 
     def _catch_up(self) -> None:
-        """Track objects that were prompted on a past frame on the frames after it, while the budget lasts.
-
-        This comes right after a step, when the time until the next frame is longest. Cameras take turns.
-        """
-        end_s = time.monotonic() + self._request_budget_s
-        frames, took_s = 0, 0.0
-        while waiting := [found for found in self.perception.pipelines.values() if found.catch_ups.behind]:
-            begin_s = time.monotonic()
-            if frames >= MIN_CATCH_UP_FRAMES and begin_s + took_s > end_s:
-                return
-            self._catch_up_turns += 1
-            pipeline = waiting[self._catch_up_turns % len(waiting)]
+        """Track an object that was prompted on a past frame on a frame after it; go on while that is due."""
+        while (pipeline := self._next_to_catch_up()) is not None:
+            begin_ns = time.perf_counter_ns()
             done = pipeline.catch_ups.advance()
+            self._pace.note_slice(time.perf_counter_ns() - begin_ns)
             if done is not None:
                 error = {"error": describe_error(done.error)} if done.error else {}
                 self._publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
-            frames, took_s = frames + 1, time.monotonic() - begin_s
+            if not self._pace.is_due:
+                return
+
+    def _next_to_catch_up(self) -> Pipeline | None:
+        frame_waits = not self.perception.paused and self._frames.peek(None, timeout_ms=0) is not None
+        return self._pace.choose(self.perception.pipelines.values(), time.time_ns(), frame_waits)
 
     def _answer(self, peer: tuple[bytes, ...], request: Request) -> None:
         """Carry out a request, or a turn of it. If it has changed the state, publish it as an event for recorders."""
@@ -288,6 +286,7 @@ class Node:
                 log.warning("camera %s: %s", received.frame.camera, refusal.reason)
             return
         stats.begin(received.frame, received.received_ns, received.skipped)
+        self._pace.note_frame(received.frame.camera, received.received_ns, received.skipped)
         try:
             with self.health.step():
                 begin_ns = time.perf_counter_ns()
@@ -307,6 +306,9 @@ class Node:
                 raise lost from error
         else:
             self._request_budget_s = STEP_SHARE_OF_REQUESTS * stats.median_step_s
+        finally:
+            catch_ups = self.perception.pipelines[received.frame.camera].catch_ups
+            self._pace.note_step(catch_ups, round(1e9 * stats.median_step_s), time.time_ns())
 
     def _step(self, received: ReceivedFrame) -> MaskFrame:
         pipeline = self.perception.pipelines[received.frame.camera]
@@ -401,6 +403,7 @@ class Node:
         log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
         self.snapshots.withdraw()  # it has the epoch of ids that become void
         self.perception.drop(camera)
+        self._pace.forget(camera)
         self._endpoints.pop(camera, None)
         self._publish_event(DROPPED, {"camera": camera})
         return True

@@ -10,6 +10,7 @@ from typing import Any, Protocol, get_args
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import RequestError, Sam3NodeError, UnknownObjectError, WireError, did_you_mean
+from ..perception.catch_up import MAX_STRIDE
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import FramePrompt, PromptResult
@@ -104,15 +105,14 @@ def find_topic(request: Request) -> str | None:
 def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     """Return the arguments of a request for its event, so that it can be repeated in another session.
 
-    The camera that the request was applied to is added, and the epoch is left out. None if the request has surely
-    changed nothing that the node does afterwards.
+    The camera that the request was applied to and the stride of an object that catches up are added, and the epoch is
+    left out. None if the request has surely changed nothing that the node does afterwards.
     """
     if request.op not in CHANGES or (reply.error is not None and reply.error.code != INTERNAL_ERROR):
         return None
     args = {name: value for name, value in request.args.items() if name != "epoch"}
-    if isinstance(reply.result, dict) and "camera" in reply.result:
-        args["camera"] = reply.result["camera"]
-    return args
+    result = reply.result if isinstance(reply.result, dict) else {}
+    return args | {name: result[name] for name in ("camera", "stride") if name in result}
 
 
 def _checked_arguments(op: str, args: Mapping[str, Any], allowed: Sequence[str]) -> Fields:
@@ -130,16 +130,18 @@ def _add_object(perception: Perception, args: Fields) -> dict[str, Any]:
     label = clean_label(args.text("label") if args.has("label") else "")
     age = _check_age(perception, pipeline, args)
     priority: Priority = args.choice("priority", get_args(Priority)) if args.has("priority") else "normal"
-    added = pipeline.add(_prompt(args, pipeline), label, _seq(args), priority)
-    return {"id": added.id, **_origin(pipeline), **age, **_describe_result(added.result, perception)}
+    added = pipeline.add(_prompt(args, pipeline), label, _seq(args), priority, _stride(args))
+    way = _describe_way(pipeline, added.id)
+    return {"id": added.id, **_origin(pipeline), **age, **way, **_describe_result(added.result, perception)}
 
 
 def _refine_object(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     object_id = args.integer("id")
     age = _check_age(perception, pipeline, args)
-    result = pipeline.refine(object_id, _prompt(args, pipeline), _seq(args))
-    return {"id": object_id, **_origin(pipeline), **age, **_describe_result(result, perception)}
+    result = pipeline.refine(object_id, _prompt(args, pipeline), _seq(args), _stride(args))
+    way = _describe_way(pipeline, object_id)
+    return {"id": object_id, **_origin(pipeline), **age, **way, **_describe_result(result, perception)}
 
 
 def _remove_object(perception: Perception, args: Fields) -> dict[str, Any]:
@@ -259,8 +261,8 @@ def _hand_over(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
 Operation = Callable[[Perception, Fields], Any]
 
 CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
-    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "priority", "epoch")),
-    "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "epoch")),
+    "add_object": (_add_object, (*PROMPT_ARGUMENTS, "label", "priority", "stride", "epoch")),
+    "refine_object": (_refine_object, ("id", *PROMPT_ARGUMENTS, "stride", "epoch")),
     "remove_object": (_remove_object, ("id", "camera", "epoch")),
     "rename_object": (_rename_object, ("id", "label", "camera", "epoch")),
     "set_prompts": (_set_prompts, ("prompts", "scores", "most", "priorities")),
@@ -366,6 +368,16 @@ def _prompt(args: Fields, pipeline: Pipeline) -> FramePrompt:
 
 def _seq(args: Fields) -> int | None:
     return args.integer("seq") if args.has("seq") else None
+
+
+def _stride(args: Fields) -> int | None:
+    return args.integer("stride", 1, MAX_STRIDE) if args.has("stride") else None
+
+
+def _describe_way(pipeline: Pipeline, object_id: int) -> dict[str, int]:
+    """Return the stride of an object that catches up, unless it is 1."""
+    stride = pipeline.catch_ups.get_stride(object_id)
+    return {} if stride is None or stride == 1 else {"stride": stride}
 
 
 def _describe_result(result: PromptResult | None, perception: Perception) -> dict[str, Any]:

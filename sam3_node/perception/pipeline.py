@@ -185,22 +185,26 @@ class Pipeline:
         label: str = "object",
         seq: int | None = None,
         priority: Priority = "normal",
+        stride: int | None = None,
     ) -> AddedObject:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
-        Objects of low `priority` are the first to be left out under load. Raises RequestError for a bad prompt,
-        CapacityError if all slots are taken, and UnknownFrameError if the frame is not cached.
+        Objects of low `priority` are the first to be left out under load. An object that has to catch up is tracked on
+        every `stride`-th frame, by default `catch_ups.stride`. Raises RequestError for a bad prompt, CapacityError if
+        all slots are taken, UnknownFrameError if the frame is not cached.
         """
         object_id = self.registry.reserve()
         cached = self._frame_cache.get(seq)
         checked = prompt.to_model(object_id, cached.scaling)
-        result = self._prompt(cached, checked) if seq is not None else None
+        result = self._prompt(cached, checked, stride) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
         self.registry.add(object_id, label, priority)
         return AddedObject(object_id, result)
 
-    def refine(self, object_id: int, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
+    def refine(
+        self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
+    ) -> PromptResult:
         """Correct an object on the cached frame `seq`, or on the latest for None. Points correct its mask there.
 
         Raises the errors of `add`, UnknownObjectError, and RequestError for an object that has not entered yet.
@@ -212,7 +216,8 @@ class Pipeline:
                 "the next frame; try again when masks show it"
             )
         cached = self._frame_cache.get(seq)
-        return self._prompt(cached, prompt.to_model(object_id, cached.scaling, cached.logits.get(object_id)))
+        checked = prompt.to_model(object_id, cached.scaling, cached.logits.get(object_id))
+        return self._prompt(cached, checked, stride)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -338,7 +343,7 @@ class Pipeline:
         return {"model": self._model.name, "detector": detector, "bank": bank, "calibration": CALIBRATION}
 
     @torch.inference_mode()
-    def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt) -> PromptResult:
+    def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt, stride: int | None) -> PromptResult:
         """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
         is_latest = cached is self._frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
@@ -346,7 +351,7 @@ class Pipeline:
             logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
             self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
-            logits, score = self.catch_ups.begin(cached, prompt)
+            logits, score = self.catch_ups.begin(cached, prompt, stride)
         cached.set_logits(prompt.object_id, logits)
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.console_rig import ConsoleRig, Page, best_iou, inner_point, true_mask
+from tests.support.console_rig import (
+    PAINTED,
+    SLOW_CLOCK,
+    ConsoleRig,
+    HeldPreviews,
+    Page,
+    best_iou,
+    inner_point,
+    iou,
+    is_in_view,
+    painted,
+    true_mask,
+)
 
 MIN_IOU = 0.5  # the limit of the bundled weights
 ROW = "#tracks tbody tr"
@@ -25,6 +39,10 @@ def add_mug(page: Page) -> tuple[int, int]:
     return seq, found
 
 
+def hover(page: Page, x: float, y: float) -> None:
+    page.page.mouse.move(*page.to_page(x, y))
+
+
 def go_live(page: Page, found: int) -> None:
     """Go back to live, and wait until the object has caught up."""
     page.live()
@@ -38,7 +56,8 @@ def test_a_click_adds_the_object_that_was_on_the_screen(rig: ConsoleRig, page: P
 
 
 def test_a_drag_adds_the_object_in_the_box(rig: ConsoleRig, page: Page) -> None:
-    seq = page.freeze()
+    while not is_in_view(seq := page.freeze(), "green bottle"):
+        page.live()
     page.drag(true_mask(seq, "green bottle").box)
     page.wait(ROW)
     (found,) = page.rows()
@@ -161,6 +180,69 @@ def test_no_request_leaves_the_host(rig: ConsoleRig, page: Page) -> None:
     assert not [url for url in page.requests if not url.startswith(own)]
 
 
+@pytest.fixture(scope="module")
+def hovering(browser: Any, rig: ConsoleRig) -> Iterator[Page]:
+    page = Page(browser, rig.url)
+    page.context.add_init_script(SLOW_CLOCK)
+    page.page.reload()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def previewed(rig: ConsoleRig, hovering: Page) -> Iterator[Page]:
+    """A live page without objects, with the pointer beside the picture."""
+    with rig.client() as client:
+        client.reset()
+    hovering.page.mouse.move(1, 1)
+    hovering.press("l")
+    hovering.wait('#main-tile .tile[data-masks="0"]')
+    yield hovering
+    hovering.page.unroute_all()
+    assert not hovering.complaints
+
+
+def test_the_preview_covers_the_object_under_the_pointer(previewed: Page) -> None:
+    seq = previewed.freeze()
+    mask = true_mask(seq, "red mug")
+    hover(previewed, *inner_point(mask))
+    previewed.page.wait_for_function(f"() => ({PAINTED})().some((alpha) => alpha)")
+    assert iou(painted(previewed), mask.full()[::4, ::4]) > 0.5
+    previewed.page.mouse.move(1, 1)
+    assert not painted(previewed).any()
+
+
+def test_the_newest_place_supersedes_those_before(previewed: Page) -> None:
+    """While the node answers for one place, the pointer passes several; only the last is held for."""
+    seq = previewed.freeze()
+    held = HeldPreviews(previewed)
+    places = [(60.0, 60.0), (80.0, 60.0), (100.0, 60.0), inner_point(true_mask(seq, "red mug"))]
+    hover(previewed, *places[0])
+    held.wait(1)
+    for place in places[1:]:
+        hover(previewed, *place)
+    held.release(0)
+    held.wait(2)
+    held.release(1)
+    np.testing.assert_allclose(held.points(), [places[0], places[-1]], atol=2)
+    previewed.page.wait_for_function(f"() => ({PAINTED})().some((alpha) => alpha)")
+    assert len(held.routes) == 2
+
+
+def test_no_preview_stays_when_the_pointer_has_left(previewed: Page) -> None:
+    seq = previewed.freeze()
+    held = HeldPreviews(previewed)
+    hover(previewed, *inner_point(true_mask(seq, "red mug")))
+    held.wait(1)
+    previewed.page.mouse.move(1, 1)
+    held.release(0)
+    hover(previewed, 60, 60)  # the next request comes after the answer to the first was used
+    held.wait(2)
+    assert not painted(previewed).any()
+    previewed.page.mouse.move(1, 1)
+    held.release(1)
+
+
 def test_axe_finds_nothing_serious(page: Page) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
     add_mug(page)
@@ -188,3 +270,27 @@ def test_a_killed_node_is_told_and_the_page_heals_with_new_ids(rig: ConsoleRig, 
     page.wait("#main-tile .tile[data-masks='0']")
     _, found = add_mug(page)
     assert found == 1
+
+
+def test_a_click_goes_to_the_camera_whose_picture_it_was_made_on(rig: ConsoleRig, page: Page) -> None:
+    """The last test of this file: the second camera's tile stays on the page."""
+    side = rig.start(
+        "camera", "scene:shapes?width=320&height=240", TRANSPORT__FRAMES=rig.frames[1], CAMERA__NAME="side"
+    )
+    page.wait("#main-tile .tile[data-camera='cam0'][data-masks='0']")
+    small = page.wait("#tiles .tile[data-camera='side'][data-masks='0'] .overlay")
+    add_mug(page)
+    page.live()
+    small.click()
+    page.wait("#main-tile .tile[data-camera='side']")
+    page.wait("#tiles .tile[data-camera='cam0']")
+    assert page.rows() == []
+    page.freeze()
+    page.click(160, 120, size=(240, 320))
+    page.wait(ROW)
+    side.kill()
+    with rig.client() as client:
+        assert sorted(item.camera for item in client.list_objects()) == ["cam0", "side"]
+    page.live()
+    page.press("o")
+    page.wait("#main-tile .tile[data-camera='cam0'][data-masks='1']")

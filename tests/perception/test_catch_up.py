@@ -122,6 +122,33 @@ def test_the_division_of_the_work_does_not_matter(make: Callable[..., Pipeline],
     assert results(late, range(28, 33)) == results(live, range(28, 33))
 
 
+@pytest.mark.parametrize("slices", [0.3, 0.5, 1, 3])
+def test_with_a_stride_neither_does_it_matter(make: Callable[..., Pipeline], slices: float) -> None:
+    """The object is tracked on every third frame and the latest; one that joins after the same step is equal."""
+    late, at_once = make(feature_cache_s=1.0), make(feature_cache_s=1.0)
+    for pipeline in (late, at_once):
+        step(pipeline, *range(15))
+        pipeline.add(CENTRE, seq=5, stride=3)
+    assert (late.catch_ups.behind, late.catch_ups.get_stride(1)) == (3, 3)
+    done = 0.0
+    for seq in range(15, 35):
+        done += slices
+        while late.catch_ups.behind and done >= 1:
+            done -= 1
+            late.catch_ups.advance()
+        if not late.catch_ups.behind:
+            break
+        for pipeline in (late, at_once):
+            step(pipeline, seq)
+    assert (slices > 0.3) == (late.catch_ups.behind == 0)
+    for pipeline in (late, at_once):
+        pipeline.catch_ups.end_all()
+    assert pack_state(at_once.state()) == pack_state(late.state())
+    status = late.objects[0]
+    assert status.age == late._tracker.frame_number - 6  # as if it had been tracked on each frame
+    assert results(at_once, range(35, 40)) == results(late, range(35, 40))
+
+
 def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:
     pipeline = make(feature_cache_s=1.0)
     step(pipeline, *range(10))

@@ -20,6 +20,14 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 VIEWPORT = {"width": 1280, "height": 720}
 PATIENCE_MS = 60_000
 CLIP_FRAMES = 225
+SLOW_CLOCK = "{ const now = performance.now.bind(performance); performance.now = () => now() / 1000; }"
+"""Without it, previews would pause on a machine that is slow."""
+PAINTED = """() => {
+    const overlay = document.querySelector("#main-tile .overlay");
+    const context = new OffscreenCanvas(160, 120).getContext("2d");
+    context.drawImage(overlay, 0, 0, 160, 120);
+    return Array.from(context.getImageData(0, 0, 160, 120).data).filter((_, i) => i % 4 === 3).map(Number);
+}"""
 
 
 class ConsoleRig(Rig):
@@ -121,11 +129,11 @@ class Page:
         box = self.page.locator("#main-tile .overlay").bounding_box()
         return box["x"] + x / size[1] * box["width"], box["y"] + y / size[0] * box["height"]
 
-    def click(self, x: float, y: float, shift: bool = False) -> None:
+    def click(self, x: float, y: float, shift: bool = False, size: tuple[int, int] = (480, 640)) -> None:
         """Click a pixel of the frame."""
         if shift:
             self.page.keyboard.down("Shift")
-        self.page.mouse.click(*self.to_page(x, y))
+        self.page.mouse.click(*self.to_page(x, y, size))
         if shift:
             self.page.keyboard.up("Shift")
 
@@ -145,10 +153,43 @@ class Page:
             self.complaints.append(message.text)
 
 
+class HeldPreviews:
+    """The previews that the page asks for: their points, held back until they are released."""
+
+    def __init__(self, page: Page) -> None:
+        self.routes: list[Any] = []
+        self._page = page
+        page.page.route("**/api/segment", lambda route: self.routes.append(route))
+
+    def wait(self, count: int) -> None:
+        """Wait until the page has asked this many times."""
+        while len(self.routes) < count:
+            self._page.page.wait_for_timeout(20)
+
+    def points(self) -> list[list[float]]:
+        return [route.request.post_data_json["points"][0] for route in self.routes]
+
+    def release(self, number: int) -> None:
+        """Let a request through, and wait until the page has its answer."""
+        with self._page.page.expect_response("**/api/segment"):
+            self.routes[number].continue_()
+
+
+def painted(page: Page) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the pixels that the preview covers, at a quarter of the frame's size."""
+    return np.array(page.read(PAINTED)).reshape(120, 160) > 0
+
+
 def true_mask(seq: int, label: str) -> Mask:
     """Return the true mask of an object on a frame of the looping clip."""
     masks = truth()[seq % CLIP_FRAMES]
     return next(instance.mask for instance in masks.instances if instance.label == label)
+
+
+def is_in_view(seq: int, label: str) -> bool:
+    """Return True if at least half of what is ever seen of an object is in view: the arm hides some for seconds."""
+    areas = [item.mask.area for masks in truth().values() for item in masks.instances if item.label == label]
+    return 2 * true_mask(seq, label).area >= max(areas)
 
 
 def inner_point(mask: Mask) -> tuple[float, float]:
@@ -168,7 +209,11 @@ def best_iou(rig: ConsoleRig, object_id: int, label: str, messages: int = 3) -> 
     found: list[float] = []
     with rig.client() as client:
         while len(found) < messages:
-            masks = masks_where(client, lambda masks: object_id in ids(masks), f"object {object_id}")
+            masks = masks_where(
+                client,
+                lambda masks: object_id in ids(masks) and is_in_view(masks.seq, label),
+                f"object {object_id}",
+            )
             mask = next(instance.mask for instance in masks.instances if instance.id == object_id)
             found.append(iou(mask.full(), true_mask(masks.seq, label).full()))
     return max(found)

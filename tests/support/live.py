@@ -13,7 +13,7 @@ import numpy as np
 from sam3_node.bags.native.layout import NODE
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
-from sam3_node.node.node import MIN_CATCH_UP_FRAMES
+from sam3_node.node.catch_up_pace import FRAMES_PER_STEP
 from sam3_node.node.operations import carry_out
 from sam3_node.node.stats import CameraStats
 from sam3_node.perception.perception import Perception
@@ -120,7 +120,7 @@ class Live:
     def _catch_up(self, camera: str) -> None:
         """Go on with objects that were prompted on past frames, as the node does after a step."""
         catch_ups = self.perception.pipelines[camera].catch_ups
-        for _ in range(MIN_CATCH_UP_FRAMES):
+        for _ in range(FRAMES_PER_STEP):
             if (done := catch_ups.advance()) is not None:
                 self.tell(CAUGHT_UP, camera=camera, id=done.id)
 
@@ -183,7 +183,7 @@ EDITS: dict[int, tuple[str, dict[str, Any]]] = {
     3: ("add_object", {"camera": "right", "points": [[30, 20]], "seq": 2}),
     5: (
         "refine_object",
-        {"camera": "left", "id": 1, "points": [[30, 20], [5, 5]], "labels": [1, 0], "seq": 3},
+        {"camera": "left", "id": 1, "points": [[30, 20], [5, 5]], "labels": [1, 0], "seq": 2, "stride": 2},
     ),
     8: ("add_object", {"camera": "left", "points": [[20, 30]], "label": "second"}),
     11: ("pause", {}),

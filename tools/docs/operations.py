@@ -10,26 +10,16 @@ from .tables import code, table
 _PROMPT = ("points", "labels", "box", "mask")
 _SHARES = ("min_iou", "min_stability", "max_overlap")
 _OPTIONAL = (
-    *(
-        "label",
-        "seq",
-        "priority",
-        "camera",
-        "epoch",
-        "scores",
-        "grid",
-        *_SHARES,
-        "most",
-        "priorities",
-        "count",
-    ),
+    *("label", "seq", "priority", "camera", "stride", "epoch", "scores", "grid"),
+    *_SHARES,
+    *("most", "priorities", "count"),
 )
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
-    "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`. `priority` is `normal` "
-    "or `low`",
-    "refine_object": _MASK,
+    "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`, `stride`. `priority` is "
+    "`normal` or `low`",
+    "refine_object": f"{_MASK}, `stride`",
     "remove_object": "`id`, `camera`, `epoch`",
     "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen priority`",

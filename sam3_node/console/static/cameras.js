@@ -160,11 +160,13 @@ function strokeTwice(context, ratio, stroke) {
   }
 }
 
-/** All tiles, and the one that is large. `marks` gets what the user marks: point(tile, xy, isInside), box(tile, box). */
+/** All tiles, and the one that is large. `marks` gets what the user marks: point(tile, xy, isInside), box(tile, box).
+ * `changed` is called when another tile is large. */
 export class Cameras {
-  constructor(worker, marks) {
+  constructor(worker, marks, changed) {
     this.worker = worker;
     this.marks = marks;
+    this.changed = changed;
     this.tiles = new Map();
     this.main = null;
     this.places = { main: document.querySelector("#main-tile"), others: document.querySelector("#tiles") };
@@ -189,6 +191,7 @@ export class Cameras {
     this.places.main.append(tile.element);
     this.main = tile;
     this.fit();
+    this.changed();
   }
 
   enlargeNext() {

@@ -53,7 +53,7 @@ function select(camera, id) {
 }
 
 const prompts = new Prompts({ ask, tell: (message) => worker.postMessage(message), say, select, getSelected, canChange });
-const cameras = new Cameras(worker, prompts);
+const cameras = new Cameras(worker, prompts, () => refresh()); // at once: buttons of the table act on the large picture's camera
 const timeline = new Timeline((index) => goTo(index));
 const tracks = new Tracks({
   select: (id) => select(cameras.main.camera, id),

@@ -12,6 +12,7 @@ export class Prompts {
     Object.assign(this, { ask, tell, say, select, getSelected, canChange });
     this.previews = true;
     this.hovering = null;
+    this.under = null; // the tile that the pointer is on
     this.isPreviewing = false;
     this.restUntil = 0;
   }
@@ -70,6 +71,7 @@ export class Prompts {
   /** Preview what a click would give, while the node answers quickly. The newest place supersedes the others. */
   hover(tile, place) {
     this.hovering = place && { tile, place };
+    this.under = place && tile;
     if (!place) tile.showMask(null);
     if (!this.isPreviewing) this.previewNext();
   }
@@ -85,7 +87,7 @@ export class Prompts {
       const hit = await this.ask({ type: "hit", camera: wanted.tile.camera, x: wanted.place[0], y: wanted.place[1] });
       const { seq, camera } = origin(wanted.tile.shown);
       const result = hit === null ? await call("segment", { points: [wanted.place], seq, camera }) : null;
-      wanted.tile.showMask(result?.mask ?? null, true);
+      if (this.under === wanted.tile) wanted.tile.showMask(result?.mask ?? null, true); // the pointer may have left
       if (result && performance.now() - begin > SLOW_PREVIEW_MS) this.restUntil = performance.now() + REST_MS;
     } catch {
       wanted.tile.showMask(null);

@@ -9,6 +9,8 @@ and a node. The console and a headless chromium are processes of their own.
     console  processor time of the console's process, and of the browser with all of its processes
     link     a second page behind a link that carries three pictures a second: the age of what it draws
     memory   with --minutes, the page's JavaScript heap and DOM nodes after the first minute and at the end
+    node     with a real camera and node: time from a click to the object in the table, and from the node's death to
+             the line that says so
 
 Needs the extras console and dev, and chromium.
 """
@@ -37,7 +39,7 @@ SETTLE_S = 5.0
 SAMPLE_S = 0.1
 LINK_HZ = 3
 LINK_STEP = 4096
-MAX_HOST_CORES, MAX_AGE_MS = 1.5, 500
+MAX_HOST_CORES, MAX_AGE_MS, MAX_CLICK_S, MAX_TOLD_S = 1.5, 500, 1.0, 2.0
 
 
 class Usage(NamedTuple):
@@ -199,6 +201,42 @@ def _note_size(data: bytes | str, sizes: list[int]) -> None:
         sizes.append(len(data))
 
 
+def report_memory(page: Any, minutes: float, figures: Figures) -> None:
+    """Print and keep the growth of the page's heap and of its DOM nodes."""
+    first, last = measure_memory(page, minutes)
+    heaps, nodes = ([found[name] for found in (first, last)] for name in ("JSHeapUsedSize", "Nodes"))
+    print(f"memory   heap {heaps[0] / 1e6:.1f} -> {heaps[1] / 1e6:.1f} MB, "
+          f"DOM nodes {nodes[0]:.0f} -> {nodes[1]:.0f} in {minutes:g} minutes")  # fmt: skip
+    figures.add(f"growth of the page's heap in {minutes:g} minutes", (heaps[1] - heaps[0]) / 1e6, "MB")
+    figures.add(f"growth of the page's DOM nodes in {minutes:g} minutes", nodes[1] - nodes[0], "nodes")
+
+
+def measure_node(browser: Any, figures: Figures) -> None:
+    """Print and keep how soon a click gives an object, and how soon the page says that the node has died."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with Processes(SAM3_CONSOLE__BIND=address, SAM3_CAMERA__FPS="10", SAM3_CAMERA__LOOP="true") as processes:
+        processes.start("console")
+        processes.start("camera", "scene:tabletop", SAM3_CAMERA__ENCODING="jpeg")
+        node = processes.start("run")
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page.set_default_timeout(120_000)
+        page.goto(f"http://{address}/")
+        page.wait_for_selector("body[data-connected=yes]")
+        page.wait_for_selector('#main-tile .tile[data-masks="0"]')
+        begin_s = time.monotonic()
+        page.locator("#main-tile .overlay").click()
+        page.wait_for_selector("#tracks tbody tr")
+        clicked_s = time.monotonic() - begin_s
+        node.kill()
+        begin_s = time.monotonic()
+        page.wait_for_selector("body[data-connected=no]")
+        told_s = time.monotonic() - begin_s
+        page.close()
+    print(f"node     an object {clicked_s:.2f} s after the click, its death told after {told_s:.2f} s")
+    figures.add("time from a click to the object", clicked_s, "s", f"under {MAX_CLICK_S:g}")
+    figures.add("time from the node's death to the line that says so", told_s, "s", f"under {MAX_TOLD_S:g}")
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="measured seconds of each part")
@@ -224,16 +262,10 @@ def main() -> None:
             )
             page = measure_page(browser, url, args.seconds, console, figures)
             if args.minutes:
-                first, last = measure_memory(page, args.minutes)
-                print(f"memory   heap {first['JSHeapUsedSize'] / 1e6:.1f} -> {last['JSHeapUsedSize'] / 1e6:.1f} MB, "
-                      f"DOM nodes {first['Nodes']:.0f} -> {last['Nodes']:.0f} in {args.minutes:g} minutes")  # fmt: skip
-                figures.add(
-                    "growth of the page's heap",
-                    (last["JSHeapUsedSize"] - first["JSHeapUsedSize"]) / 1e6,
-                    "MB",
-                )
+                report_memory(page, args.minutes, figures)
             page.close()
             measure_link(browser, url, args.seconds, figures)
+            measure_node(browser, figures)
             browser.close()
         finally:
             stop.set()

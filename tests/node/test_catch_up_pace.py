@@ -1,0 +1,182 @@
+"""The pace of objects that catch up, in simulated time: how long frames wait for slices, and that objects arrive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sam3_node.node.catch_up_pace import CatchUpPace
+from sam3_node.node.operations import describe_change, handle_request
+from sam3_node.perception.catch_up import MAX_STRIDE
+from sam3_node.perception.perception import Perception
+from sam3_node.wire import Reply, Request
+from tests.support.live import moving_frame, tiny_settings
+
+MS = 1_000_000
+INTERVAL_NS = 1000 * MS // 15
+FRAMES = 22
+"""that the prompts are old"""
+PROMPT_EVERY = 60
+
+
+class Way:
+    """The way of at most one object through the frames of a camera."""
+
+    def __init__(self) -> None:
+        self.latest, self.stride = 0, 1
+        self.place: int | None = None
+        self.own_stride = 1
+
+    @property
+    def behind(self) -> int:
+        return 0 if self.place is None else ceil((self.latest - self.place) / self.own_stride)
+
+    def get_stride(self) -> int | None:
+        return None if self.place is None else self.own_stride
+
+    def begin(self, frames: int = FRAMES) -> None:
+        self.place, self.own_stride = self.latest - frames, self.stride
+
+    def advance(self) -> bool:
+        assert self.place is not None
+        self.place = min(self.latest, self.place + self.own_stride)
+        arrived = self.place == self.latest
+        self.place = None if arrived else self.place
+        return arrived
+
+
+class Loop:
+    """The node's loop with a camera, with times that vary: mean and spread as measured on two cores."""
+
+    def __init__(self, step_ms: float, slice_ms: float) -> None:
+        self._random = random.Random(1)
+        self._step_ms, self._slice_ms = step_ms, slice_ms
+        self._pace, self.way = CatchUpPace(live=True), Way()
+        self._camera: Any = SimpleNamespace(catch_ups=self.way)
+        self._now_ns, self._taken, self._begun = 0, -1, 0
+        self.ages_ms: list[float] = []
+        self.arrivals: list[int] = []  # steps
+
+    def run(self, steps: int, prompt: Callable[[int], bool]) -> None:
+        for number in range(steps):
+            if prompt(number) and self.way.place is None:
+                self.way.begin()
+                self._begun = number
+            while not self._frame_waits() and self._may_slice():
+                self._slice(number)
+            self._step()
+            while self._may_slice():
+                self._slice(number)
+                if not self._pace.is_due:
+                    break
+
+    def _frame_waits(self) -> bool:
+        return self._now_ns // INTERVAL_NS > self._taken
+
+    def _may_slice(self) -> bool:
+        cameras = cast(Any, [self._camera])
+        return self._pace.choose(cameras, self._now_ns, self._frame_waits()) is not None
+
+    def _slice(self, number: int) -> None:
+        took_ns = self._vary(self._slice_ms)
+        self._now_ns += took_ns
+        self._pace.note_slice(took_ns)
+        if self.way.advance():
+            self.arrivals.append(number - self._begun)
+
+    def _step(self) -> None:
+        self._now_ns = max(self._now_ns, (self._taken + 1) * INTERVAL_NS)
+        newest = self._now_ns // INTERVAL_NS
+        self._pace.note_frame("cam0", newest * INTERVAL_NS, newest - self._taken - 1)
+        self._taken = newest
+        self._now_ns += self._vary(self._step_ms)
+        self.way.latest += 1
+        self.ages_ms.append((self._now_ns - newest * INTERVAL_NS) / MS)
+        self._pace.note_step(cast(Any, self.way), round(1.06 * self._step_ms * MS), self._now_ns)
+
+    def _vary(self, mean_ms: float) -> int:
+        return round((0.94 * mean_ms + self._random.expovariate(1 / (0.09 * mean_ms))) * MS)
+
+
+def p99(ages: list[float]) -> float:
+    return float(np.percentile(ages, 99))
+
+
+@pytest.mark.parametrize(("step_ms", "slice_ms"), [(10, 5), (30, 15), (47, 18), (47, 24)])
+def test_live_frames_hardly_wait_for_objects_that_catch_up(step_ms: float, slice_ms: float) -> None:
+    alone, loop = Loop(step_ms, slice_ms), Loop(step_ms, slice_ms)
+    alone.run(6000, lambda number: False)
+    loop.run(6000, lambda number: number % PROMPT_EVERY == PROMPT_EVERY - 1)
+    assert p99(loop.ages_ms) < 1.2 * p99(alone.ages_ms)
+    assert len(loop.arrivals) >= 6000 // PROMPT_EVERY - 1
+    assert max(loop.arrivals) <= FRAMES + MAX_STRIDE
+
+
+def test_objects_arrive_although_steps_leave_no_time() -> None:
+    loop = Loop(90, 45)
+    loop.run(600, lambda number: number % PROMPT_EVERY == PROMPT_EVERY - 1)
+    assert len(loop.arrivals) == 600 // PROMPT_EVERY - 1
+    assert max(loop.arrivals) <= FRAMES + MAX_STRIDE
+    assert loop.way.stride == MAX_STRIDE
+
+
+def test_a_click_on_the_frame_before_the_newest_takes_one_slice() -> None:
+    """Even where steps leave no time."""
+    loop = Loop(90, 45)
+    loop.run(50, lambda number: False)
+    loop.way.begin(1)
+    loop.run(1, lambda number: False)
+    assert loop.way.place is None
+
+
+def test_a_machine_with_time_tracks_on_every_frame_at_once() -> None:
+    loop = Loop(10, 5)
+    loop.run(100, lambda number: number == 80)
+    assert loop.way.own_stride == 1
+    assert loop.arrivals[0] <= 4
+
+
+def test_without_frames_slices_need_not_wait() -> None:
+    loop = Loop(47, 30)
+    loop.run(50, lambda number: False)
+    loop.way.begin()
+    silent_ns = loop._now_ns + 10 * INTERVAL_NS
+    cameras = cast(Any, [loop._camera])
+    assert loop._pace.choose(cameras, silent_ns, frame_waits=False) is loop._camera
+
+
+def test_lossless_delivery_tracks_on_every_frame() -> None:
+    pace, way = CatchUpPace(live=False), Way()
+    for number in range(30):
+        pace.note_frame("cam0", number * MS, 0)
+        pace.note_step(cast(Any, way), 100 * MS, number * MS)
+    assert way.stride == 1
+
+
+def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path) -> None:
+    perception = Perception.load(tiny_settings(tmp_path))
+    pipeline = perception.serve("left")
+    for seq in range(9):
+        pipeline.step(moving_frame(seq))
+    pipeline.catch_ups.stride = 3
+    host = cast(Any, SimpleNamespace(perception=perception))
+
+    def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
+        request = Request(1, op, {"camera": "left", "points": [[30, 20]], **args})
+        reply = handle_request(host, request)
+        return reply, describe_change(request, reply)
+
+    for reply, event in (ask("add_object", seq=2), ask("refine_object", seq=3, id=1)):
+        assert (reply.result["stride"], event["stride"]) == (3, 3)
+    assert "stride" not in ask("add_object", seq=2, stride=1)[0].result
+    assert "stride" not in ask("add_object", seq=8)[1]
+    refused = ask("add_object", seq=2, stride=MAX_STRIDE + 1)[0].error
+    assert refused is not None
+    assert "stride" in refused.message
