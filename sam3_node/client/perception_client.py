@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from ..errors import AuthenticationError, NodeRestarted, RequestError, TransportError
+from ..errors import AuthenticationError, NodeRestarted, TransportError
 from ..transport import ControlClient, MaskSubscriber, Security
 from ..types import Closeable, Delivery, MaskFrame, Priority
 from ..wire import Fields
@@ -224,15 +224,17 @@ class PerceptionClient(Closeable):
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
         args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
-        return read_segmentation(self._call_with_epoch("refine_object", args, self._name_camera(camera)))
+        return read_segmentation(
+            self._call_with_epoch("refine_object", args, self._epochs.name_camera(camera))
+        )
 
     def remove_object(self, id: int, *, camera: str | None = None) -> None:
         """Stop tracking an object."""
-        self._call_with_epoch("remove_object", {"id": id}, self._name_camera(camera))
+        self._call_with_epoch("remove_object", {"id": id}, self._epochs.name_camera(camera))
 
     def rename_object(self, id: int, label: str, *, camera: str | None = None) -> None:
         """Change the label of an object. Detections no longer change it afterwards."""
-        self._call_with_epoch("rename_object", {"id": id, "label": label}, self._name_camera(camera))
+        self._call_with_epoch("rename_object", {"id": id, "label": label}, self._epochs.name_camera(camera))
 
     def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
         """Return the objects that are tracked now."""
@@ -292,7 +294,7 @@ class PerceptionClient(Closeable):
         Raises RequestError for an object without a mask or without depth on that frame.
         """
         args = {"id": id, "count": count}
-        return read_points(self._call_with_epoch("points", args, self._name_camera(camera)))
+        return read_points(self._call_with_epoch("points", args, self._epochs.name_camera(camera)))
 
     def set_prompts(
         self,
@@ -380,15 +382,6 @@ class PerceptionClient(Closeable):
         if self._on_restart is None:
             raise restart
         self._on_restart(restart)
-
-    def _name_camera(self, camera: str | None) -> str | None:
-        """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
-        names = self._epochs.names()
-        if camera is None and len(names) > 1:
-            raise RequestError(
-                f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"
-            )
-        return names[0] if camera is None and names and self._epochs.find(names[0]) else camera
 
     def _call_with_epoch(self, op: str, args: dict[str, Any], camera: str | None) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""

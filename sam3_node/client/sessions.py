@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple
 
-from ..errors import NodeRestarted
+from ..errors import NodeRestarted, RequestError
 
 MAX_CAMERAS = 1024
 
@@ -62,10 +62,15 @@ class KnownEpochs:
         with self._lock:
             return epoch is not None and self._ended.get(camera) == epoch
 
-    def names(self) -> tuple[str, ...]:
-        """Return the cameras that are known."""
+    def name_camera(self, camera: str | None) -> str | None:
+        """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
         with self._lock:
-            return tuple(self._epochs)
+            names = tuple(self._epochs)
+        if camera is None and len(names) > 1:
+            raise RequestError(
+                f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"
+            )
+        return names[0] if camera is None and names and self.find(names[0]) else camera
 
     def end(self, known: KnownEpoch) -> None:
         """Note that the end of an epoch was reported; the next one is not known yet."""

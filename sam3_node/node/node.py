@@ -21,9 +21,9 @@ from ..perception.spatial import SpatialStage
 from ..processes.logs import log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ReceivedFrame, Security, choose_replaced, poll
+from ..transport import ReceivedFrame, Security, poll
 from ..types import MaskFrame, advance, finish
-from ..wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, Reply, Request, pose_fields
+from ..wire import CAUGHT_UP, FAILED, Event, Reply, Request, pose_fields
 from .ages import AgeLimits
 from .catch_up_pace import CatchUpPace
 from .decode_ahead import DecodeAhead
@@ -34,6 +34,7 @@ from .metrics import Totals, make_pages
 from .operations import NODE_QUERIES, describe_change, handle_request
 from .restoring import restore_at_start
 from .robot_poses import RobotPoses
+from .served_cameras import ServedCameras
 from .snapshots import Snapshots
 from .stats import CameraSnapshot, CameraStats, NodeSnapshot, StatsLog, describe_error, rss_bytes
 
@@ -43,7 +44,6 @@ POLL_MS = 100
 STEP_SHARE_OF_REQUESTS = 0.5
 """Between two steps, requests take at most this share of a step, or one request."""
 FIRST_BUDGET_S = 0.05  # before the first step
-CAMERA_IDLE_S = 10.0
 LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
 
 
@@ -59,8 +59,6 @@ class Node:
         self.health = Health(settings)
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
-        self._endpoints: dict[str, str] = {}  # by served camera
-        self._refused = 0
         self._pack_us = 0
         self._request_budget_s = FIRST_BUDGET_S
         self._publishing = threading.Lock()
@@ -103,6 +101,9 @@ class Node:
         )
         self.perception = Perception.load(self._settings)
         self.perception.session = self._session
+        self._cameras = ServedCameras(
+            settings, self.perception, lambda: self._stats, self._publish_event, self._forget_camera
+        )
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         self._frames = self._open_sockets.enter_context(connect_frames(settings))
         self._poses = RobotPoses(
@@ -132,7 +133,9 @@ class Node:
                 self._step_next(stop)
             self._catch_up()
             self.snapshots.turn()
-            self._stats_log.write_if_due(self._current_snapshot(), self._frames.rejected + self._refused)
+            self._stats_log.write_if_due(
+                self._current_snapshot(), self._frames.rejected + self._cameras.refused
+            )
 
     def shutdown(self) -> None:
         """Close the sockets. Published masks are still delivered to connected readers."""
@@ -179,7 +182,7 @@ class Node:
     def totals(self) -> Totals:
         """Return counts of the node. Any thread may call it once there is a snapshot."""
         return Totals(
-            self._frames.rejected, self._refused, self._control.rejected, self.perception.device_bytes
+            self._frames.rejected, self._cameras.refused, self._control.rejected, self.perception.device_bytes
         )
 
     def _current_snapshot(self) -> NodeSnapshot:
@@ -274,7 +277,7 @@ class Node:
         if received is None:
             return
         with log_subject(received.frame.camera, received.frame.seq):
-            if self._admit(received.frame.camera, received.endpoint):
+            if self._cameras.admit(received.frame.camera, received.endpoint):
                 self._step_admitted(received, stop)
 
     def _step_admitted(self, received: ReceivedFrame, stop: threading.Event) -> None:
@@ -371,39 +374,6 @@ class Node:
             self._take_snapshot()
             return True
 
-    def _admit(self, camera: str, endpoint: str) -> bool:
-        """Return True if the camera is served. A new camera may replace one that sends no frames."""
-        served = self.perception.pipelines
-        if camera in served:
-            self._endpoints[camera] = endpoint
-            return True
-        if len(served) >= self._settings.tracker.max_cameras and not self._drop_camera_for(endpoint):
-            self._refused += 1
-            if self._refused == 1:
-                log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
-            return False
-        log.info("camera %s: new, served", camera)
-        self.perception.serve(camera)
-        self._publish_event(SERVED, {"camera": camera})
-        self._endpoints[camera] = endpoint
-        return True
-
-    def _drop_camera_for(self, endpoint: str) -> bool:
-        """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
-        camera = choose_replaced(
-            {
-                name: (self._endpoints.get(name, ""), stats.idle_s >= CAMERA_IDLE_S)
-                for name, stats in sorted(self._stats.items(), key=lambda item: -item[1].idle_s)
-            },
-            endpoint,
-            max(1, self._settings.tracker.max_cameras // len(self._settings.transport.frames)),
-        )
-        if camera is None:
-            return False
-        log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
+    def _forget_camera(self, camera: str) -> None:
         self.snapshots.withdraw()  # it has the epoch of ids that become void
-        self.perception.drop(camera)
         self._pace.forget(camera)
-        self._endpoints.pop(camera, None)
-        self._publish_event(DROPPED, {"camera": camera})
-        return True

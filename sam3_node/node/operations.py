@@ -169,7 +169,7 @@ def _list_objects(perception: Perception, args: Fields) -> dict[str, Any]:
 def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     pipeline = _pipeline(perception, args)
     age = _check_age(perception, pipeline, args)
-    result = pipeline.segment(_prompt(args, pipeline), _seq(args))
+    result = pipeline.queries.segment(_prompt(args, pipeline), _seq(args))
     return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
@@ -184,7 +184,7 @@ def _segment_everything(perception: Perception, args: Fields) -> Turns[dict[str,
     age = _check_age(perception, pipeline, args)
     perception.searching = True
     try:
-        seq, found = yield from pipeline.find_everything(options, _seq(args))
+        seq, found = yield from pipeline.queries.find_everything(options, _seq(args))
     finally:
         perception.searching = False
     masks = [
@@ -352,7 +352,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, args: Fields) -> dict
         if not perception.paused:
             session.check_next_frame(pipeline.camera)
         return {}
-    age_ms = session.prompt_age_ms(pipeline.age_origin_ns(_seq(args)))
+    age_ms = session.prompt_age_ms(pipeline.queries.age_origin_ns(_seq(args)))
     if not perception.paused:
         session.check_prompt_age(pipeline.camera, age_ms)
     return {} if age_ms is None else {"age_ms": age_ms}
@@ -361,7 +361,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, args: Fields) -> dict
 def _prompt(args: Fields, pipeline: Pipeline) -> FramePrompt:
     mask = None
     if args.has("mask"):
-        size = pipeline.frame_size(_seq(args))
+        size = pipeline.queries.frame_size(_seq(args))
         mask = decode_mask(args.any("mask"), f"{args.what}: mask", frame_size=size)
     return FramePrompt(args.any("points"), args.any("labels"), args.any("box"), mask)
 

@@ -19,12 +19,12 @@ from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
-from ..tracking.everything import EverythingOptions, segment_everything
-from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State, Turns
+from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
 from .frame_cache import CachedFrame, CacheLimits, FrameCache
-from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_in_turns
+from .frame_queries import FrameQueries
+from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results
 from .prepared_frame import PreparedFrame
 from .prompts import AddedObject, FramePrompt, PromptResult
 from .registry import ObjectRegistry, ObjectStatus
@@ -76,6 +76,7 @@ class Pipeline:
         self._min_confidence = settings.min_confidence
         self._pending: dict[int, ObjectPrompt] = {}
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
+        self.queries = FrameQueries(model, self._tracker, self._frame_cache)
         self.catch_ups = CatchUps(
             self._tracker, self._frame_cache, self.registry, self._confidence, self.remove
         )
@@ -175,10 +176,6 @@ class Pipeline:
         cached = {"cached_frames": len(self._frame_cache), "cached_bytes": self._frame_cache.nbytes}
         return {**cached, "catching_up": len(self.catch_ups), "bank_bytes": self._tracker.bank.nbytes}
 
-    def frame_size(self, seq: int | None = None) -> tuple[int, int]:
-        """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
-        return self._frame_cache.get(seq).scaling.frame_size
-
     def add(
         self,
         prompt: FramePrompt,
@@ -262,33 +259,6 @@ class Pipeline:
         """Remove all objects. Cached frames stay, so prompts on them still work."""
         for status in self.objects:
             self.remove(status.id)
-
-    def age_origin_ns(self, seq: int | None = None) -> int:
-        """Return the Unix time from which the age of the cached frame `seq`, or of the latest for None, is measured.
-
-        Raises UnknownFrameError if the frame is not cached.
-        """
-        return self._frame_cache.get(seq).age_origin_ns
-
-    @torch.inference_mode()
-    def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
-        """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
-        cached = self._frame_cache.get(seq)
-        features = cached.features_on(self._model.device)
-        logits, score = self._tracker.segment(features, prompt.to_model(0, cached.scaling))
-        return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
-
-    def find_everything(
-        self, options: EverythingOptions, seq: int | None
-    ) -> Turns[tuple[int, list[PromptResult]]]:
-        """Segment everything on the cached frame `seq`, or the latest for None; return its seq and the masks.
-
-        Frames may be stepped, objects and the frame itself removed between the turns: the masks are the same.
-        """
-        cached = self._frame_cache.get(seq)
-        features = cached.features_on(self._model.device)
-        found = yield from segment_everything(self._model, features, options)
-        return cached.seq, (yield from to_results_in_turns(cached.seq, cached.scaling, *found))
 
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: everything except model, detector and settings.

@@ -60,9 +60,9 @@ def test_frames_are_kept_by_time_by_memory_and_by_number(make: Callable[..., Pip
     step(pipeline, *range(30))
     usage = pipeline.cache_usage
     assert (usage["cached_frames"], usage["catching_up"]) == (FPS + 1, 0)
-    assert pipeline.segment(BOX, seq=19).seq == 19
+    assert pipeline.queries.segment(BOX, seq=19).seq == 19
     with pytest.raises(UnknownFrameError, match=r"11 cached seq from 19 to 29, found 18.*feature_cache_s"):
-        pipeline.segment(BOX, seq=18)
+        pipeline.queries.segment(BOX, seq=18)
     each = usage["cached_bytes"] // usage["cached_frames"]
     small = make(feature_cache_s=1.0, feature_cache_mb=5.5 * each / 1e6)
     step(small, *range(30))
@@ -190,7 +190,7 @@ def test_clicks_on_a_frozen_frame_correct_one_another(make: Callable[..., Pipeli
         for seq in range(9 + work, 13):
             step(pipeline, seq)
         answer = pipeline.refine(1, NEGATIVE, seq=2)
-        assert (pipeline.segment(CENTRE, seq=2).mask.full() != answer.mask.full()).any()
+        assert (pipeline.queries.segment(CENTRE, seq=2).mask.full() != answer.mask.full()).any()
         pipeline.catch_ups.end_all()
         found.append((answer.score, results(pipeline, range(13, 16))))
     assert found[0] == found[1]

@@ -77,7 +77,7 @@ def test_neither_frames_nor_prompts_compile_after_the_warm_up(
         pipeline.step(blank(seq + 1))
         pipeline.refine(added.id, prompt)
         if prompt.mask is None:
-            pipeline.segment(prompt)
+            pipeline.queries.segment(prompt)
     assert len(pipeline.objects) == objects
     assert backend.graphs == warm
     assert torch._dynamo.utils.counters["frames"] == errors, (

@@ -138,7 +138,7 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     assert added.result is not None
     assert added.result.mask.size == (HEIGHT, WIDTH)
     assert 0 <= added.result.score <= 1
-    assert added.result.mask.area == pipeline.segment(BOX, seq=1).mask.area
+    assert added.result.mask.area == pipeline.queries.segment(BOX, seq=1).mask.area
     pipeline.catch_ups.end_all()
     assert ids(pipeline.step(frame(3))) == [1]
 
@@ -206,21 +206,23 @@ def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
 
 def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
     with pytest.raises(UnknownFrameError, match="found none yet"):
-        pipeline.segment(BOX)
+        pipeline.queries.segment(BOX)
     for seq in range(5):
         pipeline.step(frame(seq))
-    assert pipeline.segment(BOX).seq == 4
-    assert (pipeline.segment(BOX).mask.full() == pipeline.segment(BOX, seq=4).mask.full()).all()
+    assert pipeline.queries.segment(BOX).seq == 4
+    assert (
+        pipeline.queries.segment(BOX).mask.full() == pipeline.queries.segment(BOX, seq=4).mask.full()
+    ).all()
     for lost in (1, 99):
         with pytest.raises(UnknownFrameError, match=rf"the 3 cached seq from 2 to 4, found {lost}"):
-            pipeline.segment(BOX, seq=lost)
+            pipeline.queries.segment(BOX, seq=lost)
     assert pipeline.step(frame(5)).instances == ()
 
 
 def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
     for seq in (0, 1, 2, 0, 1):
         pipeline.step(frame(seq))
-    assert pipeline.segment(BOX).seq == 1
+    assert pipeline.queries.segment(BOX).seq == 1
     pipeline.add(BOX, seq=1)
     assert ids(pipeline.step(frame(2))) == [1]
 
@@ -232,9 +234,8 @@ def test_an_object_out_of_view_is_occluded_and_counts() -> None:
     pipeline.step(frame(0))
     pipeline.add(CENTRE)
     for seq in range(1, 4):
-        instance = pipeline.step(frame(seq)).instances[0]
-        assert (instance.state, instance.frames_since_seen, instance.age) == ("occluded", seq, seq)
-        assert instance.area == 0
+        one = pipeline.step(frame(seq)).instances[0]
+        assert (one.state, one.frames_since_seen, one.age, one.area) == ("occluded", seq, seq, 0)
 
 
 def test_the_frame_size_may_change(pipeline: Pipeline) -> None:
@@ -354,7 +355,7 @@ def test_weights_without_memory_segment_and_track() -> None:
     stills = TrackerModel(source, name="stills", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
     pipeline = Pipeline(stills, TrackerSettings(), "cam0")
     pipeline.step(frame(0))
-    assert pipeline.segment(BOX).mask.size == (HEIGHT, WIDTH)
+    assert pipeline.queries.segment(BOX).mask.size == (HEIGHT, WIDTH)
     added = pipeline.add(BOX, seq=0)
     pipeline.add(CENTRE)
     masks = pipeline.step(frame(1))

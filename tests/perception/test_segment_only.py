@@ -22,7 +22,7 @@ def test_real_weights_without_memory_segment_and_track() -> None:
     image = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)
     image[40:100, 60:140] = (30, 60, 220)
     pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
-    found = pipeline.segment(FramePrompt(box=[55, 35, 145, 105])).mask.full()
+    found = pipeline.queries.segment(FramePrompt(box=[55, 35, 145, 105])).mask.full()
     truth = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
     truth[40:100, 60:140] = True
     assert (found & truth).sum() / (found | truth).sum() > 0.9
