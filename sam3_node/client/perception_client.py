@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, TransportError
@@ -355,11 +356,9 @@ class PerceptionClient(Closeable):
         self._control.close()
 
     def _describe_node(self) -> dict[str, Any] | None:
-        """Return the node's description of itself, None if no node answers."""
-        try:
+        with suppress(TransportError):
             return cast(dict[str, Any], self._control.call("describe"))
-        except TransportError:
-            return None
+        return None
 
     def _take(self, deadline_s: float | None) -> MaskFrame | None:
         """Return the next masks: first those that an error held back, or newer ones of their camera."""
