@@ -24,6 +24,7 @@ CAMERA_COUNTERS = {
     "received": "Frames that arrived or were skipped before.",
     "stepped": "Frames that the model stepped.",
     "skipped": "Frames skipped for newer ones, or because of their age.",
+    "over_budget": "Stepped frames that took longer than deadline.budget_ms.",
 }
 """Counts of CameraStats."""
 CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
@@ -169,6 +170,8 @@ def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", ("camera",), ages)
     latencies = {(camera,): found.latency for camera, found in stats.items()}
     yield _histogram("latency_seconds", "Time from capture to publication.", ("camera",), latencies)
+    levels = {(camera,): found.shed_level for camera, found in stats.items()}
+    yield _gauge("shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, ("camera",))
     silent = {
         (camera,): silent_s for camera, found in stats.items() if (silent_s := found.silent_s) is not None
     }

@@ -85,6 +85,11 @@ class CameraStats:
         """Seconds since the last frame arrived; None before the first."""
         return self._silent_s()
 
+    @property
+    def over_budget(self) -> int:
+        """Number of stepped frames that took longer than the budget."""
+        return self._shedder.over_budget
+
     @classmethod
     def follow(
         cls,
@@ -207,7 +212,7 @@ class CameraStats:
             "too_old": self.too_old,
             "clock_ahead": self.clock_ahead,
             "withheld": self.withheld,
-            "over_budget": self._shedder.over_budget,
+            "over_budget": self.over_budget,
             "shed_level": self.shed_level,
             "last_seq": self.last_seq,
             "last_error": self.last_error,
