@@ -62,11 +62,16 @@ def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
             ]
             assert len(tracker.step(clip[step % len(clip)], new).ids) == OBJECTS
 
+    def growth() -> int:
+        resident = rss_bytes()
+        run(STEPS)
+        return rss_bytes() - resident
+
     run(WARM_STEPS)
-    tensors, resident = tensor_bytes(), rss_bytes()
-    run(STEPS)
+    tensors = tensor_bytes()
+    # what else the process holds may move its pages once; what a step leaks, it leaks again
+    assert any(growth() < MAX_RSS_GROWTH for _ in range(3))
     assert tensor_bytes() == tensors
-    assert rss_bytes() - resident < MAX_RSS_GROWTH
 
 
 @pytest.mark.usefixtures("one_thread")

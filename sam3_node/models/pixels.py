@@ -29,12 +29,13 @@ def resize_frame(
 
     size: (H, W). resize: "bilinear" takes the four nearest pixels of each point, as OpenCV's INTER_LINEAR does.
     """
-    if resize == "bilinear" and torch.device(device).type == "cpu":
+    is_resized = resize == "bilinear" and torch.device(device).type == "cpu"
+    if is_resized:
         image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR), np.uint8)
     pixels = _upload(_as_tensor(image), torch.device(device)).permute(2, 0, 1)[None]
     if pixels.device.type != "cpu":
         pixels = pixels.float()
-    if pixels.shape[2:] != size:
+    if not is_resized:  # also where the size is right, so that the tensor's layout is always the same
         pixels = F.interpolate(
             pixels, size, mode="bilinear", align_corners=False, antialias=resize == "antialias"
         )

@@ -62,6 +62,8 @@ def load_pretrained(
         check_weight_files(Path(name))
     with _reading(name, "config.json and safetensors"):
         kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
+        if kind is None:
+            raise ValueError("config.json names no model_type")
         if kind not in classes:
             raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
         config = configure(classes[kind].config_class.from_pretrained(name))

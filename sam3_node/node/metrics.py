@@ -171,7 +171,9 @@ def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:
     latencies = {(camera,): found.latency for camera, found in stats.items()}
     yield _histogram("latency_seconds", "Time from capture to publication.", ("camera",), latencies)
     levels = {(camera,): found.shed_level for camera, found in stats.items()}
-    yield _gauge("shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, ("camera",))
+    yield _gauge(
+        "shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, ("camera",)
+    )
     silent = {
         (camera,): silent_s for camera, found in stats.items() if (silent_s := found.silent_s) is not None
     }

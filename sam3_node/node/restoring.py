@@ -16,7 +16,7 @@ ANSWER_MS = 10_000
 HAND_OVER = "hand_over"
 
 
-def restore_at_start(snapshots: Snapshots, source: str | None, security: Security) -> None:
+def restore_at_start(snapshots: Snapshots, source: str | None, security: Security | None = None) -> None:
     """Continue from `source`, a file or the control endpoint of another node; without it, from the node's own snapshot.
 
     When another node does not hand over, but this node's own snapshot is recent, this node has been started again after
@@ -36,7 +36,7 @@ def restore_at_start(snapshots: Snapshots, source: str | None, security: Securit
             log.warning("%s was not handed over (%s): continued from this node's own snapshot", source, error)
 
 
-def _take_over(snapshots: Snapshots, endpoint: str, security: Security) -> None:
+def _take_over(snapshots: Snapshots, endpoint: str, security: Security | None) -> None:
     """Let another node stop, and continue its work. It stops only after a copy of its state was restored here."""
     control = ControlClient(endpoint, ANSWER_MS, security)
     try:

@@ -16,6 +16,7 @@ import zmq
 from sam3_node.errors import BusyError, SupersededError
 from sam3_node.node import node as node_module
 from sam3_node.perception import host_tracks
+from sam3_node.perception.frame_queries import FrameQueries
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control
@@ -102,19 +103,19 @@ class Held:
 
     @contextmanager
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-        search = Pipeline.find_everything
+        search = FrameQueries.find_everything
 
-        def wait(pipeline: Pipeline, *args: Any) -> Turns[Any]:
-            self.begun.append(pipeline.camera)
+        def wait(queries: FrameQueries, *args: Any) -> Turns[Any]:
+            self.begun.append(queries._frame_cache._camera)
             try:
                 while not self.go.is_set():
                     yield
-                return (yield from search(pipeline, *args))
+                return (yield from search(queries, *args))
             finally:
                 self.ended += 1
 
         with monkeypatch.context() as patch:
-            patch.setattr(Pipeline, "find_everything", wait)
+            patch.setattr(FrameQueries, "find_everything", wait)
             yield self
             self.go.set()
 
