@@ -28,6 +28,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.replay.compare import compare_masks
+from sam3_node.replay.event_log import Gap, read_event_log
 from sam3_node.wire import DEPTH_FIELDS, FAILED, Event
 
 MAX_AGE_MS = 1000
@@ -36,18 +37,24 @@ NAMES = ("red mug", "green bottle")
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record all frames that the node stepped; record again if the recorder missed one, as on a busy machine.
+    """Record all frames that the node stepped, and all masks; record again if the recorder missed one.
 
-    The recorder counts the frames that it missed. A recording that lacks a stepped frame cannot be replayed.
+    On a busy machine it may miss frames, and it leaves a node that hangs, whose last masks are lost if they had not
+    been sent yet. A recording that lacks a stepped frame or masks says so, and cannot be replayed.
     """
     for _ in range(3):
         path = record(tmp_path_factory.mktemp("live"))
         found = RecordingReader([path])
         seqs = {frame.seq for frame in found.frames()}
         stepped = {seq for item in found.actions() if (seq := stepped_seq(item)) is not None}
-        if stepped <= seqs:
+        if stepped <= seqs and not has_gap(log_of(path)):
             break
     return path
+
+
+def has_gap(log: list[RecordedMasks | Event]) -> bool:
+    items = [item.masks if isinstance(item, RecordedMasks) else item for item in log]
+    return any(isinstance(entry, Gap) for entry in read_event_log(items, {"events": 0}))
 
 
 def log_of(recording: Path) -> list[RecordedMasks | Event]:

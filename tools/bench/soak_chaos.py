@@ -161,6 +161,7 @@ class Soak:
             if now_s >= next_sample_s:
                 next_sample_s = now_s + plan.sample_every_s
                 self._sample()
+        self._continue_paused(all_of_them=True)
         self._sample()
 
     def _break_one(self) -> None:
@@ -176,8 +177,8 @@ class Soak:
         if fault == "pause":
             self._resume.append((time.monotonic() + PAUSE_S, process.pid))
 
-    def _continue_paused(self) -> None:
-        for item in [item for item in self._resume if item[0] <= time.monotonic()]:
+    def _continue_paused(self, all_of_them: bool = False) -> None:
+        for item in [item for item in self._resume if all_of_them or item[0] <= time.monotonic()]:
             self._resume.remove(item)
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(item[1]).send_signal(signal.SIGCONT)
