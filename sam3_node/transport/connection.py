@@ -30,6 +30,8 @@ _REFUSED = (
 _EVENTS = _ATTEMPTS | _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 MAX_UNEXPLAINED = 3
 """Handshakes in a row that fail without detail before the key is named as the reason: the peer may just have ended."""
+MAX_UNEXPLAINED_PLAIN = 10
+"""The same without a key. A node that expects one may end the connection before it has said so."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class HandshakeWatch:
             self.refusal, self._failures = None, 0
         elif event & _REFUSED:
             self._failures += 1
-            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failures >= MAX_UNEXPLAINED:
+            most = MAX_UNEXPLAINED_PLAIN if self._keys is None else MAX_UNEXPLAINED
+            if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failures >= most:
                 self.refusal = explain_refusal(event, message["value"], self._endpoint, self._keys)
         return int(event)
 

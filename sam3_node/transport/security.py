@@ -185,14 +185,17 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
             f"{endpoint} refuses the key {keys.own.key}: it is not in the folder `authorised` of {keys.server.name}, it"
             " was revoked, or its role may not connect there"
         )
-    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
+    no_key = f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        if keys is None:
+            return f"{no_key}; or it takes no more connections, for it ended each of the last before its handshake"
         return (
             f"{endpoint} does not have the key {keys.server}, which {keys.folder.path} names for it, or has no keys;"
             " correct the endpoint, copy the .pub file of the process that binds it, or set transport.keys there"
         )
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
         if keys is None:
-            return f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
+            return no_key
         return f"{endpoint} speaks plain text, and this process expects the key {keys.server}: set transport.keys there"
     return None
 

@@ -42,8 +42,12 @@ def test_raw_colour_is_compressed_as_asked(tmp_path: Path, colour: str, encoding
         FramePublisher(f"ipc://{tmp_path}/frames") as camera,
         recording(settings_for(tmp_path, colour=colour)) as out,
     ):
-        count = lambda: len(list(RecordingReader([path]).frames())) if path.exists() else 0  # noqa: E731
-        send_until(lambda seq: camera.send(raw(seq, encoding)), lambda: count() > 20, "frames")
+        has_begun = has_grown(path, 4 * 1024)  # an empty one is not known as a recording yet
+        send_until(
+            lambda seq: camera.send(raw(seq, encoding)),
+            lambda: has_begun() and len(list(RecordingReader([path]).frames())) > 20,
+            "frames",
+        )
     found = list(RecordingReader([path]).frames())
     assert [frame.seq for frame in found] == sorted({frame.seq for frame in found})
     assert "messages were malformed" not in out.getvalue()

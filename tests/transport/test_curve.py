@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,27 @@ def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.Lo
         ) + str(control.last_refusal)
     for name in ("node", "policy", "cam0"):
         assert keys.all.find_own(("node", "operator", "camera"), name).secret.decode() not in caplog.text
+
+
+def test_a_client_without_a_key_is_told_though_the_node_ends_each_connection_at_once() -> None:
+    """A node that expects a key may end a connection before its own greeting has been sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def end_each() -> None:
+            with suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        thread = threading.Thread(target=end_each)
+        thread.start()
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            ControlClient(endpoint, 60_000) as client,
+            pytest.raises(AuthenticationError, match="expects a key"),
+        ):
+            client.call("status")
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_a_plain_server_is_refused(keys: Keys) -> None:
