@@ -91,7 +91,9 @@ def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
     Raises EngineError where there is nothing to compare.
     """
     frames = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
-    return compare_stages(reference, candidate.stages, frames, MIN_IOU, MIN_IOU, dtype=candidate.dtype)
+    return compare_stages(
+        reference, candidate.stages, frames, MIN_IOU, MIN_IOU, dtype=candidate.dtype, served=candidate
+    )
 
 
 def _count_parameters(model: TrackerModel) -> int:
@@ -110,10 +112,14 @@ def _report_path(settings: Settings) -> Path | None:
 
 
 def _sources_digest() -> str:
-    """Return a digest of the code of the stages: another arithmetic is judged again."""
-    folder = Path(__file__).parents[1] / "models" / "sam"
+    """Return a digest of the code of the stages and of the gate: another arithmetic is judged again."""
+    here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in [
+        *sorted((here.parent / "models" / "sam").glob("*.py")),
+        here / "validation.py",
+        Path(__file__),
+    ]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -25,7 +25,7 @@ from ..errors import EngineError
 from ..files import describe_exposure, make_private_dir
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
 from .oom import MEMORY_HINT, reraise_as_engine_error, summarize_error
-from .specs import StageSpec, as_tuple, count_objects, ensure_aligned
+from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
 from .tensorrt.library import LOCAL, find_local_gpu
 
 INDUCTOR = "inductor"
@@ -58,7 +58,7 @@ class InductorRun:
 
         Raises EngineError for tensors of other shapes or dtypes, or on another device.
         """
-        count_objects(self._stage, inputs, self.max_objects, self._device)
+        find_sizes(self._stage, inputs, self.max_objects, self._device)
         outputs: tuple[Tensor, ...] = self._run(*(ensure_aligned(tensor) for tensor in inputs))
         return outputs if len(outputs) > 1 else outputs[0]
 

@@ -22,22 +22,35 @@ from ..models.yolo.network import YoloWorld
 from ..tracking.memory import MemoryBank
 from ..tracking.selection import get_rule
 
-OBJECTS = "objects"  # the only dimension that varies
+OBJECTS, MEMORIES = "objects", "memories"  # the dimensions that vary
+MIN_MEMORIES = 2
+"""Least memories of an object that a read takes at once: of one prompted frame and one other."""
 TRUNK = "trunk"  # the encoder's output for a detector
 STAGES = ("encode", "read", "decode", "remember")
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
 
+class Sizes(NamedTuple):
+    """Sizes of the dimensions that vary."""
+
+    objects: int = 1
+    memories: int = 0
+
+
 class TensorSpec(NamedTuple):
-    """Name, shape and dtype of an input or output. A dimension is a number, or OBJECTS."""
+    """Name, shape and dtype of an input or output. A dimension is a number, OBJECTS, MEMORIES or "memories + 16"."""
 
     name: str
     shape: tuple[int | str, ...]
     dtype: torch.dtype
 
-    def shape_for(self, objects: int) -> tuple[int, ...]:
-        """Return the shape for this number of objects."""
-        return tuple(objects if side == OBJECTS else int(side) for side in self.shape)
+    def shape_for(self, objects: int, memories: int = 0) -> tuple[int, ...]:
+        """Return the shape for this number of objects, and of memories of each."""
+        named = {OBJECTS: objects, MEMORIES: memories}
+        return tuple(
+            sum(named[part] if part in named else int(part) for part in str(side).split(" + "))
+            for side in self.shape
+        )
 
 
 class StageSpec(NamedTuple):
@@ -47,23 +60,29 @@ class StageSpec(NamedTuple):
     module: nn.Module
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    max_memories: int = 0
+    """of an object, for a stage that takes MIN_MEMORIES or more"""
 
     @property
     def varies(self) -> bool:
         """True if the stage runs for any number of objects."""
         return any(OBJECTS in spec.shape for spec in self.inputs)
 
-    def examples(self, objects: int = 2, seed: int = 0) -> tuple[Tensor, ...]:
-        """Make inputs of the right shapes and dtypes on the module's device. Their values are random."""
+    def examples(self, objects: int = 2, seed: int = 0, memories: int | None = None) -> tuple[Tensor, ...]:
+        """Make inputs of the right shapes and dtypes on the module's device, by default with the most memories.
+
+        Their values are random.
+        """
         generator = torch.Generator().manual_seed(seed)
         device = next(chain(self.module.buffers(), self.module.parameters())).device
-        return tuple(_make_example(spec, objects, generator).to(device) for spec in self.inputs)
+        sizes = Sizes(objects, self.max_memories if memories is None else memories)
+        return tuple(_make_example(spec, sizes, generator).to(device) for spec in self.inputs)
 
 
 def tracker_stages(
     model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None, *, trunk: bool | None = None
 ) -> Mapping[str, StageSpec]:
-    """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames that is read in full.
+    """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames.
 
     dtype: the dtype that an engine of them computes in. By default it is the model's own. trunk: whether the encoder
     also returns what a detector may share; by default, as the model's own does now.
@@ -79,11 +98,11 @@ def tracker_stages(
     logits = TensorSpec("logits", (OBJECTS, *model.mask_size), number)
     presence = TensorSpec("presence", (OBJECTS,), number)
     bank = (
-        TensorSpec("memory", (OBJECTS, slots, *memory), kept),
-        TensorSpec("offset", (OBJECTS, slots), torch.int64),
+        TensorSpec("memory", (OBJECTS, MEMORIES, *memory), kept),
+        TensorSpec("offset", (OBJECTS, MEMORIES), torch.int64),
         TensorSpec("pointers", (OBJECTS, pointers, channels), number),
         TensorSpec("pointer_age", (OBJECTS, pointers), torch.float32),
-        TensorSpec("valid", (OBJECTS, slots + pointers), torch.bool),
+        TensorSpec("valid", (OBJECTS, f"{MEMORIES} + {pointers}"), torch.bool),
     )
     decoded = (
         logits,
@@ -102,11 +121,43 @@ def tracker_stages(
     modules = model.stages
     stages = (
         StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features)),
-        StageSpec("read", _require_module(modules.read), (image, *bank), (read,)),
+        StageSpec("read", _require_module(modules.read), (image, *bank), (read,), slots),
         StageSpec("decode", _require_module(modules.decode), (read, fine, middle), decoded),
         StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),
     )
     return {stage.name: stage for stage in stages}
+
+
+def fix_memories(stage: StageSpec) -> StageSpec:
+    """Specify a stage that takes the most memories alone, as the reads of earlier versions do."""
+    numbers = {
+        side: TensorSpec("", (side,), torch.bool).shape_for(0, stage.max_memories)[0]
+        for spec in stage.inputs
+        for side in spec.shape
+        if side != OBJECTS
+    }
+    inputs = tuple(
+        spec._replace(shape=tuple(numbers.get(side, side) for side in spec.shape)) for spec in stage.inputs
+    )
+    return stage._replace(inputs=inputs, max_memories=0)
+
+
+class WholeBankRead:
+    """A read that takes the whole bank alone, in the place of one that takes any number of memories."""
+
+    def __init__(self, run: Run, memories: int) -> None:
+        self.run, self._memories = run, memories
+        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
+
+    def __call__(
+        self, top: Tensor, memory: Tensor, offset: Tensor, pointers: Tensor, age: Tensor, valid: Tensor
+    ) -> Any:
+        """Read with masked memories added."""
+        held = memory.shape[1]
+        added = self._memories - held
+        valid = torch.cat([nn.functional.pad(valid[:, :held], (0, added)), valid[:, held:]], dim=1)
+        memory = nn.functional.pad(memory, (0, 0, 0, 0, 0, added))
+        return self.run(top, memory, nn.functional.pad(offset, (0, added)), pointers, age, valid)
 
 
 def detector_stage(
@@ -146,8 +197,8 @@ def _require_module(run: object) -> nn.Module:
     return run
 
 
-def _make_example(spec: TensorSpec, objects: int, generator: torch.Generator) -> Tensor:
-    shape = spec.shape_for(objects)
+def _make_example(spec: TensorSpec, sizes: Sizes, generator: torch.Generator) -> Tensor:
+    shape = spec.shape_for(*sizes)
     if spec.dtype == torch.bool:
         return torch.ones(shape, dtype=torch.bool)
     if spec.dtype == torch.int64:
@@ -155,34 +206,40 @@ def _make_example(spec: TensorSpec, objects: int, generator: torch.Generator) ->
     return torch.randn(shape, generator=generator).to(spec.dtype)
 
 
-def count_objects(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, device: torch.device) -> int:
-    """Check inputs of a stage, and return their number of objects: 1 where the stage does not vary.
+def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, device: torch.device) -> Sizes:
+    """Check inputs of a stage, and return their sizes: one object where the stage does not vary.
 
     Raises EngineError unless number, shapes, dtypes and devices fit the stage. It converts nothing.
     """
     if len(inputs) != len(stage.inputs):
         raise EngineError(f"{stage.name}: expected {len(stage.inputs)} inputs, found {len(inputs)}")
-    objects = 1
+    found = {OBJECTS: 1, MEMORIES: 0}
     for spec, tensor in zip(stage.inputs, inputs, strict=True):
         _check_is_tensor(stage, spec, tensor)
         if OBJECTS in spec.shape and tensor.ndim == len(spec.shape):
-            objects = tensor.shape[spec.shape.index(OBJECTS)]
+            found |= {str(side): size for side, size in zip(spec.shape, tensor.shape, strict=True)}
             break
+    objects, memories = found[OBJECTS], found[MEMORIES]
     if not 1 <= objects <= max_objects:
         raise EngineError(
             f"{stage.name}: built for 1 to {max_objects} objects, found {objects}; build for more: "
             "sam3-node engine build --tracker.max_objects N"
         )
+    if stage.max_memories and not MIN_MEMORIES <= memories <= stage.max_memories:
+        raise EngineError(
+            f"{stage.name}: expected {MIN_MEMORIES} to {stage.max_memories} memories of an object, found {memories}"
+        )
+    sizes = Sizes(objects, memories)
     for spec, tensor in zip(stage.inputs, inputs, strict=True):
-        _check_tensor(stage, spec, tensor, objects, device)
-    return objects
+        _check_tensor(stage, spec, tensor, sizes, device)
+    return sizes
 
 
 def _check_tensor(
-    stage: StageSpec, spec: TensorSpec, tensor: Tensor, objects: int, device: torch.device
+    stage: StageSpec, spec: TensorSpec, tensor: Tensor, sizes: Sizes, device: torch.device
 ) -> None:
     _check_is_tensor(stage, spec, tensor)
-    shape = spec.shape_for(objects)
+    shape = spec.shape_for(*sizes)
     if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device:
         raise EngineError(
             f"{stage.name}: {spec.name}: expected {list(shape)} {spec.dtype} on {device}, "

@@ -80,6 +80,8 @@ class Manifest(Section):
     """For an fp8 encoder, the digest of its scales and recipe."""
     fp8_layers: int = 0
     """Number of the encoder's layers that convert their input or weights to FP8."""
+    any_memories: bool = False
+    """True if the read takes any number of memories; those of earlier versions take the whole bank alone."""
     plans: dict[str, str] = Field(min_length=1)
     """SHA-256 of each stage's plan."""
     build_s: dict[str, float]
@@ -143,6 +145,7 @@ class EngineStore:
         *,
         scales: str = "",
         fp8_layers: int = 0,
+        any_memories: bool = False,
     ) -> StoredEngine:
         """Store plans by stage, all or none of them; they replace earlier plans of the same build.
 
@@ -153,6 +156,7 @@ class EngineStore:
             key=key,
             scales=scales,
             fp8_layers=fp8_layers,
+            any_memories=any_memories,
             plans=digests,
             build_s=dict(build_s),
             built_s=time.time(),

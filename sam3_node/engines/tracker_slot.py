@@ -21,7 +21,7 @@ from .oom import reraise_out_of_memory
 from .quantize import Quantisation, quantise_encoder
 from .report import Report
 from .slot import EngineSlot, LoadedEngines, require_gpu, shorten_reason
-from .specs import STAGES, StageSpec, has_trunk, tracker_stages
+from .specs import STAGES, StageSpec, WholeBankRead, fix_memories, has_trunk, tracker_stages
 from .store import EngineKey, StoredEngine
 from .tensorrt.run import TensorRTRun, Workspace
 from .validation import compare_stages, fit_stages
@@ -74,8 +74,12 @@ class TrackerSlot(EngineSlot):
     def load(self, stored: StoredEngine) -> LoadedEngines:
         dtype = resolve_dtype(self.settings.engine.precision)
         specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
+        built = {**specs, "read": fix_memories(specs["read"])} if not stored.manifest.any_memories else specs
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
-        return LoadedEngines(stored, load(stored, specs), specs)
+        runs = load(stored, built)
+        if built is not specs:
+            runs["read"] = WholeBankRead(runs["read"], specs["read"].max_memories)
+        return LoadedEngines(stored, runs, specs)
 
     def _load_packages(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
         device = self.model.device
@@ -112,7 +116,7 @@ class TrackerSlot(EngineSlot):
 
     def install(self, engines: LoadedEngines) -> None:
         self.model.stages = fit_stages(_list_runs(engines), engines.specs, self.model)
-        self.model.static_shapes = True  # engines read the whole bank
+        self.model.static_shapes = True
 
     def fall_back(self, reason: EngineError) -> None:
         use_torch(self.model, self._torch_stages, self.settings, reason)

@@ -236,7 +236,7 @@ def _track(
 ) -> list[Tensor]:
     """Track the clip; return the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
     model = copy.copy(model)
-    model.stages, model.static_shapes = stages, True  # engines read the whole bank
+    model.stages, model.static_shapes = stages, True
     tracker, masks = Tracker(model, max_objects=len(prompts)), []
     for number, pixels in enumerate(clip):
         for comparator in comparators:

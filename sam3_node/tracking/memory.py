@@ -6,7 +6,8 @@ Slot tables on the host record which frame each slot holds, so reading the bank 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +44,8 @@ class ReadGroup(NamedTuple):
 
     positions: Ints
     """int64 [n], places in the rows that were asked for"""
-    memories: Memories
-    """of the objects at `positions`, in this order; with static shapes, more rows follow to be ignored"""
+    gather: Callable[[], Memories]
+    """Returns those of the objects at `positions`; with static shapes, more rows follow to be ignored."""
 
 
 class _Slots(NamedTuple):
@@ -211,32 +212,41 @@ class MemoryBank:
         memory, pointer = memory.take(every), pointer.take(every)
         return self._gather(rows, memory, pointer, _join_masks(memory.valid, pointer.valid))
 
-    def read_groups(self, rows: Ints, frame: int, static: bool) -> list[ReadGroup]:
+    def read_groups(
+        self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None
+    ) -> list[ReadGroup]:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
         With `static`, there are few different shapes: numbers of memories are those of `read_widths`, numbers of
         objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
-        whole bank with a mask.
+        whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
+        many memories as the next of these widths.
         """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
-        counts = memory.valid.sum(axis=1)
+        counts, widths = memory.valid.sum(axis=1), np.array(self.read_widths)
+        if engine_objects:
+            keys = widths[np.searchsorted(widths, counts)]
+        else:
+            keys = np.where(np.isin(counts, widths), counts, 0) if static else counts
         groups = []
-        keys = np.where(np.isin(counts, self.read_widths), counts, 0) if static else counts
         for count in np.unique(keys).tolist():
             positions = np.flatnonzero(keys == count)
-            if static:
-                chosen = pad_to_batch(positions)
-                held, seen = (
-                    memory.take(chosen, count or self.widths[0]),
-                    pointer.take(chosen, self.widths[1]),
-                )
-                mask: Bools | None = seen.valid if count else np.concatenate([held.valid, seen.valid], axis=1)
-            else:
-                chosen = positions
-                held, seen = memory.take(chosen), pointer.take(chosen)
-                mask = _join_masks(held.valid, seen.valid)
-            groups.append(ReadGroup(positions, self._gather(rows[chosen], held, seen, mask)))
+            chosen = pad_to_batch(positions) if static else positions
+            size = engine_objects or len(chosen)
+            for start in range(0, len(positions), size):
+                part = chosen[start : start + size]
+                mask: Bools | None
+                if static:
+                    held = memory.take(part, count or self.widths[0])
+                    seen = pointer.take(part, self.widths[1])
+                    is_masked = engine_objects or not count
+                    mask = np.concatenate([held.valid, seen.valid], axis=1) if is_masked else seen.valid
+                else:
+                    held, seen = memory.take(part), pointer.take(part)
+                    mask = _join_masks(held.valid, seen.valid)
+                gather = partial(self._gather, rows[part], held, seen, mask)
+                groups.append(ReadGroup(positions[start : start + size], gather))
         return groups
 
     @property
@@ -249,14 +259,15 @@ class MemoryBank:
         counts = {1, 2, self._conditioning}
         return sorted(recent + count for count in counts if count <= self._conditioning)
 
-    def examples(self, objects: int) -> Iterator[Memories]:
+    def examples(self, objects: int, for_engine: bool = False) -> Iterator[Memories]:
         """Return empty memories in every shape that `read_groups` has with static shapes for this number of objects."""
         device, (slots, pointers) = self.features.device, self.widths
-        for width in [*self.read_widths, None]:
-            masked = pointers if width else slots + pointers
+        for width in self.read_widths if for_engine else [*self.read_widths, None]:
+            held = width or slots
+            masked = held + pointers if for_engine or width is None else pointers
             yield Memories(
-                self.features.new_zeros(objects, width or slots, *self.features.shape[2:]),
-                torch.zeros(objects, width or slots, dtype=torch.int64, device=device),
+                self.features.new_zeros(objects, held, *self.features.shape[2:]),
+                torch.zeros(objects, held, dtype=torch.int64, device=device),
                 self.pointers.new_zeros(objects, pointers, self.pointers.shape[-1]),
                 torch.zeros(objects, pointers, device=device),
                 torch.ones(objects, masked, dtype=torch.bool, device=device),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.stages import Decoded
+from ..models.sam.stages import Decoded, Run
 from ..types import State
 from .last_masks import PRESENT_LOGIT, LastMasks
 from .memory import MemoryBank, confidence, pad_to_batch
@@ -262,18 +262,16 @@ class Tracker:
         With static shapes, the objects are padded to the next batch size.
         """
         read, static = self.model.stages.read, self.model.static_shapes
-        if not getattr(read, "takes_any_width", False):  # an engine takes the whole bank
+        any_width, at_once = _read_limits(read)
+        if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
-            size = getattr(read, "max_objects", None) or len(padded)
-            parts = (padded[start : start + size] for start in range(0, len(padded), size))
-            outputs = [read(top, *self._memory.read(part, frame, static)) for part in parts]
-            out: Tensor = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            out: Tensor = read(top, *self._memory.read(padded, frame, static))
             return out
-        groups = self._memory.read_groups(rows, frame, static)
+        groups = self._memory.read_groups(rows, frame, static, None if any_width else at_once)
         if len(groups) == 1:
-            out = read(top, *groups[0].memories)
+            out = read(top, *groups[0].gather())
             return out
-        tops = torch.cat([read(top, *group.memories)[: len(group.positions)] for group in groups])
+        tops = torch.cat([read(top, *group.gather())[: len(group.positions)] for group in groups])
         order = np.argsort(np.concatenate([group.positions for group in groups]))
         return tops[torch.from_numpy(pad_to_batch(order) if static else order).to(tops.device)]
 
@@ -281,12 +279,13 @@ class Tracker:
     def warm_up_reads(self) -> None:
         """Run the read once in every shape that it has with static shapes, so that no frame waits for a compiler."""
         model, read = self.model, self.model.stages.read
-        if not (model.static_shapes and getattr(read, "takes_any_width", False)):
+        any_width, at_once = _read_limits(read)
+        if not model.static_shapes or not (any_width or at_once):
             return
         top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
-        largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size))))
+        largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size, at_once or self.capacity))))
         for power in range(largest.bit_length()):
-            for memories in self._memory.examples(1 << power):
+            for memories in self._memory.examples(1 << power, not any_width):
                 read(top, *memories)
 
     @property
@@ -380,3 +379,11 @@ class Tracker:
             return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
         columns = zip(*(results[object_id] for object_id in ids), strict=True)
         return Tracks(ids, *(torch.stack(column) for column in columns))
+
+
+def _read_limits(read: Run) -> tuple[bool, int | None]:
+    """Return whether a read takes any number of memories without a mask, and the objects that an engine takes at once.
+
+    See `Stages`.
+    """
+    return getattr(read, "takes_any_width", False), getattr(read, "max_objects", None)

@@ -71,9 +71,11 @@ def each(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
     yield from [outputs] if isinstance(outputs, Tensor) else outputs
 
 
-def run_both(run: Run, stage: StageSpec, objects: int) -> Iterator[tuple[Tensor, Tensor]]:
+def run_both(
+    run: Run, stage: StageSpec, objects: int, memories: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pairs of outputs of the export and of torch for the same inputs."""
-    inputs = stage.examples(objects, seed=objects)
+    inputs = stage.examples(objects, objects, memories)
     with torch.inference_mode():
         actual, expected = list(each(run(*inputs))), list(each(stage.module(*inputs)))
     assert [(x.shape, x.dtype) for x in actual] == [(x.shape, x.dtype) for x in expected]
@@ -88,8 +90,8 @@ def difference(actual: Tensor, expected: Tensor) -> float:
 def test_each_stage_agrees_with_torch_for_any_number_of_objects(exported: Exported, name: str) -> None:
     stage, path = exported(name)
     run = OnnxRun(path, stage)
-    for objects in (1, 2, 5) if stage.varies else (1,):
-        for actual, expected in run_both(run, stage, objects):
+    for objects, memories in ((1, None), (2, 2), (5, 7)) if stage.varies else ((1, None),):
+        for actual, expected in run_both(run, stage, objects, memories):
             step = ONE_MEMORY_STEP * expected.abs().max().item() if expected.dtype == torch.bfloat16 else 1e-4
             assert difference(actual, expected) <= step
 

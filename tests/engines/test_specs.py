@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sam3_node.engines.specs import ALIGNMENT, StageSpec, TensorSpec, count_objects, ensure_aligned
+from sam3_node.engines.specs import (
+    ALIGNMENT,
+    StageSpec,
+    TensorSpec,
+    WholeBankRead,
+    ensure_aligned,
+    find_sizes,
+    fix_memories,
+    tracker_stages,
+)
 from sam3_node.errors import EngineError
+from tests.support.tiny import tiny_model
 
 CPU = torch.device("cpu")
 STAGE = StageSpec(
@@ -23,12 +33,12 @@ def image() -> torch.Tensor:
 
 @pytest.mark.parametrize("objects", [1, 3, 8])
 def test_objects_are_counted(objects: int) -> None:
-    assert count_objects(STAGE, (image(), torch.zeros(objects, 3)), 8, CPU) == objects
+    assert find_sizes(STAGE, (image(), torch.zeros(objects, 3)), 8, CPU).objects == objects
 
 
 def test_a_stage_of_the_image_is_of_one() -> None:
     fixed = STAGE._replace(inputs=STAGE.inputs[:1])
-    assert count_objects(fixed, (image(),), 1, CPU) == 1
+    assert find_sizes(fixed, (image(),), 1, CPU).objects == 1
 
 
 @pytest.mark.parametrize(
@@ -47,7 +57,7 @@ def test_a_stage_of_the_image_is_of_one() -> None:
 )
 def test_inputs_that_do_not_fit_are_refused(inputs: tuple[torch.Tensor, ...], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        count_objects(STAGE, inputs, 8, CPU)
+        find_sizes(STAGE, inputs, 8, CPU)
 
 
 def test_tensors_are_copied_only_where_they_must_be() -> None:
@@ -62,3 +72,27 @@ def test_tensors_are_copied_only_where_they_must_be() -> None:
         )  # torch aligns what is new on a GPU, not what it is a part of
         assert copy.is_contiguous()
         assert torch.equal(copy, tensor)
+
+
+@torch.inference_mode()
+def test_an_engine_of_an_earlier_version_reads_the_whole_bank() -> None:
+    model = tiny_model()
+    stage = tracker_stages(model)["read"]
+    fixed, full = fix_memories(stage), stage.max_memories
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        assert find_sizes(fixed, inputs, 8, CPU).objects == 2
+        result: torch.Tensor = stage.module(*inputs)
+        return result
+
+    for memories in (2, 7, full):
+        inputs = stage.examples(2, memories=memories)
+        expected, actual = stage.module(*inputs), WholeBankRead(run, full)(*inputs)
+        assert (actual - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("memories", [1, 99])
+def test_a_number_of_memories_that_no_plan_takes_is_refused(memories: int) -> None:
+    stage = tracker_stages(tiny_model())["read"]
+    with pytest.raises(EngineError, match=f"expected 2 to {stage.max_memories} memories .* found {memories}"):
+        find_sizes(stage, stage.examples(1, memories=memories), 8, CPU)

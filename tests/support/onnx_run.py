@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sam3_node.engines.specs import OBJECTS, StageSpec, TensorSpec
+from sam3_node.engines.specs import MEMORIES, OBJECTS, Sizes, StageSpec, TensorSpec
 from sam3_node.errors import EngineError, require
 
 ONNX_TYPES = {  # numbers of the types in ONNX, and their names in onnxruntime
@@ -38,11 +38,9 @@ class OnnxRun:
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the stage's output, or a tuple of them. Raises EngineError for inputs that do not fit its specs."""
-        objects = self._count_objects(tensors)
+        sizes = self._find_sizes(tensors)
         held = [tensor.contiguous() for tensor in tensors]
-        outputs = tuple(
-            torch.empty(spec.shape_for(objects), dtype=spec.dtype) for spec in self._stage.outputs
-        )
+        outputs = tuple(torch.empty(spec.shape_for(*sizes), dtype=spec.dtype) for spec in self._stage.outputs)
         binding = self._session.io_binding()
         for spec, tensor in zip(self._stage.inputs, held, strict=True):
             binding.bind_input(spec.name, *_describe_buffer(spec, tensor))
@@ -56,18 +54,14 @@ class OnnxRun:
             ) from error
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _count_objects(self, tensors: tuple[Tensor, ...]) -> int:
-        """Return the number of objects of these inputs; raise EngineError for inputs that do not fit the specs."""
+    def _find_sizes(self, tensors: tuple[Tensor, ...]) -> Sizes:
+        """Return the sizes of these inputs; raise EngineError for inputs that do not fit the specs."""
         specs = self._stage.inputs
-        objects = next(
-            (
-                _read_objects(spec, x)
-                for spec, x in zip(specs, tensors, strict=False)
-                if OBJECTS in spec.shape
-            ),
-            1,
+        sizes = next(
+            (_read_sizes(spec, x) for spec, x in zip(specs, tensors, strict=False) if OBJECTS in spec.shape),
+            Sizes(),
         )
-        expected = [_describe(spec.shape_for(objects), spec.dtype, "cpu") for spec in specs]
+        expected = [_describe(spec.shape_for(*sizes), spec.dtype, "cpu") for spec in specs]
         actual = [
             _describe(x.shape, x.dtype, x.device.type) if isinstance(x, Tensor) else str(x) for x in tensors
         ]
@@ -75,7 +69,7 @@ class OnnxRun:
             raise EngineError(
                 f"{self._stage.name}: expected inputs {', '.join(expected)}; found {', '.join(actual) or 'none'}"
             )
-        return objects
+        return sizes
 
 
 def _open_session(path: Path, stage: StageSpec) -> Any:
@@ -115,10 +109,11 @@ def _describe_buffer(spec: TensorSpec, tensor: Tensor) -> tuple[str, int, int, t
     return "cpu", 0, ONNX_TYPES[spec.dtype][0], tuple(tensor.shape), tensor.data_ptr()
 
 
-def _read_objects(spec: TensorSpec, tensor: Tensor) -> int:
-    """Return the number of objects of an input; 1 where it does not have the spec's number of dimensions."""
+def _read_sizes(spec: TensorSpec, tensor: Tensor) -> Sizes:
+    """Return the sizes that an input shows; those of one object where it does not have the spec's dimensions."""
     fits = isinstance(tensor, Tensor) and tensor.ndim == len(spec.shape)
-    return tensor.shape[spec.shape.index(OBJECTS)] if fits else 1
+    found = dict(zip(spec.shape, tensor.shape, strict=True)) if fits else {}
+    return Sizes(found.get(OBJECTS, 1), found.get(MEMORIES, 0))
 
 
 def _describe(shape: Sequence[int], dtype: torch.dtype, device: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sam3_node.engines.specs import OBJECTS, StageSpec, as_tuple
+from sam3_node.engines.specs import MEMORIES, MIN_MEMORIES, OBJECTS, Sizes, StageSpec, as_tuple
 from tests.support.strict_cuda import Stream, StrictCuda
 
 ALIGNMENT = 256
@@ -86,7 +86,9 @@ class Engine:
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         spec = next(spec for spec in self.stage.inputs if spec.name == name)
-        return [spec.shape_for(objects) for objects in (1, self.max_objects, self.max_objects)]
+        most = self.stage.max_memories
+        sizes = Sizes(1, min(MIN_MEMORIES, most)), *[Sizes(self.max_objects, most)] * 2
+        return [spec.shape_for(*each) for each in sizes]
 
     def create_runtime_config(self) -> SimpleNamespace:
         config = SimpleNamespace(allocation=None, cache=None)
@@ -124,13 +126,14 @@ class Context:
     def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
         self._require_changeable()
         spec = next(spec for spec in self.stage.inputs if spec.name == name)
-        objects = shape[spec.shape.index(OBJECTS)] if OBJECTS in spec.shape else 1
         self.shapes[name] = tuple(shape)
-        return 1 <= objects <= self.engine.max_objects and tuple(shape) == spec.shape_for(objects)
+        objects, memories = sizes = self._sizes()
+        fits = 1 <= objects <= self.engine.max_objects and memories <= self.stage.max_memories
+        return fits and tuple(shape) == spec.shape_for(*sizes)
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         spec = next(spec for spec in (*self.stage.inputs, *self.stage.outputs) if spec.name == name)
-        return spec.shape_for(self._objects())
+        return spec.shape_for(*self._sizes())
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         self._require_changeable()
@@ -154,26 +157,28 @@ class Context:
         self._use_memory(self.api.cuda.streams[stream])
         self._compile()
         self._run(self.addresses)
-        self.api.executed.append((self.stage.name, self._objects()))
+        self.api.executed.append((self.stage.name, self._sizes().objects))
         return True
 
     def _run(self, addresses: dict[str, int]) -> None:
-        objects = self._objects()
+        sizes = self._sizes()
         ctypes.memset(self.memory, GARBAGE, self.engine.device_memory_size_v2)
-        inputs = [_tensor_at(addresses[s.name], s.shape_for(objects), s.dtype) for s in self.stage.inputs]
+        inputs = [_tensor_at(addresses[s.name], s.shape_for(*sizes), s.dtype) for s in self.stage.inputs]
         with torch.no_grad():
             results = as_tuple(self.stage.module(*(tensor.clone() for tensor in inputs)))
         for spec, result in zip(self.stage.outputs, results, strict=True):
-            _tensor_at(addresses[spec.name], spec.shape_for(objects), spec.dtype).copy_(result)
+            _tensor_at(addresses[spec.name], spec.shape_for(*sizes), spec.dtype).copy_(result)
 
-    def _objects(self) -> int:
+    def _sizes(self) -> Sizes:
+        """Return the sizes by the shapes that were set so far."""
+        found: dict[int | str, int] = {OBJECTS: 1, MEMORIES: 0}
         for spec in self.stage.inputs:
-            if OBJECTS in spec.shape:
-                return self.shapes[spec.name][spec.shape.index(OBJECTS)]
-        return 1
+            found |= dict(zip(spec.shape, self.shapes.get(spec.name, ()), strict=False))
+        return Sizes(found[OBJECTS], found[MEMORIES])
 
     def _kernel(self) -> str:
-        return f"{self.stage.name} {self._objects()}"
+        objects, memories = self._sizes()
+        return f"{self.stage.name} {objects}" + (f" {memories}" if memories else "")
 
     def _compile(self) -> None:
         kernel = self._kernel()

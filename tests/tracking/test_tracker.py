@@ -267,3 +267,35 @@ def test_static_reads_have_only_the_shapes_of_the_warm_up() -> None:
         again = [ObjectPrompt(2, points=[[60.0, 60.0]])] if frame in (3, 5, 7, 9, 11) else []
         tracker.step(pixels, {0: [A, B], 2: [ObjectPrompt(3, points=[[9, 9]])]}.get(frame, again))
     assert set(warm) == expected
+
+
+class Engine:
+    """A read as an engine: with a mask, of few objects at once."""
+
+    takes_any_width = False
+
+    def __init__(self, model: TrackerModel) -> None:
+        self.max_objects, self._read = 2, model.stages.read
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, top: torch.Tensor, memory: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        assert others[-1].shape[1] == memory.shape[1] + others[1].shape[1], "expected a mask of all"
+        self.calls.append((len(memory), memory.shape[1]))
+        return self._read(top, memory, *others)
+
+
+def test_an_engine_reads_no_more_than_torch() -> None:
+    """Four objects read 7 memories of 10 with a mask, also while their rings fill up."""
+    model, reference = tiny_model(), tiny_model()
+    engine, clip = Engine(model), noise_clip(model.image_size, 16)
+    prompts = {0: [A, B, ObjectPrompt(3, points=[[9.0, 9.0]])], 9: [ObjectPrompt(4, points=[[60.0, 60.0]])]}
+    model.stages, model.static_shapes = model.stages._replace(read=engine), True
+    ours, theirs = Tracker(model, 4), Tracker(reference, 4)
+    ours.warm_up_reads()
+    warm = set(engine.calls)
+    assert warm == {(objects, width) for objects in (1, 2) for width in ours.bank.read_widths}
+    engine.calls.clear()
+    for frame, pixels in enumerate(clip):
+        actual, expected = (tracker.step(pixels, prompts.get(frame, [])) for tracker in (ours, theirs))
+        assert (actual.logits - expected.logits).abs().max() < CLOSE
+    assert set(engine.calls) == {(2, 7)} <= warm

@@ -13,9 +13,10 @@ import torch
 from ...errors import EngineError
 from ..build_progress import BuildProgress
 from ..oom import MEMORY_HINT
-from ..specs import OBJECTS, StageSpec, TensorSpec
+from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec, TensorSpec
 from .library import LOCAL, Library, describe_errors, find_library, find_target, get_logger
 
+USUAL_MEMORIES = 7  # of one prompted frame and six others; plans are tuned for them
 OPTIMAL_OBJECTS = 4  # the number of objects that a plan is tuned for
 POLL_S = 0.2
 
@@ -122,7 +123,7 @@ def _describe_tensor(tensor: Any) -> TensorDescription:
 
 
 def _describe_spec(spec: TensorSpec) -> TensorDescription:
-    shape = tuple(-1 if side == OBJECTS else int(side) for side in spec.shape)
+    shape = tuple(side if isinstance(side, int) else -1 for side in spec.shape)
     return spec.name, DTYPES[spec.dtype], shape
 
 
@@ -148,10 +149,15 @@ def _configure(
         config.set_flag(require_allocation)
     if stage.varies:
         profile = builder.create_optimization_profile()
+        most = stage.max_memories
+        sizes = (  # least, usual and greatest
+            Sizes(1, min(MIN_MEMORIES, most)),
+            Sizes(min(OPTIMAL_OBJECTS, max_objects), min(USUAL_MEMORIES, most)),
+            Sizes(max_objects, most),
+        )
         for spec in stage.inputs:
             if OBJECTS in spec.shape:
-                sizes = (1, min(OPTIMAL_OBJECTS, max_objects), max_objects)
-                profile.set_shape(spec.name, *(spec.shape_for(objects) for objects in sizes))
+                profile.set_shape(spec.name, *(spec.shape_for(*each) for each in sizes))
         config.add_optimization_profile(profile)
     return config
 

@@ -1,6 +1,6 @@
 """TensorRT plans in the place of stages: they read and write torch's device tensors in the order of torch's stream.
 
-Each number of objects has an execution context of its own, so that the shapes of a context never change. The stages of
+Each number of objects and memories has an execution context of its own, so that its shapes never change. The stages of
 a tracker run one after another, so that all their contexts share one block of memory.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import EngineError
 from ...files import read_private, write_private_atomically
 from ..oom import MEMORY_HINT
-from ..specs import OBJECTS, StageSpec, allocate_aligned, count_objects, ensure_aligned
+from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
 from .library import Library, describe_errors, find_library, get_logger
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
@@ -146,15 +146,15 @@ class TensorRTRun:
 
         Raises EngineError for tensors of other shapes or dtypes, or on another device.
         """
-        objects = count_objects(self._stage, inputs, self.max_objects, self._device)
+        sizes = find_sizes(self._stage, inputs, self.max_objects, self._device)
         with torch.cuda.device(self._device):
             held = [ensure_aligned(tensor) for tensor in inputs]
             outputs = tuple(
-                allocate_aligned(spec.shape_for(objects), spec.dtype, self._device)
+                allocate_aligned(spec.shape_for(*sizes), spec.dtype, self._device)
                 for spec in self._stage.outputs
             )
             with self._leave_default_stream() as stream:
-                self._contexts.run(objects, (*held, *outputs), stream)
+                self._contexts.run(sizes, (*held, *outputs), stream)
         return outputs if len(outputs) > 1 else outputs[0]
 
     @contextmanager
@@ -173,10 +173,10 @@ class TensorRTRun:
 
 
 class ExecutionContexts:
-    """Execution contexts of one engine, by number of objects; each is made at its first use and kept.
+    """Execution contexts of one engine, by sizes of its inputs; each is made at its first use and kept.
 
     All of them use optimisation profile 0, which TensorRT 10 and newer, and TensorRT-RTX, let contexts share. Their
-    shapes never change, so a CUDA graph of one number of objects stays valid when others are added.
+    shapes never change, so a CUDA graph of some sizes stays valid when others are added.
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class ExecutionContexts:
         self._library, self._engine, self._stage = library, engine, stage
         self._workspace, self._kernels = workspace, kernels
         workspace.reserve(engine.device_memory_size_v2)
-        self._contexts: dict[int, Any] = {}
+        self._contexts: dict[Sizes, Any] = {}
 
-    def run(self, objects: int, tensors: tuple[Tensor, ...], stream: int) -> None:
+    def run(self, sizes: Sizes, tensors: tuple[Tensor, ...], stream: int) -> None:
         """Run on aligned inputs and outputs, in the order of the specs. Raises EngineError where that fails."""
-        is_first = objects not in self._contexts
-        context, name = self.get(objects), self._stage.name
+        is_first = sizes not in self._contexts
+        context, name = self.get(sizes), self._stage.name
         for spec, tensor in zip(self._stage.inputs + self._stage.outputs, tensors, strict=True):
             if not context.set_tensor_address(spec.name, tensor.data_ptr()):
                 raise EngineError(
@@ -202,38 +202,38 @@ class ExecutionContexts:
                 f"{name}: TensorRT cannot be captured in a CUDA graph; set engine.graphs = false"
             )
         if not context.execute_async_v3(stream):
-            raise EngineError(f"{name}: TensorRT did not run for {objects} objects: {self._describe()}")
+            raise EngineError(f"{name}: TensorRT did not run for {sizes.objects} objects: {self._describe()}")
         if is_first:
             self._kernels.save()
 
-    def get(self, objects: int) -> Any:
-        """Return the context for this number of objects, its shapes set. Raises EngineError where it cannot be made."""
-        if objects not in self._contexts:
-            self._contexts[objects] = self._create(objects)
-        return self._contexts[objects]
+    def get(self, sizes: Sizes) -> Any:
+        """Return the context for these sizes, its shapes set. Raises EngineError where it cannot be made."""
+        if sizes not in self._contexts:
+            self._contexts[sizes] = self._create(sizes)
+        return self._contexts[sizes]
 
-    def _create(self, objects: int) -> Any:
+    def _create(self, sizes: Sizes) -> Any:
         get_logger(self._library.api).errors.clear()
         context = self._engine.create_execution_context(self._configure())
         if context is None:
             raise EngineError(
-                f"{self._stage.name}: cannot prepare the plan for {objects} objects: {self._describe()}; where "
+                f"{self._stage.name}: cannot prepare the plan for {sizes.objects} objects: {self._describe()}; where "
                 f"memory ran out, {MEMORY_HINT}"
             )
         block = self._workspace.allocate()
         context.set_device_memory(block.data_ptr(), block.numel())
         for spec in self._stage.inputs:
-            shape = spec.shape_for(objects)
+            shape = spec.shape_for(*sizes)
             if not context.set_input_shape(spec.name, shape):
                 raise EngineError(
                     f"{self._stage.name}: {spec.name}: the plan does not take {list(shape)}: {self._describe()}"
                 )
         for spec in self._stage.outputs:
-            shape, actual = spec.shape_for(objects), tuple(context.get_tensor_shape(spec.name))
+            shape, actual = spec.shape_for(*sizes), tuple(context.get_tensor_shape(spec.name))
             if any(side not in (-1, other) for side, other in zip(actual, shape, strict=True)):
                 # it would write beyond the tensor
                 raise EngineError(
-                    f"{self._stage.name}: {spec.name}: expected a plan that gives {list(shape)} for {objects} "
+                    f"{self._stage.name}: {spec.name}: expected a plan that gives {list(shape)} for {sizes.objects} "
                     f"objects, found {list(actual)}; {REBUILD_HINT}"
                 )
         return context

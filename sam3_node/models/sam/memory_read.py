@@ -54,7 +54,7 @@ class MemoryRead(nn.Module):
         self.layers = nn.ModuleList(ReadLayer(layer, attend) for layer in source.memory_attention.layers)
         self.norm = source.memory_attention.layer_norm
         self.takes_any_width = True
-        """True if it takes any number of memories. Engines and kernels take the whole bank, with a mask."""
+        """True if it takes any number of memories. Engines take a mask, kernels the whole bank."""
 
     def use_kernels(self) -> None:
         """Attend by the kernels of `read_kernel` from now on, which only read what is valid.

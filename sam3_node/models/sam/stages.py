@@ -26,7 +26,8 @@ class Stages(NamedTuple):
     """The stages that track N objects without prompts. `h`, `w` is the token grid; a memory has T tokens, which are hw
     except for EdgeTAM.
 
-    A read with an attribute `max_objects` that is not None takes that many objects in a call, and no more.
+    A read with an attribute `max_objects` that is not None is an engine: it takes that many objects in a call and no
+    more, with any number of memories and a mask. One with `takes_any_width` needs no mask. Others take the whole bank.
     """
 
     encode: Run

@@ -7,7 +7,8 @@ Frames and memories are fake: they have shapes, but no values, so that neither t
 of matrix products, convolutions and attention, two for each multiplication with addition. A kernel is an operation that
 is no view; its traffic is the size of its inputs and outputs. The path is that of bfloat16 outside of compilers: its
 fused attention takes values that are padded to the width of the keys. The read is also counted in float32, where plain
-attention on a CPU takes them as they are. "static" is the read with static shapes, "whole bank" that of an engine.
+attention on a CPU takes them as they are. "static" is the read with static shapes, "engine" that of an engine, with a
+mask.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tools.bench.counting import Counts, count
 from tools.bench.latency.step import CONFIGS
 
 RING = 6
-READS = {"dynamic": (RING + 1, True), "static": (RING + 1, False), "whole bank": (RING + 4, False)}
+READS = {"dynamic": (RING + 1, True), "static": (RING + 1, False), "engine": (RING + 1, False)}
 """Memories that are read, and whether none is masked."""
 
 
@@ -58,7 +59,7 @@ def count_stages(model: TrackerModel, objects: int = 1) -> dict[str, Counts]:
     pixels = torch.empty(1, 3, size, size, dtype=dtype)
     found = {"encode": count(lambda: stages.encode(pixels))}
     for name, (memories, unmasked) in READS.items():
-        found[f"read, {name}"] = count_read(model, objects, memories, unmasked, name == "whole bank")
+        found[f"read, {name}"] = count_read(model, objects, memories, unmasked, name == "engine")
     height, width, channels = *model.grid, model.hidden
     top = torch.empty(objects, channels, height, width, dtype=dtype)
     fine = torch.empty(1, channels // 8, 4 * height, 4 * width, dtype=dtype)
