@@ -10,13 +10,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
+from .guard import ConnectionGuard
 from .keys import CLIENT_ROLES, Key
+from .rights import CAPS
 from .security import ServerKeys
 
 WATCH_MS = 500
@@ -29,15 +30,16 @@ log = logging.getLogger(__name__)
 class Authenticator:
     """Answers the questions of libzmq about connecting peers, in a thread, from the folder of keys as it is now.
 
-    When a key that was admitted is no longer authorised, or has another role, `cut_off` is called: libzmq does not tell
-    which connection belongs to a key, so all are ended, and the others connect again.
+    libzmq does not tell which connection belongs to a key. When a key that was admitted is no longer authorised, or has
+    another role, the guard therefore ends all connections, and the others connect again. For the same reason a role has
+    no connections of its own: its keys are admitted while the socket has few enough.
     """
 
-    def __init__(self, context: zmq.Context[Any], keys: ServerKeys, cut_off: Callable[[], None]) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: ServerKeys, guard: ConnectionGuard) -> None:
         self.refused = 0
         """Number of handshakes that were refused."""
         self.last_refusal: str | None = None
-        self._folder, self._own, self._cut_off = keys.folder, keys.own.key, cut_off
+        self._folder, self._own, self._guard = keys.folder, keys.own.key, guard
         self._admitted: dict[str, Key] = {}
         self._next_log_s = 0.0
         self._wake_reader, self._wake_writer = os.pipe()
@@ -79,17 +81,26 @@ class Authenticator:
             if parts[5:6] == [b"CURVE"] and len(parts) == 7:
                 public = z85.encode(parts[6]).decode()
         key = self._folder.authorised().get(public)
-        if key is not None and key.role in CLIENT_ROLES:
+        refusal = self._find_refusal(public, key)
+        if key is not None and refusal is None:
             self._admitted[public] = key
             self._socket.send_multipart([b"1.0", request_id, b"200", b"OK", public.encode(), b""])
             return
         self._socket.send_multipart([b"1.0", request_id, b"400", b"refused", b"", b""])
         address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
-        self._count(self._explain(public, key), address)
+        self._count(str(refusal), address)
 
-    def _explain(self, public: str, key: Key | None) -> str:
-        if key is not None:
+    def _find_refusal(self, public: str, key: Key | None) -> str | None:
+        """Return why a peer is refused; None if it is admitted. Its own connection is among those that are counted."""
+        if key is not None and key.role not in CLIENT_ROLES:
             return f"the key {key} was refused: its role may not connect here"
+        if key is not None:
+            limit, found = CAPS[key.role].connections, self._guard.count_connections()
+            if found <= limit:
+                return None
+            return (
+                f"the key {key} was refused: its role may connect up to connection {limit}, this was {found}"
+            )
         revoked = self._folder.revoked().get(public)
         if revoked is not None:
             return f"the key {revoked} was refused: it is revoked"
@@ -114,4 +125,4 @@ class Authenticator:
             log.warning("no longer authorised: %s; all connections begin again", ", ".join(map(str, lost)))
             for key in lost:
                 del self._admitted[key.public]
-            self._cut_off()
+            self._guard.cut_off_all()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import socket as posix
 import struct
 import sys
@@ -29,6 +30,7 @@ PERIOD_MS = 20
 CUT_PERIOD_MS = 250
 """The same, while all connections are local sockets: their bytes are not counted."""
 MAX_CONNECTIONS = 256
+COUNT_S = 1.0
 LOG_EVERY_S = 10.0
 LARGE_SHARE = 1 / 8
 """Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
@@ -41,7 +43,11 @@ COMMANDS_PER_S = 64
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
 _OPENED_OR_CLOSED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 _EVENTS = _OPENED_OR_CLOSED | _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_MONITOR_STOPPED
 
 
@@ -89,9 +95,22 @@ class ConnectionGuard:
             0  # handshakes that succeeded; those that failed, until the connection ends
         )
         self._peers_changed = threading.Condition()
+        self._counted = threading.Event()
+        self._wake_reader, self._wake_writer = os.pipe()
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._thread = threading.Thread(target=self._run, name="connection guard", daemon=True)
         self._thread.start()
+
+    def count_connections(self) -> int:
+        """Return the number of open connections, also of peers that are not authenticated yet.
+
+        All that were accepted before the call count: the thread reads the events that wait. One thread may call it.
+        """
+        self._counted.clear()
+        os.write(self._wake_writer, b"\0")
+        while not self._counted.wait(COUNT_S) and self._thread.is_alive():
+            pass
+        return len(self._connections) + len(self._local)
 
     def wait_for_peer(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms`. Return True if a peer is connected. Any thread may call it."""
@@ -117,6 +136,8 @@ class ConnectionGuard:
         """Wait until the thread has ended, after the socket's monitor was stopped."""
         self._thread.join()
         self._monitor.close(0)
+        os.close(self._wake_writer)
+        os.close(self._wake_reader)
 
     def _run(self) -> None:
         while self._read_events(self._choose_period()):
@@ -132,7 +153,10 @@ class ConnectionGuard:
 
     def _read_events(self, timeout_ms: int | None) -> bool:
         """Update the connections. Return False once the monitor has stopped."""
-        while self._monitor.poll(timeout_ms):
+        sources: list[tuple[Any, int]] = [(self._monitor, zmq.POLLIN), (self._wake_reader, zmq.POLLIN)]
+        ready = dict(zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms))
+        is_asked = self._wake_reader in ready and bool(os.read(self._wake_reader, 1))
+        while self._monitor.poll(0):
             message = recv_monitor_message(self._monitor)
             event, descriptor = message["event"], message["value"]
             if event == zmq.EVENT_MONITOR_STOPPED:
@@ -142,7 +166,8 @@ class ConnectionGuard:
                 self._add(descriptor)
             elif event & _OPENED_OR_CLOSED:
                 self._forget(descriptor)
-            timeout_ms = 0
+        if is_asked:
+            self._counted.set()
         return True
 
     def _count_peers(self, event: int) -> None:

@@ -1,4 +1,4 @@
-"""The rights of the owner of a key: the operations of its role, and how many requests in a second."""
+"""The rights of the owner of a key: the operations of its role, and how many requests and connections."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ..errors import BusyError, ForbiddenError
+from .guard import MAX_CONNECTIONS
 from .keys import MAX_KEYS, Key
 
 BURST_S = 2.0
@@ -14,13 +15,21 @@ BURST_S = 2.0
 
 
 class Cap(NamedTuple):
-    """Requests and their bytes that one key may send in a second, over all its connections."""
+    """Shares of a server that keys of a role have."""
 
     requests_per_s: float
     bytes_per_s: float
+    """of one key, over all its connections"""
+    connections: int
+    """Open connections of the socket, of whatever role, up to which another of this role is admitted. So the others
+    keep at least the rest."""
 
 
-CAPS = {"reader": Cap(50, 1e6), "operator": Cap(500, 32e6), "node": Cap(500, 32e6)}
+CAPS = {
+    "reader": Cap(50, 1e6, MAX_CONNECTIONS // 2),
+    "operator": Cap(500, 32e6, MAX_CONNECTIONS * 3 // 4),
+    "node": Cap(500, 32e6, MAX_CONNECTIONS),
+}
 
 
 class _Budget:

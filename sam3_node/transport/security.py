@@ -183,7 +183,7 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys is not None:
         return (
             f"{endpoint} refuses the key {keys.own.key}: it is not in the folder `authorised` of {keys.server.name}, it"
-            " was revoked, or its role may not connect there"
+            " was revoked, its role may not connect there, or has no connection left there"
         )
     no_key = f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

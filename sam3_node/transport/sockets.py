@@ -113,7 +113,7 @@ class BoundSocket:
         self._authenticator: Authenticator | None = None
         if keys is not None:
             keys.apply(self.socket)
-            self._authenticator = Authenticator(self._context, keys, self._guard.cut_off_all)
+            self._authenticator = Authenticator(self._context, keys, self._guard)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:

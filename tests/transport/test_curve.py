@@ -292,7 +292,9 @@ def test_encrypted_requests_count_as_read(keys: Keys) -> None:
 
 
 def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rights.CAPS, "reader", rights.Cap(requests_per_s=0.001, bytes_per_s=1000))
+    monkeypatch.setitem(
+        rights.CAPS, "reader", rights.Cap(requests_per_s=0.001, bytes_per_s=1000, connections=256)
+    )
     monkeypatch.setattr(rights, "BURST_S", 3000)
     with ExitStack() as stack:
         control = serve(stack, keys.machine("node", "node"))
@@ -304,6 +306,48 @@ def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPat
             clients[3].call("status")
         with ControlClient(control.endpoint, 5000, operator) as other:
             assert other.call("status")
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_connections_of_a_role_are_limited(
+    keys: Keys, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rights.CAPS, "reader", rights.CAPS["reader"]._replace(connections=2))
+    endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/masks"
+    with ExitStack() as stack:
+        masks = stack.enter_context(MaskPublisher(endpoint, security=keys.machine("node", "node")))
+
+        def subscribe(security: Security) -> MaskSubscriber:
+            return stack.enter_context(MaskSubscriber(masks.endpoint, security=security))
+
+        watcher, policy = keys.machine("w", "watcher"), keys.machine("p", "policy")
+        for _ in range(2):
+            first = subscribe(watcher)
+            wait_until(lambda first=first: first.connected)
+        extra = subscribe(watcher)
+        wait_until(lambda: extra.refusals)
+        assert re.search(r"refuses the key watcher \(reader\).*no connection left", extra.refusals[0])
+        assert "watcher (reader) was refused: its role may connect up to connection 2" in str(
+            masks.last_refusal
+        )
+        operator = subscribe(policy)  # of a role with connections left
+        wait_until(lambda: operator.connected and not extra.connected)
+        operator.close()
+        first.close()
+        wait_until(lambda: extra.connected and not extra.refusals, 60)  # it tries again by itself
+        assert flow(lambda: masks.send(make_masks(1)) and None, lambda: extra.take(50))
+
+
+def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys: Keys) -> None:
+    with (
+        MaskPublisher(TCP, security=keys.machine("node", "node")) as masks,
+        MaskSubscriber(masks.endpoint, security=keys.machine("w", "watcher")) as reader,
+    ):
+        wait_until(lambda: reader.connected)
+        with MaskSubscriber(masks.endpoint, security=keys.stranger("x", "operator")) as stranger:
+            wait_until(lambda: stranger.refusals)
+        wait_until(lambda: masks._bound._guard.count_connections() == 1)
+        assert masks.wait_for_peer(0)
 
 
 def test_a_server_without_its_key_does_not_start(keys: Keys) -> None:
