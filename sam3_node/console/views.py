@@ -100,6 +100,7 @@ def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | 
         "model": masks.model,
         "stages_us": dict(masks.stages_us),
         "skipped": masks.skipped,
+        "shed": None if masks.shed is None else {"level": masks.shed.level, "held": masks.shed.held},
         "latency_ms": (masks.published_ns - masks.age_origin_ns) / 1e6 if masks.published_ns else None,
         "instances": [_describe_instance(instance, blobs) for instance in masks.instances],
     }

@@ -13,13 +13,16 @@ import pytest
 from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.console.player import RecordedSource, compare
 from sam3_node.errors import BagError
-from sam3_node.types import Mask, MaskFrame
+from sam3_node.types import Mask, MaskFrame, Shed
 from tests.support.console_rig import ConsoleRig, Page
 from tests.support.tabletop import TABLETOP, truth
 
 FRAMES = 24
+LABEL = "#tracks tbody tr:first-child td:nth-child(2)"
 WRONG = 15
 """Frame of which the second result has masks elsewhere."""
+HELD = 2
+"""Frame on which the node held its first object."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if frame.seq >= FRAMES:
                 break
             writer.write_frame(frame, frame.capture_ns)
-            write(writer, doubted(truth()[frame.seq]) if frame.seq == 9 else truth()[frame.seq])
+            masks = truth()[frame.seq]
+            write(writer, doubted(masks) if frame.seq == 9 else held(masks) if frame.seq == HELD else masks)
     return path
 
 
@@ -55,6 +59,10 @@ def doubted(masks: MaskFrame) -> MaskFrame:
     return replace(
         masks, instances=tuple(replace(item, doubtful=True, confidence=0.1) for item in masks.instances)
     )
+
+
+def held(masks: MaskFrame) -> MaskFrame:
+    return replace(masks, instances=masks.instances[1:], shed=Shed(2, (masks.instances[0].id,)))
 
 
 def moved(masks: MaskFrame, away: bool) -> MaskFrame:
@@ -95,6 +103,23 @@ def test_the_player_shows_each_frame_with_its_masks(player: Page) -> None:
     shown(player, 1)
     player.press("[")
     shown(player, 0)
+
+
+def test_load_that_was_shed_is_named(player: Page) -> None:
+    ids = [item.id for item in truth()[HELD].instances]
+    player.press("]")
+    shown(player, 1)
+    assert not player.page.locator("td[data-state='held']").count()
+    label = player.page.locator(LABEL).inner_text()
+    player.press("]")
+    shown(player, HELD)
+    player.wait(f"tr[data-id='{ids[0]}'] td[data-state='held']")
+    player.wait(".tile figcaption:has-text('load shed, level 2')")
+    assert player.rows() == ids
+    assert player.page.locator(LABEL).inner_text() == label  # of the frames before
+    player.press("]")
+    shown(player, HELD + 1)
+    player.wait_gone("td[data-state='held']")
 
 
 def test_the_player_jumps_to_doubtful_and_to_different_frames(player: Page) -> None:

@@ -97,7 +97,8 @@ class Tile {
     if (!this.shown) return;
     const masks = this.shown.masks ? "" : "  no masks";
     const rate = age === null ? "" : `  ${this.rate().toFixed(0)} Hz`;
-    setText(this.caption, `${this.camera}  #${this.shown.seq}${rate}${masks}`);
+    const shed = this.shown.masks?.shed ? `  load shed, level ${this.shown.masks.shed.level}` : "";
+    setText(this.caption, `${this.camera}  #${this.shown.seq}${rate}${masks}${shed}`);
   }
 
   describe() {

@@ -282,7 +282,7 @@ function refresh() {
 
 function showView() {
   const view = shownView();
-  tracks.update(view?.masks?.instances ?? [], getSelected(cameras.main?.camera), canChange());
+  tracks.update(view?.masks, getSelected(cameras.main?.camera), canChange());
   stages.update();
 }
 

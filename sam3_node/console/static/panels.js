@@ -28,14 +28,18 @@ export class Tracks {
     this.count = document.querySelector("#count");
   }
 
-  update(instances, selected, canChange) {
+  /** Show the objects of a view, and those that the node held on its frame to shed load. */
+  update(masks, selected, canChange) {
+    const instances = (masks?.instances ?? []).map((instance) => [instance.id, instance]);
+    const held = (masks?.shed?.held ?? []).map((id) => [id, null]);
+    const entries = [...instances, ...held].sort(([a], [b]) => a - b);
     keepRows(
       this.body,
-      instances.map((instance) => [instance.id, instance]),
+      entries,
       (id) => this.build(id),
       (row, instance) => this.fill(row, instance, selected, canChange),
     );
-    setText(this.count, instances.length ? String(instances.length) : "none");
+    setText(this.count, entries.length ? String(entries.length) : "none");
   }
 
   build(id) {
@@ -58,14 +62,19 @@ export class Tracks {
 
   fill(row, instance, selected, canChange) {
     const [, label, state, score, actions] = row.children;
+    actions.hidden = !canChange;
+    row.setAttribute("aria-selected", String(Number(row.dataset.id) === selected));
+    if (!instance) {
+      setText(state, "held");
+      state.dataset.state = "held";
+      return;
+    }
     const name = nameState(instance);
     setText(label, instance.label);
     setText(state, `${MARKS[name]} ${name}`);
     state.dataset.state = name;
     setText(score, instance.area ? instance.score.toFixed(2) : "–");
-    row.setAttribute("aria-selected", String(instance.id === selected));
     row.dataset.area = instance.area;
-    actions.hidden = !canChange;
   }
 }
 
@@ -166,6 +175,7 @@ export function describeNode(status, camera, state) {
     ["detector", status.detector ?? "none"],
     ["rate", stats.fps == null ? null : `${stats.fps.toFixed(1)} Hz`],
     ["frames skipped", stats.received ? `${stats.skipped} of ${stats.received}${lost.length ? ` (${lost.join(", ")})` : ""}` : null],
+    ["load shed", stats.shed_level ? `level ${stats.shed_level}` : null],
     ["catching up", stats.catching_up ? `${stats.catching_up} objects` : null],
     ["host memory", mb(status.rss_bytes)],
     ["GPU memory", mb(status.device_bytes)],
