@@ -18,6 +18,8 @@ SETS_FOLDER = Path("prompts")
 """Folder of prompt sets, beside the profile or in the working directory."""
 SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
+LIMITS = ("scores", "most", "priorities")
+"""Maps by prompt that a set may have, as `set_prompts` takes them."""
 
 
 def add_snapshot_commands(parsers: Any, add: AddCommand) -> None:
@@ -83,7 +85,7 @@ def prompts_load(args: Namespace, settings: Settings) -> None:
     """Let the node look for the prompts of a file."""
     content = _read(_path_of(args))
     with connect(args, settings) as client:
-        client.set_prompts(content["prompts"], scores=content["scores"], most=content["most"])
+        client.set_prompts(**content)
     print(_describe(content))
 
 
@@ -124,12 +126,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if len(data) > MAX_SET_BYTES:
             raise ValueError(f"more than {MAX_SET_BYTES} bytes")
-        content = {"scores": {}, "most": {}, **json.loads(data)}
-        if set(content) != {"prompts", "scores", "most"} or not (
+        content = {**{limit: {} for limit in LIMITS}, **json.loads(data)}
+        if set(content) != {"prompts", *LIMITS} or not (
             isinstance(content["prompts"], list)
             and all(isinstance(name, str) for name in content["prompts"])
-            and isinstance(content["scores"], dict)
-            and isinstance(content["most"], dict)
+            and all(isinstance(content[limit], dict) for limit in LIMITS)
         ):
             raise ValueError(f"{content!r:.200}")
     except (ValueError, TypeError, RecursionError) as error:

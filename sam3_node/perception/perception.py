@@ -189,6 +189,7 @@ class Perception:
             "prompt_limits": {
                 "scores": dict(self._prompt_set.thresholds) if self._prompt_set else {},
                 "most": dict(self._prompt_set.max_counts) if self._prompt_set else {},
+                "priorities": dict(self._prompt_set.priorities) if self._prompt_set else {},
             },
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),

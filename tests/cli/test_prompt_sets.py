@@ -14,10 +14,8 @@ from sam3_node.cli.main import main
 from sam3_node.transport import ControlServer
 from sam3_node.wire import Reply
 
-STATUS = {
-    "prompts": ["red mug", "Süßkartoffel"],
-    "prompt_limits": {"scores": {"red mug": 0.3}, "most": {"red mug": 1}},
-}
+LIMITS = {"scores": {"red mug": 0.3}, "most": {"red mug": 1}, "priorities": {"Süßkartoffel": "low"}}
+STATUS = {"prompts": ["red mug", "Süßkartoffel"], "prompt_limits": LIMITS}
 
 
 @pytest.fixture
@@ -48,11 +46,11 @@ def test_a_set_is_saved_listed_and_loaded(
     folder, connection = str(tmp_path / "sets"), ("--transport.control", endpoint, "--timeout", "60")
     assert main(["prompts", "save", "kitchen", "--folder", folder, *connection]) == 0
     saved = json.loads((tmp_path / "sets/kitchen.json").read_text())
-    assert saved == {"prompts": STATUS["prompts"], "scores": {"red mug": 0.3}, "most": {"red mug": 1}}
+    assert saved == {"prompts": STATUS["prompts"], **LIMITS}
     assert main(["prompts", "list", "--folder", folder]) == 0
     assert "kitchen" in capsys.readouterr().out
     assert main(["prompts", "load", "kitchen", "--folder", folder, *connection]) == 0
-    assert given == [{"prompts": STATUS["prompts"], "scores": {"red mug": 0.3}, "most": {"red mug": 1}}]
+    assert given == [{"prompts": STATUS["prompts"], **LIMITS}]
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,11 @@ def test_a_name_more_is_tracked_and_the_others_keep_their_ids(rig: Rig, client: 
     left = masks_where(client, lambda masks: masks.prompts == ("green bottle",), "one name")
     assert {i.label for i in left.instances} <= {"green bottle"}
     assert not mug & {i.id for i in left.instances}
+
+
+def test_the_status_has_the_limits_of_the_names(client: PerceptionClient) -> None:
+    client.set_prompts(
+        ["red mug"], scores={"red mug": 0.4}, most={"red mug": 2}, priorities={"red mug": "low"}
+    )
+    limits = {"scores": {"red mug": 0.4}, "most": {"red mug": 2}, "priorities": {"red mug": "low"}}
+    assert client.status()["prompt_limits"] == limits
