@@ -108,7 +108,7 @@ class ConnectionGuard:
         """
         self._counted.clear()
         os.write(self._wake_writer, b"\0")
-        while not self._counted.wait(COUNT_S) and self._thread.is_alive():
+        while self._thread.is_alive() and not self._counted.wait(COUNT_S):
             pass
         return len(self._connections) + len(self._local)
 
@@ -136,6 +136,9 @@ class ConnectionGuard:
         """Wait until the thread has ended, after the socket's monitor was stopped."""
         self._thread.join()
         self._monitor.close(0)
+
+    def release(self) -> None:
+        """Close the descriptors. Call it after `join`, when nobody counts connections any more."""
         os.close(self._wake_writer)
         os.close(self._wake_reader)
 

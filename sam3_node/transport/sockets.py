@@ -155,8 +155,10 @@ class BoundSocket:
             self.socket.disable_monitor()
             self._guard.join()
         self.socket.close(linger_ms)
-        if self._authenticator is not None and not self._context.closed:
-            self._authenticator.close()
+        if not self._context.closed:
+            if self._authenticator is not None:  # answers until the queue is sent
+                self._authenticator.close()
+            self._guard.release()
         self._context.term()
 
 
