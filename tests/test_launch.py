@@ -91,6 +91,13 @@ def test_every_unit_is_watched_bounded_and_started_again(unit: Path) -> None:
     assert {"MemoryMax", "LimitNOFILE"} <= set(service)
 
 
+def test_the_unit_may_write_the_snapshot_that_the_docs_name() -> None:
+    service = read_unit(LAUNCH / "systemd" / "sam3-node.service")["Service"]
+    (path,) = re.findall(r'^path = "(/run/\S+)"', (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+    assert Path(path).parent == Path("/run", service["RuntimeDirectory"])
+    assert service["RuntimeDirectoryPreserve"] == "yes", "a restart would delete it"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_every_unit_is_valid(unit: Path, tmp_path: Path) -> None:

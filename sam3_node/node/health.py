@@ -30,9 +30,9 @@ class Histogram:
         self._counts = [0] * (len(BOUNDS_S) + 1)
 
     def observe(self, seconds: float) -> None:
-        """Count a duration."""
+        """Count a duration. One below 0, such as an age by a clock that is ahead, adds nothing to the sum."""
         self._counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
+        self.sum_s += max(0.0, seconds)  # a sum that falls looks like a new process
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Return each bound as text, the last is +Inf, with the number of durations up to it."""

@@ -39,6 +39,8 @@ class Totals(NamedTuple):
     not_served: int
     """frames of cameras beyond tracker.max_cameras"""
     requests_rejected: int
+    peers_refused: int
+    """peers that were refused because of their key"""
     gpu_bytes: int | None
 
 
@@ -151,6 +153,7 @@ def _collect_totals(totals: Totals, snapshot: NodeSnapshot) -> Iterator[Metric]:
     rejected |= {("", "malformed"): totals.malformed, ("", "not_served"): totals.not_served}
     yield _counter("frames_rejected", "Frames that gave no masks, by reason.", rejected, ("camera", "reason"))
     yield _counter("requests_rejected", "Requests that were refused.", {(): totals.requests_rejected})
+    yield _counter("peers_refused", "Peers refused because of their key.", {(): totals.peers_refused})
     yield _counter("events", "Events that were published.", {(): snapshot.events})
     yield _gauge("paused", "1 while the node is paused.", {(): float(snapshot.perception["paused"])})
     if totals.gpu_bytes is not None:

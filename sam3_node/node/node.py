@@ -182,7 +182,11 @@ class Node:
     def totals(self) -> Totals:
         """Return counts of the node. Any thread may call it once there is a snapshot."""
         return Totals(
-            self._frames.rejected, self._cameras.refused, self._control.rejected, self.perception.device_bytes
+            self._frames.rejected,
+            self._cameras.refused,
+            self._control.rejected,
+            self._masks.peers_refused + self._control.peers_refused,
+            self.perception.device_bytes,
         )
 
     def _current_snapshot(self) -> NodeSnapshot:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import BusyError, RequestError, SnapshotError
+from ..errors import BusyError, RequestError, SettingsError, SnapshotError
 from ..files import atomic_file
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
@@ -83,6 +83,7 @@ class Snapshots:
     `publish` publishes an event, with the state after it. `stats` returns the counts of each camera.
 
     All methods but `describe` are for the thread of the main loop. `close` ends the writing thread.
+    Raises SettingsError if snapshot.path is a folder.
     """
 
     def __init__(
@@ -92,6 +93,11 @@ class Snapshots:
         publish: Callable[[str, dict[str, Any]], None],
         stats: Callable[[], Mapping[str, CameraStats]],
     ) -> None:
+        if settings.path is not None and settings.path.is_dir():
+            raise SettingsError(
+                f"snapshot.path: expected a file, found the folder {settings.path}; name a file in it, such as"
+                f" {settings.path / ('node' + SUFFIX)}"
+            )
         self._settings, self._perception, self._publish, self._stats = settings, perception, publish, stats
         self._ids = IdReserve(perception)
         self._writer = ThreadPoolExecutor(1, "snapshot")
@@ -248,7 +254,10 @@ class Snapshots:
         except SnapshotError as error:
             log.error("the node starts without its snapshot, and ids begin again: %s", error)
             self._status["refused"] = str(error)
-            path.replace(path.with_name(f"{path.name}.refused"))
+            try:
+                path.replace(path.with_name(f"{path.name}.refused"))
+            except OSError as reason:
+                log.error("%s cannot be put aside: %s; the next snapshot replaces it", path, reason.strerror)
             return None
 
     def close(self) -> None:

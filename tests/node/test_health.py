@@ -206,4 +206,4 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert rows[0] == ("0.001", 3)
     assert rows[1] == ("0.0025", 4)
     assert rows[-2:] == [("10.0", 5), ("+Inf", 6)]
-    assert times.sum_s == pytest.approx(108.0021)
+    assert times.sum_s == pytest.approx(109.0021)  # never falls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from sam3_node.client import PerceptionClient
+from sam3_node.client.snapshots import fetch_snapshot
 from sam3_node.console.live import LiveSource
 from sam3_node.errors import AuthenticationError, ForbiddenError
+from sam3_node.perception.snapshot import MAGIC
 from sam3_node.settings import load_settings
-from sam3_node.transport import FramePublisher, Security
+from sam3_node.transport import ControlClient, FramePublisher, Security
 from sam3_node.transport.keys import KeyFolder
+from tests.support.health_rig import ask
 from tests.support.key_rig import Keys
 from tests.support.node_frames import picture
 from tests.support.node_rig import Rig, ids, masks_where, until
@@ -30,7 +34,7 @@ class KeyedRig(Rig):
         self.environment["SAM3_MODEL__DTYPE"] = "float32"
         self.environment["SAM3_TRANSPORT__CAMERA_KEYS"] = "cam0,cam1"
         self.node_keys = self.keys.machine("node", "node")
-        self.running = self.start("run", TRANSPORT__KEYS=str(self.node_keys.keys))
+        self.running = self.start("run", TRANSPORT__KEYS=str(self.node_keys.keys), HEALTH__BIND="127.0.0.1:0")
         self.camera_process = self.start(
             "camera",
             "scene:shapes?width=160&height=120",
@@ -77,6 +81,15 @@ def test_a_reader_receives_masks_only(rig: KeyedRig) -> None:
             reader.reset()
 
 
+def test_a_reader_may_not_fetch_the_state_and_another_host_of_the_node_may(rig: KeyedRig) -> None:
+    with ControlClient(rig.control, 60_000, rig.keys.machine("other host", "node")) as node:
+        assert fetch_snapshot(node).startswith(MAGIC)
+    with ControlClient(rig.control, 60_000, rig.keys.machine("curious", "watcher")) as reader:
+        for op in ("snapshot", "hand_over"):
+            with pytest.raises(ForbiddenError, match="watcher"):
+                fetch_snapshot(reader, op)
+
+
 def test_the_console_and_commands_use_keys(rig: KeyedRig) -> None:
     folder = rig.keys.machine("console", "policy").keys
     transport = {
@@ -109,6 +122,11 @@ def test_strangers_are_counted_and_told(rig: KeyedRig, policy: PerceptionClient)
             assert reason in until(lambda client=client: client.diagnosis(), "a diagnosis")
             assert client.latest(0) is None
     assert policy.status()["peers_refused"] > before
+    (health,) = re.findall(r"health at (\S+)", rig.running.log.read_text())
+    (refused,) = re.findall(
+        r"^sam3_node_peers_refused_total (\S+)$", ask(health, "/metrics")[1], re.MULTILINE
+    )
+    assert float(refused) > before
     assert "stranger" not in policy.status()["peers_last_refusal"]  # names are known of authorised keys only
     done = rig.command("status", "--timeout", "60")
     assert done.returncode == 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sam3_node.client import PerceptionClient
-from sam3_node.errors import NodeRestarted, RequestError, SnapshotError
+from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
 from sam3_node.node.restoring import restore_at_start
 from sam3_node.node.snapshots import Snapshots
 from sam3_node.node.stats import CameraStats
@@ -201,6 +201,24 @@ def test_a_snapshot_that_cannot_be_used_is_put_aside_and_told(
     assert saved.with_name("a.snapshot.refused").read_bytes() == content
     with pytest.raises(SnapshotError):
         restore_at_start(keeper(saved, **settings), str(saved))
+
+
+def test_a_snapshot_that_cannot_be_put_aside_keeps_no_node_from_starting(saved: Path) -> None:
+    saved.write_bytes(b"other")
+    (saved.parent / "a.snapshot.refused" / "something").mkdir(parents=True)
+    node = keeper(saved)
+    restore_at_start(node, None)
+    assert "begins with" in node.describe()["refused"]
+    node.close()
+    assert saved.read_bytes().startswith(b"SAM3SNAP")
+
+
+def test_a_folder_is_no_snapshot_and_stays_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"snapshot.path: expected a file, found the folder .*node\.snapshot"
+    ):
+        keeper(tmp_path)
+    assert tmp_path.is_dir()
 
 
 def test_a_file_of_a_killed_node_is_restored_by_name(saved: Path, tmp_path: Path) -> None:
