@@ -141,6 +141,19 @@ def test_a_typed_name_finds_the_object_and_the_button_ends_the_search(rig: Conso
     page.wait_gone(ROW)
 
 
+def test_a_name_more_leaves_the_limits_of_the_others(rig: ConsoleRig, page: Page) -> None:
+    with rig.client() as client:
+        client.set_prompts(["green bottle"], most={"green bottle": 1}, priorities={"green bottle": "low"})
+        page.wait("#names li:has-text('green bottle')")
+        page.press("/")
+        page.page.keyboard.type("red mug")
+        page.press("Enter")
+        page.wait("#names li:has-text('red mug')")
+        limits = client.status()["prompt_limits"]
+        assert limits["most"] == {"green bottle": 1}
+        assert limits["priorities"] == {"green bottle": "low"}
+
+
 def test_an_unknown_name_is_refused_with_what_the_node_says(page: Page) -> None:
     page.press("/")
     page.page.keyboard.type("xylophone of glass")

@@ -6,7 +6,7 @@ import { Keys } from "./keys.js";
 import { Stages, Tracks, describeNode, showEvents, showNames, showPairs } from "./panels.js";
 import { Player } from "./player.js";
 import { Prompts } from "./prompts.js";
-import { call, isAllowed, logIn, suggest } from "./requests.js";
+import { call, isAllowed, logIn, lookFor, suggest } from "./requests.js";
 import { Timeline, isDifferent, isDoubtful } from "./timeline.js";
 
 const REFRESH_MS = 200;
@@ -119,14 +119,14 @@ async function request(op, args, done) {
   });
 }
 
-const setNames = (names) => request("set_prompts", { prompts: names });
+const setNames = (names) => prompts.try(() => lookFor(names, state?.status));
 const getNames = () => state?.status?.prompts ?? [];
 
 async function addName() {
   const name = find("#name").value.trim();
   if (!name) return;
   await prompts.try(async () => {
-    await call("set_prompts", { prompts: [...getNames(), name] });
+    await lookFor([...getNames(), name], state?.status);
     find("#name").value = "";
     say(`The node looks for ${name}.`);
   });

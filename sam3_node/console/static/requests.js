@@ -13,6 +13,13 @@ export async function call(op, args = {}) {
   return post(`api/${op}`, args);
 }
 
+/** Let the node look for names. Those that it looks for already keep their limits, which `status` has. */
+export async function lookFor(names, status) {
+  const keep = (values) => Object.fromEntries(Object.entries(values).filter(([name]) => names.includes(name)));
+  const limits = Object.entries(status?.prompt_limits ?? {}).map(([limit, values]) => [limit, keep(values)]);
+  return call("set_prompts", { prompts: names, ...Object.fromEntries(limits) });
+}
+
 /** Return phrases of the node's vocabulary that resemble what was typed. */
 export async function suggest(typed) {
   const answer = await fetch(`api/words?typed=${encodeURIComponent(typed)}`);
