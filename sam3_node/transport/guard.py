@@ -30,7 +30,6 @@ PERIOD_MS = 20
 CUT_PERIOD_MS = 250
 """The same, while all connections are local sockets: their bytes are not counted."""
 MAX_CONNECTIONS = 256
-COUNT_S = 1.0
 LOG_EVERY_S = 10.0
 LARGE_SHARE = 1 / 8
 """Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
@@ -95,7 +94,7 @@ class ConnectionGuard:
             0  # handshakes that succeeded; those that failed, until the connection ends
         )
         self._peers_changed = threading.Condition()
-        self._counted = threading.Event()
+        self._counted, self._ended = threading.Event(), False
         self._wake_reader, self._wake_writer = os.pipe()
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._thread = threading.Thread(target=self._run, name="connection guard", daemon=True)
@@ -108,8 +107,8 @@ class ConnectionGuard:
         """
         self._counted.clear()
         os.write(self._wake_writer, b"\0")
-        while self._thread.is_alive() and not self._counted.wait(COUNT_S):
-            pass
+        if not self._ended:
+            self._counted.wait()
         return len(self._connections) + len(self._local)
 
     def wait_for_peer(self, timeout_ms: int) -> bool:
@@ -143,11 +142,15 @@ class ConnectionGuard:
         os.close(self._wake_reader)
 
     def _run(self) -> None:
-        while self._read_events(self._choose_period()):
-            if self._cuts_all.is_set():
-                self._cuts_all.clear()
-                self._shut_down_all()
-            self._inspect()
+        try:
+            while self._read_events(self._choose_period()):
+                if self._cuts_all.is_set():
+                    self._cuts_all.clear()
+                    self._shut_down_all()
+                self._inspect()
+        finally:
+            self._ended = True
+            self._counted.set()
 
     def _choose_period(self) -> int | None:
         if self._connections:
