@@ -21,6 +21,8 @@ import pytest
 from sam3_node.cli import main as cli
 from sam3_node.processes.group import list_processes
 from sam3_node.settings import load_settings
+from sam3_node.settings.monitoring import split_address
+from sam3_node.transport.security import is_local
 from tests.support.paths import ROOT
 
 LAUNCH = ROOT / "launch"
@@ -39,9 +41,34 @@ processes = [{processes}]
 """
 
 
-@pytest.mark.parametrize("profile", sorted(LAUNCH.glob("*.toml")), ids=lambda path: path.stem)
+PROFILES = sorted(LAUNCH.glob("*.toml"))
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_validates_and_names_processes(profile: Path) -> None:
     assert list_processes(load_settings(profile), profile)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_is_in_the_tables_of_profiles(profile: Path) -> None:
+    assert f"| `{profile.name}` |" in (LAUNCH / "README.md").read_text()
+    assert f"| `launch/{profile.name}` |" in (ROOT / "docs" / "running.md").read_text()
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_fits_together(profile: Path) -> None:
+    """Settings that contradict each other would only be refused, or ignored, on the machine of the profile."""
+    settings = load_settings(profile)
+    transport, tracker = settings.transport, settings.tracker
+    assert tracker.max_cameras >= len(transport.frames), "each camera needs a slot"
+    assert tracker.selection == "confident" or tracker.bank_size <= 7, "more memory is useless"
+    for endpoint in (*transport.frames, transport.masks, transport.control):
+        assert transport.keys or is_local(endpoint), "another address than loopback needs keys"
+    if transport.keys:
+        assert len(transport.camera_keys) == len(transport.frames)
+    assert split_address(settings.health.bind) or profile.stem == "demo", (
+        "what runs for months can be asked for its health"
+    )
 
 
 def commands() -> list[str]:
@@ -50,18 +77,13 @@ def commands() -> list[str]:
     return [
         command
         for file in files
-        for command in re.findall(r"sam3-node ((?:object )?[a-z]+ .+)", file.read_text())
+        for command in re.findall(r"sam3-node ((?:object )?[a-z]+ [^`\n]+)", file.read_text())
     ]
 
 
 @pytest.mark.parametrize("command", commands())
 def test_every_command_is_parsed(command: str) -> None:
     assert cli._parser().parse_args(shlex.split(command)).run
-
-
-def test_the_bench_robot_profile_sets_no_useless_memory() -> None:
-    tracker = load_settings(LAUNCH / "bench_robot.toml").tracker
-    assert tracker.selection == "confident" or tracker.bank_size <= 7
 
 
 UNITS = sorted((LAUNCH / "systemd").glob("*.service"))
