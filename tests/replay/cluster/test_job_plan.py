@@ -8,7 +8,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,13 +158,6 @@ def test_documented_commands_are_valid() -> None:
     assert len(found) == 2
     for words in found:
         assert cli._parser().parse_args(["replay", *shlex.split(words)]).bags
-
-
-def test_the_container_file_installs_extras_that_exist() -> None:
-    extras = re.findall(r"EXTRAS=([\w,-]+)", (CLOUD / "Containerfile").read_text())
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert len(extras) == 2
-    assert {name for names in extras for name in names.split(",")} <= set(known)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
