@@ -71,14 +71,13 @@ def test_every_profile_fits_together(profile: Path) -> None:
     )
 
 
+COMMAND = r"sam3-node ((?:object )?[a-z]+ [^`\n]+?)(?: {2,}|`|$)"
+
+
 def commands() -> list[str]:
     """Return every command line in launch/ and calibration/."""
-    files = [*LAUNCH.glob("*.toml"), *LAUNCH.glob("*.md"), *(ROOT / "calibration").glob("*.md")]
-    return [
-        command
-        for file in files
-        for command in re.findall(r"sam3-node ((?:object )?[a-z]+ [^`\n]+)", file.read_text())
-    ]
+    files = [*LAUNCH.glob("*.toml"), *LAUNCH.rglob("*.md"), *(ROOT / "calibration").glob("*.md")]
+    return [command for file in files for command in re.findall(COMMAND, file.read_text(), re.MULTILINE)]
 
 
 @pytest.mark.parametrize("command", commands())

@@ -1,0 +1,149 @@
+"""Bases of launch/kubernetes: commands, probes, ports and limits that fit the program, and valid objects."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.cli import main as cli
+from sam3_node.errors import SettingsError
+from sam3_node.settings import load_settings, split_address
+from sam3_node.transport.keys import KeyFolder
+from tests.support.paths import ROOT
+
+yaml = pytest.importorskip("yaml")
+
+FOLDER = ROOT / "launch" / "kubernetes"
+BASES = ("node", "replay")
+USER = 10001
+
+
+def read(base: str) -> dict[str, Any]:
+    """Return the objects of a base by kind, as they are in its files."""
+    files = yaml.safe_load((FOLDER / base / "kustomization.yaml").read_text())["resources"]
+    texts = [(FOLDER / base / file).read_text() for file in files]
+    return {each["kind"]: each for text in texts for each in yaml.safe_load_all(text)}
+
+
+NODE, REPLAY = read("node"), read("replay")
+PODS = {
+    "node": NODE["Deployment"]["spec"]["template"]["spec"],
+    "replay": REPLAY["Job"]["spec"]["template"]["spec"],
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_pods_have_no_privileges_and_bounds(base: str) -> None:
+    pod = PODS[base]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] == USER
+    assert f"USER {USER}" in (ROOT / "launch" / "container" / "Containerfile").read_text()
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not pod["automountServiceAccountToken"]
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_pods_mount_what_they_declare(base: str) -> None:
+    pod = PODS[base]
+    declared = {volume["name"] for volume in pod["volumes"]}
+    containers = (*pod["containers"], *pod.get("initContainers", ()))
+    assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == declared
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_main_container_runs_a_real_command_on_one_gpu(base: str) -> None:
+    (container,) = PODS[base]["containers"]
+    assert cli._parser().parse_args(container["args"]).run
+    resources = container["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_ports_and_probes_are_those_of_the_profile() -> None:
+    (container,) = PODS["node"]["containers"]
+    settings = load_settings(FOLDER / "node" / "profile.toml")
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    transport = settings.transport
+    found = {"masks": transport.masks, "control": transport.control, "health": settings.health.bind}
+    assert ports == {name: int(endpoint.rpartition(":")[2]) for name, endpoint in found.items()}
+    (health,) = container["env"]
+    assert (health["name"], health["value"]) == ("SAM3_HEALTH__BIND", settings.health.bind)
+    address = split_address(settings.health.bind)
+    assert address
+    assert address.host == "0.0.0.0", "the kubelet asks the address of the pod"
+    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {probe["port"] for probe in probes.values()} == {"health"}
+    assert [probes[name]["path"] for name in probes] == ["/healthz", "/healthz", "/readyz"]
+    assert {port["targetPort"] for port in NODE["Service"]["spec"]["ports"]} == {"masks", "control"}
+
+
+def test_the_snapshot_outlives_the_container() -> None:
+    (container,) = PODS["node"]["containers"]
+    settings = load_settings(FOLDER / "node" / "profile.toml")
+    assert settings.snapshot.path
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volume = mounts[str(Path(settings.snapshot.path).parent)]
+    assert next(each for each in PODS["node"]["volumes"] if each["name"] == volume)["emptyDir"]
+
+
+@pytest.mark.skipif(shutil.which("install") is None, reason="coreutils are not there")
+def test_the_node_takes_the_keys_that_the_first_container_copies(tmp_path: Path) -> None:
+    made = KeyFolder(tmp_path / "made")
+    made.create("node", "node")
+    made.create("cam0", "camera")
+    (tmp_path / "secret").mkdir()
+    shutil.copy(made.path / "node.secret", tmp_path / "secret")
+    (tmp_path / "secret" / "node.secret").chmod(0o644)  # as in a volume
+    shutil.copytree(made.path / "authorised", tmp_path / "authorised")
+    (container,) = PODS["node"]["initContainers"]
+    (script,) = container["args"]
+    script = script.replace("/mnt", str(tmp_path)).replace("/run/sam3-node", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    subprocess.run([*container["command"], script], check=True, timeout=60)
+    copied = KeyFolder(tmp_path / "run" / "keys")
+    assert copied.find_own(("node",)).key.role == "node"
+    assert copied.find_server("camera", "cam0").name == "cam0"
+    assert load_settings(FOLDER / "node" / "profile.toml").transport.keys == Path("/run/sam3-node/keys")
+
+
+def test_no_service_gives_variables_that_the_program_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes gives each pod NAME_PORT and NAME_SERVICE_HOST of each Service, unless enableServiceLinks is false."""
+    assert not NODE["Service"]["metadata"]["name"].startswith("sam3")
+    assert not any(pod["enableServiceLinks"] for pod in PODS.values())
+    monkeypatch.setenv("SAM3_NODE_PORT", "tcp://10.96.0.7:5551")
+    with pytest.raises(SettingsError, match="SAM3_NODE_PORT"):
+        load_settings()
+
+
+def test_an_interrupted_replay_is_continued_and_not_counted() -> None:
+    job = REPLAY["Job"]["spec"]
+    assert PODS["replay"]["restartPolicy"] == "Never", "a policy of failures needs it"
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget"}])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("base", BASES)
+def test_kustomize_renders_valid_objects(base: str) -> None:
+    command = ["kubectl", "kustomize", FOLDER / base]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    assert set(objects) == {"node": {"ConfigMap", "Deployment", "Service"}, "replay": {"Job"}}[base]
+    assert len(re.findall(r"image: sam3-node:gpu$", text, re.MULTILINE)) == (2 if base == "node" else 1)
+    if base == "node":
+        labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert objects["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert objects["Service"]["spec"]["selector"].items() <= labels.items()
+    schemas = pytest.importorskip("kubernetes_validate")
+    for each in objects.values():
+        schemas.validate(each, schemas.latest_version(), strict=True)
