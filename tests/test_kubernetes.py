@@ -140,10 +140,17 @@ def test_kustomize_renders_valid_objects(base: str) -> None:
     objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
     assert set(objects) == {"node": {"ConfigMap", "Deployment", "Service"}, "replay": {"Job"}}[base]
     assert len(re.findall(r"image: sam3-node:gpu$", text, re.MULTILINE)) == (2 if base == "node" else 1)
-    if base == "node":
-        labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
-        assert objects["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert objects["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_objects_are_valid_by_the_schemas_of_kubernetes(base: str) -> None:
     schemas = pytest.importorskip("kubernetes_validate")
-    for each in objects.values():
+    for each in read(base).values():
         schemas.validate(each, schemas.latest_version(), strict=True)
+
+
+def test_the_service_leads_to_the_pods_of_the_deployment() -> None:
+    deployment, service = NODE["Deployment"]["spec"], NODE["Service"]["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert labels
+    assert deployment["selector"]["matchLabels"] == service["selector"] == labels
