@@ -161,7 +161,7 @@ class _WorkerHandle:
 class WorkerPool(Closeable):
     """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand and ended when idle.
 
-    A task whose worker is lost runs again up to `retries` times. A context manager.
+    A task whose worker is lost runs again up to `retries` times; interruptions do not count. A context manager.
     """
 
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
@@ -258,7 +258,14 @@ class WorkerPool(Closeable):
             worker.ready_s, self._failed_starts = time.monotonic(), 0
         else:
             running.seconds += time.monotonic() - worker.since_s
-            yield running.finish(result)
+            if result.interrupted and not self._stopping:
+                _log.warning(
+                    "%s: its worker was interrupted, another one continues", running.task.job.bags[0]
+                )
+                self._end_worker(worker)
+                self._queue.appendleft(running)
+            else:
+                yield running.finish(result)
 
     def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[FinishedTask]:
         running = worker.running

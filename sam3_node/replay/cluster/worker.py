@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -43,6 +44,8 @@ class TaskResult(NamedTuple):
     """True if the task was stopped on request."""
     was_finished: bool = False
     """True if an earlier run had finished the task."""
+    interrupted: bool = False
+    """True if the worker got SIGTERM, as on a spot machine that is taken away: another worker continues the task."""
 
 
 class TaskProgress(NamedTuple):
@@ -59,7 +62,8 @@ NOT_STARTED = TaskProgress()
 class Worker:
     """Runs tasks for a driver whose working directory is `folder`, and uses that directory if it exists here.
 
-    Other threads may ask for the progress meanwhile, and stop the worker.
+    Other threads may ask for the progress meanwhile, and stop the worker. After SIGTERM it writes what it has done,
+    and hands the task back. Ray's own handler would let the task run on until the machine is gone.
     """
 
     def __init__(self, folder: str) -> None:
@@ -67,7 +71,10 @@ class Worker:
             os.chdir(folder)
         self._load = PerceptionCache()
         self._stop = threading.Event()
+        self._is_interrupted = False
         self._progress = NOT_STARTED
+        if threading.current_thread() is threading.main_thread():  # as Ray creates actors
+            signal.signal(signal.SIGTERM, self._interrupt)
 
     def pid(self) -> int:
         """Return the id of this process."""
@@ -81,6 +88,10 @@ class Worker:
         """Stop the current task soon, and each later one. Results so far are kept."""
         self._stop.set()
 
+    def _interrupt(self, *_: object) -> None:
+        self._is_interrupted = True
+        self._stop.set()
+
     def run(self, task: Task) -> TaskResult:
         """Run a task. Returns errors instead of raising them."""
         self._progress = NOT_STARTED
@@ -89,7 +100,7 @@ class Worker:
                 return TaskResult(summary, was_finished=True)
             return TaskResult(_retry_while_held(lambda: self._run(task)))
         except StoppedError as stopped:
-            return TaskResult(error=str(stopped), stopped=True)
+            return TaskResult(error=str(stopped), stopped=True, interrupted=self._is_interrupted)
         except Sam3NodeError as error:
             return TaskResult(error=str(error))
         except Exception as error:  # one recording must not end the others

@@ -152,6 +152,29 @@ def test_a_submitted_job_is_a_replay_on_the_cluster(tmp_path: Path) -> None:
     assert (args.ray, args.bags, args.names) == ("auto", ["s3://bags/a b.mcap"], ["red mug"])
 
 
+def test_the_task_of_skypilot_is_a_replay_on_a_spot_machine() -> None:
+    yaml = pytest.importorskip("yaml")
+    task = yaml.safe_load((CLOUD / "skypilot.yaml").read_text())
+    resources, variables = task["resources"], task["envs"]
+    assert resources["use_spot"]
+    assert set(resources["accelerators"].values()) == {1}
+    image, stage = resources["image_id"].rsplit(":", 1)
+    assert image.startswith("docker:")
+    assert f" AS {stage}\n" in (CLOUD.parent / "container" / "Containerfile").read_text()
+    script = task["run"].replace("exec /opt/sam3-node/.venv/bin/sam3-node", "printf '%s\\n'")
+    done = subprocess.run(
+        ["sh", "-ec", script],
+        env={"BAGS": "s3://bags/a.mcap s3://bags/b.mcap", "OUT": "s3://out", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    args = cli._parser().parse_args(done.stdout.splitlines())
+    assert (args.bags, args.out) == (["s3://bags/a.mcap", "s3://bags/b.mcap"], "s3://out")
+    assert set(variables) == set(re.findall(r"\$([A-Z]+)", task["run"]))
+
+
 def test_documented_commands_are_valid() -> None:
     text = (CLOUD / "README.md").read_text()
     found = re.findall(r"(?:sam3-node replay|launch/cloud/submit) (.+)", text)

@@ -98,7 +98,9 @@ def workers() -> list[psutil.Process]:
 
 
 @contextmanager
-def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
+def killing(
+    times: int, begun: Callable[[], bool], number: signal.Signals = signal.SIGKILL
+) -> Iterator[list[int]]:
     """Kills workers several times, at random moments after a replay has begun."""
     killed: list[int] = []
     over = threading.Event()
@@ -109,7 +111,7 @@ def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
             fresh = [one for one in workers() if one.pid not in killed]
             if begun() and fresh:
                 one = generator.choice(fresh)
-                one.send_signal(signal.SIGKILL)
+                one.send_signal(number)
                 killed.append(one.pid)
 
     thread = threading.Thread(target=kill)
@@ -156,6 +158,22 @@ def test_killed_workers_cost_no_frame(
     assert [bag.frames for bag in bill.bags] == [FRAMES] * 3
     for name in "abc":
         assert_same(out / name, expected / name)
+
+
+def test_an_interrupted_worker_hands_its_task_on(
+    bags: list[Path], settings: Settings, expected: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A spot machine that is taken away sends SIGTERM. It is no failure, so it needs no retry."""
+    out = tmp_path / "out"
+    with killing(1, lambda: any(out.glob("*/parts/*.masks")), signal.SIGTERM) as interrupted:
+        report = run(job_of(bags[:2], out, settings), workers=1, retries=0)
+    assert len(interrupted) == 1
+    assert "its worker was interrupted, another one continues" in caplog.text
+    assert report.is_complete
+    assert [bag.losses for bag in report.bags] == [0, 0]
+    for name in "ab":
+        assert_same(out / name, expected / name)
+    assert not psutil.wait_procs(workers(), timeout=120)[1]
 
 
 def test_lost_and_stopped_jobs_continue(
