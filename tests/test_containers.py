@@ -15,6 +15,7 @@ import pytest
 
 from sam3_node.cli import main as cli
 from sam3_node.node.health_server import HealthServer, Page
+from sam3_node.settings import load_settings
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "launch" / "container"
@@ -104,6 +105,26 @@ def test_each_service_of_the_compose_file_is_a_command_without_privileges() -> N
         assert profile
         assert (FOLDER / profile[1]).is_file()
         assert profile[2] == service["command"][-1]
+
+
+@pytest.mark.parametrize("profile", ["demo", "bench_robot", "realsense_bench", "jetson"])
+def test_containers_reach_each_other_with_any_profile_of_one_camera(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers share the network of the machine, and neither /tmp nor any other folder."""
+    services = read_yaml("compose.yaml")["services"]
+    for service in services.values():
+        with monkeypatch.context() as patch:
+            for name, value in service["environment"].items():
+                patch.setenv(name, value)
+            settings = load_settings(ROOT / "launch" / f"{profile}.toml")
+        transport = settings.transport
+        for endpoint in (*transport.frames, transport.masks, transport.control):
+            assert endpoint.startswith("tcp://127.0.0.1:")
+        assert settings.health.bind in ("", "127.0.0.1:9464"), "the image's health check asks there"
+    assert services["node"]["environment"].items() >= services["camera"]["environment"].items()
+    mounts = [volume.partition(":")[2] for volume in services["node"]["volumes"]]
+    assert str(Path(services["node"]["environment"]["SAM3_SNAPSHOT__PATH"]).parent) in mounts
 
 
 def test_the_compose_file_builds_targets_of_the_container_file() -> None:
