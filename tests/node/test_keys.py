@@ -170,8 +170,11 @@ def test_a_revoked_key_loses_its_masks(rig: KeyedRig, policy: PerceptionClient) 
             visitor.status()
 
 
-def test_no_secret_is_written_anywhere(rig: KeyedRig, policy: PerceptionClient) -> None:
-    told = json.dumps([policy.status(), policy._control.call("describe")])
+def test_no_secret_is_written_anywhere(rig: KeyedRig) -> None:
+    with rig.connect(
+        rig.keys.machine("auditor", "policy")
+    ) as auditor:  # a request on a connection that ends is lost
+        told = json.dumps([auditor.status(), auditor._control.call("describe")])
     told += "".join(process.log.read_text() for process in rig.processes)
     done = rig.command("keys", "list", TRANSPORT__KEYS=str(rig.keys.all.path))
     told += done.stdout + done.stderr
