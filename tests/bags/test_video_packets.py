@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,16 @@ def level(index: int) -> int:
     return 40 + 15 * index
 
 
+@contextmanager
+def kept_priority() -> Iterator[None]:
+    """Undo what SVT-AV1 does where it runs as root: it makes the thread, and all that it starts, a real-time one."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
 def packets(codec: str) -> list[bytes]:
     """Encode grey images that become brighter, one packet each."""
     context = av.CodecContext.create(codec, "w")
@@ -51,11 +63,12 @@ def packets(codec: str) -> list[bytes]:
     options = {"libsvtav1": {"svtav1-params": "pred-struct=1"}, "mpeg4": {}}
     context.options = options.get(codec, {"lag-in-frames": "0", "deadline": "realtime"})
     found = []
-    for index in range(COUNT):
-        image = av.VideoFrame.from_ndarray(np.full((*SIZE, 3), level(index), np.uint8), format="bgr24")
-        image.pts = index
-        found += [bytes(packet) for packet in context.encode(image)]
-    return found + [bytes(packet) for packet in context.encode(None) if packet.size]
+    with kept_priority():
+        for index in range(COUNT):
+            image = av.VideoFrame.from_ndarray(np.full((*SIZE, 3), level(index), np.uint8), format="bgr24")
+            image.pts = index
+            found += [bytes(packet) for packet in context.encode(image)]
+        return found + [bytes(packet) for packet in context.encode(None) if packet.size]
 
 
 def write_foxglove(path: Path, data: list[bytes], format_: str) -> Path:
