@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sam3_node.bags.time_span import TimeSpan
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame
 from sam3_node.wire import decode_image
+from tests.support.grey_video import encode, level
 from tests.support.paths import SHARED
 
 T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
@@ -41,34 +43,14 @@ HEADER = (
 ) + "\nMSG: builtin_interfaces/Time\nint32 sec\nuint32 nanosec"
 
 
-def level(index: int) -> int:
-    return 40 + 15 * index
-
-
-@contextmanager
-def kept_priority() -> Iterator[None]:
-    """Undo what SVT-AV1 does where it runs as root: it makes the thread, and all that it starts, a real-time one."""
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, parameters)
-
-
+@cache
 def packets(codec: str) -> list[bytes]:
-    """Encode grey images that become brighter, one packet each."""
-    context = av.CodecContext.create(codec, "w")
-    context.height, context.width, context.pix_fmt = *SIZE, "yuv420p"
-    context.time_base, context.gop_size, context.max_b_frames = 1, 6, 0
-    options = {"libsvtav1": {"svtav1-params": "pred-struct=1"}, "mpeg4": {}}
-    context.options = options.get(codec, {"lag-in-frames": "0", "deadline": "realtime"})
-    found = []
-    with kept_priority():
-        for index in range(COUNT):
-            image = av.VideoFrame.from_ndarray(np.full((*SIZE, 3), level(index), np.uint8), format="bgr24")
-            image.pts = index
-            found += [bytes(packet) for packet in context.encode(image)]
-        return found + [bytes(packet) for packet in context.encode(None) if packet.size]
+    """Encode the pictures of a grey video that becomes brighter, one packet each.
+
+    Run by root, SVT-AV1 gives its process and all that it starts real-time priority, so it has a process of its own.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(encode, codec, COUNT, SIZE).result()
 
 
 def write_foxglove(path: Path, data: list[bytes], format_: str) -> Path:

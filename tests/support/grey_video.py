@@ -1,0 +1,29 @@
+"""Encode a grey video that becomes brighter, packet by packet. A process that only encodes imports nothing else."""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+
+OPTIONS = {"libsvtav1": {"svtav1-params": "pred-struct=1"}, "mpeg4": {}}
+USUAL_OPTIONS = {"lag-in-frames": "0", "deadline": "realtime"}
+"""of libvpx, which must not wait for later pictures"""
+
+
+def level(index: int) -> int:
+    """Return the brightness of a picture."""
+    return 40 + 15 * index
+
+
+def encode(codec: str, count: int, size: tuple[int, int]) -> list[bytes]:
+    """Return the packets of `count` pictures of `size` (height, width)."""
+    context = av.CodecContext.create(codec, "w")
+    context.height, context.width, context.pix_fmt = *size, "yuv420p"
+    context.time_base, context.gop_size, context.max_b_frames = 1, 6, 0
+    context.options = OPTIONS.get(codec, USUAL_OPTIONS)
+    found = []
+    for index in range(count):
+        image = av.VideoFrame.from_ndarray(np.full((*size, 3), level(index), np.uint8), format="bgr24")
+        image.pts = index
+        found += [bytes(packet) for packet in context.encode(image)]
+    return found + [bytes(packet) for packet in context.encode(None) if packet.size]
