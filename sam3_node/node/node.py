@@ -30,6 +30,7 @@ from .decode_ahead import DecodeAhead
 from .endpoints import bind_control, bind_masks, connect_frames, describe_refusals
 from .health import Health
 from .health_server import HealthServer
+from .heap import HeapTrimmer
 from .metrics import Totals, make_pages
 from .operations import NODE_QUERIES, describe_change, handle_request
 from .restoring import restore_at_start
@@ -72,6 +73,7 @@ class Node:
         self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = time.monotonic()
         self._stats_log = StatsLog()
+        self._heap = HeapTrimmer()
         self._open_sockets = ExitStack()
 
     def __enter__(self) -> Self:
@@ -133,6 +135,7 @@ class Node:
                 self._step_next(stop)
             self._catch_up()
             self.snapshots.turn()
+            self._heap.turn()
             self._stats_log.write_if_due(
                 self._current_snapshot(), self._frames.rejected + self._cameras.refused
             )
