@@ -85,6 +85,14 @@ class Message:
         self._values[name] = _checked(self.fields[name], value, f"{self.type_name}.{name}")
 
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in self.fields
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @cache
 def find_class(type_name: str) -> type[Message]:
     """Return the class of a message by its full name."""
