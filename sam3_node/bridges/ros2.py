@@ -42,6 +42,8 @@ PATIENCE_NS = 100_000_000
 POLL_MS = 100
 REPEAT_S = 60.0
 """Time in which a warning on one subject is not repeated."""
+PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
+"""Encodings that are not converted by OpenCV."""
 
 _KINDS: dict[str, tuple[type[Payload], str]] = {
     "colour": (Colour, "a colour image"),
@@ -138,6 +140,13 @@ class Ros2Bridge(Closeable):
                 self._frames.send(replace(frame, clock=_choose_clock(frame)))
         except Sam3NodeError as error:
             self._warnings.add(topic, str(error))
+        except ImportError:
+            encoding = getattr(message, "encoding", "")
+            self._warnings.add(
+                topic,
+                f"{topic}: expected OpenCV to convert encoding {encoding!r}, found none: install opencv-python or "
+                f"Ubuntu's python3-opencv, or send {', '.join(PLAIN_ENCODINGS)}, jpeg or png",
+            )
         except Exception as error:  # no message may end the process
             self._warnings.add(topic, f"{topic}: {type(error).__name__}: {error}")
 

@@ -230,7 +230,9 @@ def test_an_image_that_needs_opencv_is_refused_without_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cv2", None)
     site.bridge.take(IMAGE, image(time.time_ns(), np.zeros((4, 4), np.uint8), "bayer_rggb8"))
-    assert "ModuleNotFoundError: import of cv2" in site.warnings[0]
+    assert "expected OpenCV to convert encoding 'bayer_rggb8', found none: install" in site.warnings[0]
+    for encoding, pixels in (("bgr8", RGB), ("mono8", RGB[:, :, 0].copy())):
+        assert site.send((IMAGE, image(time.time_ns(), pixels, encoding))).encoding == encoding
 
 
 def test_masks_have_the_header_of_their_image_also_after_the_node_was_away(
