@@ -23,6 +23,10 @@ from sam3_node.wire import decode_depth, decode_image
 from tests.support.node_rig import until
 from tests.support.ros2.messages import find_class
 
+pytestmark = pytest.mark.verifies(
+    "stream", "ROS 2 topics of a camera", "layout", "messages of the definitions of ROS", "a run under ROS"
+)
+
 SIZE = (12, 16)
 RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)

@@ -30,6 +30,14 @@ from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import MAX_EPOCH, decode_image
 from tests.support.ros2.messages import RELEASES, VISION_MSGS, deserialise, find_class, open_store, serialise
 
+pytestmark = pytest.mark.verifies(
+    "viewer",
+    "ROS 2 messages: vision_msgs 4, label image",
+    "other implementation",
+    "CDR and bags of Humble and Jazzy by rosbags, read by mcap-ros2-support",
+    "DDS, rviz",
+)
+
 HEADER = Header(1_700_000_000, 123_456_789, "camera_color_optical_frame")
 SIZE = (12, 16)
 EPOCH = 0x1F3A9C

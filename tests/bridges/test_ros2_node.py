@@ -20,6 +20,10 @@ from tests.support.paths import ROOT
 from tests.support.ros2 import graph
 from tests.support.ros2.messages import Message, find_class, installed
 
+pytestmark = pytest.mark.verifies(
+    "viewer", "ROS 2 node", "layout", "a stand-in for rclpy with its interface", "a run under ROS"
+)
+
 EDGE = ROOT / "launch/ros2/sam3_node_ros/sam3_node_ros/bridge.py"
 IMAGE, DEPTH, INFO = "/wrist/color/image_raw", "/wrist/aligned_depth_to_color/image_raw", "/wrist/camera_info"
 LABEL = "red mug"

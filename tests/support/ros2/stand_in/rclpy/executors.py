@@ -32,6 +32,6 @@ class MultiThreadedExecutor:
         self.stop.wait()
         raise self.reason
 
-    def shutdown(self, timeout_sec: float | None = None) -> bool:
+    def shutdown(self) -> bool:
         self.is_shut_down = True
         return True
