@@ -40,6 +40,8 @@ MAX_CLOCK_ERROR_NS = 10_000_000_000
 PATIENCE_NS = 100_000_000
 """Longest wait of a colour image for its depth and intrinsics."""
 POLL_MS = 100
+SILENCE_S = 5.0
+"""Time without masks after which a warning says what keeps them from coming."""
 REPEAT_S = 60.0
 """Time in which a warning on one subject is not repeated."""
 PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
@@ -175,13 +177,19 @@ class Ros2Bridge(Closeable):
         self._frames.close(0)
 
     def _publish_all(self, publish: Callable[[MaskFrame, Header], object]) -> None:
+        heard_s = time.monotonic()
         while not self._stopping.is_set():
             try:
                 masks = self._client.latest(POLL_MS)
-                with self._lock:
-                    header = None if masks is None else self._headers.get(masks.key)
-                if masks is not None and header is not None:
-                    publish(masks, header)
+                if masks is not None:
+                    heard_s = time.monotonic()
+                    with self._lock:
+                        header = self._headers.get(masks.key)
+                    if header is not None:
+                        publish(masks, header)
+                elif time.monotonic() - heard_s > SILENCE_S:
+                    self._warnings.add("silence", f"no masks: {self._client.diagnosis()}")
+                    heard_s = time.monotonic()
             except Exception as error:  # neither a message nor a publisher may end the thread
                 self._warnings.add("masks", f"masks: {type(error).__name__}: {error}")
                 self._stopping.wait(POLL_MS / 1000)

@@ -142,6 +142,8 @@ class MaskMessages:
         for instance, value in sorted(pairs, key=lambda pair: pair[0].score):
             x0, y0, x1, y1 = instance.box
             image[y0:y1, x0:x1][instance.mask.crop] = value
+        data = array("B")  # other sequences are checked byte by byte in Python
+        data.frombytes(image.view(np.uint8).ravel())
         return self._make(
             "sensor_msgs/msg/Image",
             header=self._header(header),
@@ -150,7 +152,7 @@ class MaskMessages:
             encoding="mono16",
             is_bigendian=0,
             step=2 * masks.width,
-            data=array("B", image.tobytes()),  # other sequences are checked byte by byte in Python
+            data=data,
         )
 
     def make_label_table(self, masks: MaskFrame, header: Header) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from tests.support.ros2.messages import Message, deserialise, serialise
@@ -34,15 +34,22 @@ class Graph:
         self.parameters: dict[str, Any] = {}
         self.log: list[tuple[str, str]] = []
         self.failures: list[BaseException] = []
+        self._deliveries: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(2)
 
     def publish(self, topic: str, message: Message, reliable: bool = True) -> list[Future[None]]:
         """Deliver a message to the subscriptions that are compatible; return the callbacks' futures."""
         data = serialise(message)
-        return [
+        futures = [
             self._pool.submit(self._run, one, deserialise(data, message.type_name))
             for one in self._find(topic, message.type_name, reliable)
         ]
+        self._deliveries = [future for future in self._deliveries if not future.done()] + futures
+        return futures
+
+    def settle(self) -> None:
+        """Wait until all that was published has been delivered. Nobody may publish meanwhile."""
+        wait(self._deliveries)
 
     def count(self, topic: str, type_name: str, reliable: bool) -> int:
         """Return the number of subscriptions that a publisher has."""

@@ -84,7 +84,6 @@ class Message:
             raise AttributeError(f"{self.type_name} has no field {name}")
         self._values[name] = _checked(self.fields[name], value, f"{self.type_name}.{name}")
 
-
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(
             np.array_equal(getattr(self, name), getattr(other, name)) for name in self.fields
