@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -177,6 +178,8 @@ class Ros2Bridge(Closeable):
         self._frames.close(0)
 
     def _publish_all(self, publish: Callable[[MaskFrame, Header], object]) -> None:
+        with suppress(Sam3NodeError):
+            self._client.latest(0)  # masks from before a stop
         heard_s = time.monotonic()
         while not self._stopping.is_set():
             try:

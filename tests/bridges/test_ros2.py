@@ -254,6 +254,22 @@ def test_masks_have_the_header_of_their_image_also_after_the_node_was_away(
     site.bridge.stop()
 
 
+def test_masks_that_came_while_stopped_are_not_published(site: Site, tmp_path: Path) -> None:
+    frame = site.send((IMAGE, image(time.time_ns())))
+    site.bridge.start(lambda *found: site.published.append(found))
+    with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
+        masks, _ = site.publish_masks(publisher, frame)
+        site.bridge.stop()
+        site.published.clear()
+        publisher.send(replace(masks, skipped=7))
+        inbox = site.bridge._client._masks._inbox
+        assert until(lambda: inbox.peek(lambda item: item[0].skipped == 7, 1000), "the masks")
+        site.bridge.start(lambda *found: site.published.append(found))
+        until(lambda: inbox.peek(lambda _: True, 0) is None, "a reader")
+        assert not site.published
+        site.publish_masks(publisher, frame)
+
+
 def test_masks_of_other_images_are_passed_over(site: Site, tmp_path: Path) -> None:
     frame = site.send((IMAGE, image(time.time_ns())))
     passed: list[int] = []
