@@ -143,7 +143,7 @@ class MaskMessages:
             x0, y0, x1, y1 = instance.box
             image[y0:y1, x0:x1][instance.mask.crop] = value
         data = array("B")  # other sequences are checked byte by byte in Python
-        data.frombytes(image.view(np.uint8).ravel())
+        data.frombytes(image.data.cast("B"))
         return self._make(
             "sensor_msgs/msg/Image",
             header=self._header(header),
