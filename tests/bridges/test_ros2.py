@@ -205,7 +205,7 @@ def test_what_cannot_be_an_image_is_refused_once_and_the_next_is_taken(site: Sit
         site.bridge.take(IMAGE, message)
     assert len(site.warnings) == 1
     assert f"{IMAGE}: expected a colour image, found encoding '16UC1'" in site.warnings[0]
-    assert site.send((IMAGE, image(now_ns))).seq == 0
+    assert site.send((IMAGE, image(now_ns))).capture_ns == now_ns
 
 
 def test_a_warning_comes_again_later_with_the_number_of_those_between(
