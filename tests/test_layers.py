@@ -25,7 +25,7 @@ LAYERS = (
     {"transport", "tracking", "detection", "bags", "calibration"},
     {"client", "cameras", "recording", "engines"},
     {"perception"},
-    {"node", "console"},
+    {"bridges", "console", "node"},
     {"replay"},
     {"cli"},
     {"__main__"},
@@ -213,9 +213,9 @@ def test_perception_never_meets_transport() -> None:
             }
 
 
-@pytest.mark.parametrize("module", ["sam3_node.client", "sam3_node.transport", "sam3_node.wire"])
+@pytest.mark.parametrize("module", ["client", "transport", "wire", "bridges.ros2"])
 def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
-    assert not needed(module) & {"cv2", "torch", "transformers", "scipy", "pydantic_settings"}
+    assert not needed(f"sam3_node.{module}") & {"cv2", "torch", "transformers", "scipy", "pydantic_settings"}
 
 
 def test_a_camera_host_needs_no_torch() -> None:

@@ -48,11 +48,12 @@ class Pairing:
     """Makes Frames from the samples of cameras; `seq` is the sample's number, or counts from 0 for each camera.
 
     A colour image takes the depth image with the nearest stamp within TOLERANCE_NS, recorded before or after it, and
-    the latest intrinsics. It waits for them in bounded memory, and goes without them if they come too late. Frames come
-    in the order in which their colour images were recorded.
+    the latest intrinsics. It waits for them in bounded memory, and goes without them if they come later than
+    `patience_ns`. Frames come in the order in which their colour images were recorded.
     """
 
-    def __init__(self, cameras: Sequence[Camera]) -> None:
+    def __init__(self, cameras: Sequence[Camera], patience_ns: int = PATIENCE_NS) -> None:
+        self._patience_ns = patience_ns
         self._states = [_CameraState(camera) for camera in cameras]
         self._queue: deque[_Waiting] = deque()
 
@@ -76,7 +77,7 @@ class Pairing:
     def _overdue(self, now_ns: int) -> Iterator[_Waiting]:
         spare = MAX_WAITING * len(self._states) - len(self._queue)
         for index, waiting in enumerate(self._queue):
-            if now_ns - waiting.logged_ns > PATIENCE_NS or index + spare < 0:
+            if now_ns - waiting.logged_ns > self._patience_ns or index + spare < 0:
                 yield waiting
 
     def _take(self, state: _CameraState, sample: Sample) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import OutputError, WireError, require
 from ...files import make_folder
@@ -29,8 +29,6 @@ from ...wire import (
     pack_masks,
 )
 from ..formats.mcap_stream import MAGIC
-from ..messages import foxglove_out
-from ..messages.foxglove_out import Encoded
 from .layout import (
     EVENTS,
     LAYOUT,
@@ -43,6 +41,9 @@ from .layout import (
     Pose,
     pack_pose,
 )
+
+if TYPE_CHECKING:
+    from ..messages.foxglove_out import Encoded
 
 CHUNK_BYTES = 1 << 20
 MAX_DEPTH_PIXELS = 1 << 25
@@ -62,6 +63,9 @@ class RecordingWriter(Closeable):
         mcap = require("mcap.writer", "bags")
         for module in ("mcap_protobuf.schema", "foxglove_schemas_protobuf.RawImage_pb2"):
             require(module, "bags")
+        from ..messages import foxglove_out  # needs OpenCV, which reading does not
+
+        self._foxglove = foxglove_out
         self.path = path
         self.bytes = 0
         """Length of the messages so far."""
@@ -91,9 +95,9 @@ class RecordingWriter(Closeable):
         _, header, *_ = pack_frame(frame)
         times = frame.seq, logged_ns, frame.sent_ns or logged_ns
         self._calibrate(frame, times)
-        self._add_protobuf(f"/{frame.camera}/image", foxglove_out.encode_image(frame), *times)
+        self._add_protobuf(f"/{frame.camera}/image", self._foxglove.encode_image(frame), *times)
         if frame.depth is not None:
-            message = foxglove_out.encode_depth(frame, frame.depth)
+            message = self._foxglove.encode_depth(frame, frame.depth)
             self._add_protobuf(f"/{frame.camera}/depth", message, *times)
         self._add(f"/{frame.camera}/header", bytes(header), *times)
 
@@ -101,7 +105,7 @@ class RecordingWriter(Closeable):
         """Append masks that arrived at `logged_ns`: the body of their message, and its content for viewers."""
         times = masks.seq, logged_ns, masks.published_ns or logged_ns
         self._add(masks_topic(masks.camera).decode(), bytes(body), *times)
-        message = foxglove_out.encode_annotations(masks)
+        message = self._foxglove.encode_annotations(masks)
         self._add_protobuf(f"/{masks.camera}/annotations", message, *times)
 
     def write_event(self, body: Buffer, n: int, logged_ns: int) -> None:
@@ -158,7 +162,7 @@ class RecordingWriter(Closeable):
             return
         calibration = (frame.intrinsics, frame.width, frame.height)
         if self._calibrations.get(frame.camera) != calibration:
-            message = foxglove_out.encode_calibration(frame, frame.intrinsics)
+            message = self._foxglove.encode_calibration(frame, frame.intrinsics)
             self._add_protobuf(f"/{frame.camera}/calibration", message, *times)
             self._calibrations[frame.camera] = calibration
 

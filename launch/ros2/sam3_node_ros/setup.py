@@ -1,0 +1,23 @@
+"""Installation by colcon (ament_python)."""
+
+from glob import glob
+
+from setuptools import setup
+
+NAME = "sam3_node_ros"
+
+setup(
+    name=NAME,
+    version="0.1.0",
+    packages=[NAME],
+    data_files=[
+        ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
+        (f"share/{NAME}", ["package.xml"]),
+        (f"share/{NAME}/launch", glob("launch/*.launch.py")),
+    ],
+    install_requires=["setuptools"],
+    zip_safe=True,
+    description="Lifecycle node that connects a camera's topics to sam3-node, and publishes its masks",
+    license="Apache-2.0",
+    entry_points={"console_scripts": [f"bridge = {NAME}.bridge:main"]},
+)

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bridges import ros2
+from sam3_node.bridges.ros2 import MAX_HEADERS, Ros2Bridge, Ros2Settings
+from sam3_node.bridges.ros2_messages import Header
+from sam3_node.errors import SettingsError, TransportError, WireError
+from sam3_node.transport import FrameSubscriber, MaskPublisher
+from sam3_node.types import Frame, Intrinsics, MaskFrame
+from sam3_node.wire import decode_depth, decode_image
+from tests.support.node_rig import until
+from tests.support.ros2.messages import find_class
+
+pytestmark = pytest.mark.verifies(
+    "stream", "ROS 2 topics of a camera", "layout", "messages of the definitions of ROS", "a run under ROS"
+)
+
+SIZE = (12, 16)
+RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)
+IMAGE, DEPTH, INFO = (
+    "/cam/color/image_raw",
+    "/cam/aligned_depth_to_color/image_raw",
+    "/cam/color/camera_info",
+)
+
+
+def header(stamp_ns: int, frame_id: str = "optical") -> Any:
+    sec, nanosec = divmod(stamp_ns, 10**9)
+    stamp = find_class("builtin_interfaces/msg/Time")(sec=sec, nanosec=nanosec)
+    return find_class("std_msgs/msg/Header")(stamp=stamp, frame_id=frame_id)
+
+
+def image(stamp_ns: int, pixels: np.ndarray = RGB, encoding: str = "rgb8", padding: int = 0) -> Any:
+    rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
+    rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=77)
+    return find_class("sensor_msgs/msg/Image")(
+        header=header(stamp_ns),
+        height=pixels.shape[0],
+        width=pixels.shape[1],
+        encoding=encoding,
+        step=rows.shape[1],
+        data=array("B", rows.tobytes()),
+    )
+
+
+def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
+    data = array("B", cv2.imencode(".jpg", RGB[:, :, ::-1])[1].tobytes())
+    return find_class("sensor_msgs/msg/CompressedImage")(header=header(stamp_ns), format=format_, data=data)
+
+
+def camera_info(stamp_ns: int) -> Any:
+    matrix = np.array([60.0, 0, 7.5, 0, 61.0, 5.5, 0, 0, 1])
+    return find_class("sensor_msgs/msg/CameraInfo")(
+        header=header(stamp_ns), height=SIZE[0], width=SIZE[1], distortion_model="plumb_bob", k=matrix
+    )
+
+
+class Site:
+    """A bridge and the sockets that a node has, without a node."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.warnings: list[str] = []
+        self.settings = Ros2Settings(
+            image_topic=settings.pop("image_topic", IMAGE),
+            frames=f"ipc://{folder}/frames",
+            masks=f"ipc://{folder}/masks",
+            control=f"ipc://{folder}/control",
+            **settings,
+        )
+        self.bridge = Ros2Bridge(self.settings, self.warnings.append)
+        self.frames = FrameSubscriber([self.bridge.endpoint])
+        self.published: list[tuple[MaskFrame, Header]] = []
+
+    def close(self) -> None:
+        self.bridge.close()
+        self.frames.close()
+
+    def send(self, *messages: tuple[str, Any]) -> Frame:
+        """Take messages until a frame of them arrives: those before the subscription are lost. Return it."""
+
+        def attempt() -> Frame | None:
+            for topic, message in messages:
+                self.bridge.take(topic, message)
+            received = self.frames.take(100)
+            return received and received.frame
+
+        return until(attempt, "a frame")
+
+    def publish_masks(self, publisher: MaskPublisher, frame: Frame) -> tuple[MaskFrame, Header]:
+        """Publish masks of a frame until the bridge passes them on."""
+        masks = MaskFrame(frame.camera, frame.seq, frame.capture_ns, SIZE[1], SIZE[0])
+        self.published.clear()
+
+        def attempt() -> tuple[MaskFrame, Header] | None:
+            publisher.send(masks)
+            time.sleep(0.02)
+            return self.published[-1] if self.published else None
+
+        return until(attempt, "masks")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_an_image_is_sent_with_its_pixels_and_stamp(site: Site, padding: int) -> None:
+    stamp_ns = time.time_ns()
+    frame = site.send((IMAGE, image(stamp_ns, padding=padding)))
+    assert (frame.camera, frame.capture_ns, frame.clock) == ("cam0", stamp_ns, "system")
+    assert np.array_equal(decode_image(frame)[:, :, ::-1], RGB)
+    assert not site.warnings
+
+
+def test_a_compressed_image_is_passed_on_unchanged(tmp_path: Path) -> None:
+    topic = f"{IMAGE}/compressed"
+    site = Site(tmp_path, image_topic=topic)
+    try:
+        assert site.bridge.subscriptions == ((topic, "sensor_msgs/msg/CompressedImage"),)
+        message = compressed(time.time_ns())
+        frame = site.send((topic, message))
+        assert (frame.encoding, bytes(frame.colour)) == ("jpeg", message.data.tobytes())
+    finally:
+        site.close()
+
+
+def test_depth_and_intrinsics_go_with_their_image(tmp_path: Path) -> None:
+    site = Site(tmp_path, depth_topic=DEPTH, camera_info_topic=INFO)
+    try:
+        assert [one.type.rpartition("/")[2] for one in site.bridge.subscriptions] == [
+            "Image",
+            "Image",
+            "CameraInfo",
+        ]
+        now_ns = time.time_ns()
+        frame = site.send(
+            (INFO, camera_info(now_ns)),
+            (IMAGE, image(now_ns)),
+            (DEPTH, image(now_ns + 3_000_000, MILLIMETRES, "16UC1")),
+        )
+        assert frame.depth is not None
+        assert frame.depth.aligned
+        assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
+        assert frame.intrinsics == Intrinsics(60.0, 61.0, 7.5, 5.5)
+        assert frame.capture_ns == now_ns
+    finally:
+        site.close()
+
+
+def test_depth_that_does_not_come_delays_images_by_a_bounded_time(tmp_path: Path) -> None:
+    site = Site(tmp_path, depth_topic=DEPTH, depth_aligned=True)
+    try:
+        frame = site.send((IMAGE, image(time.time_ns())))
+        assert frame.depth is None
+    finally:
+        site.close()
+
+
+def test_stamps_of_another_clock_are_said_to_be(site: Site) -> None:
+    for stamp_ns in (5_000_000_000, time.time_ns() - 3600 * 10**9):  # a simulation, a recording
+        frame = site.send((IMAGE, image(stamp_ns)))
+        assert (frame.capture_ns, frame.clock) == (stamp_ns, "device")
+
+
+def test_without_stamps_the_arrival_counts_and_masks_have_stamp_0(site: Site, tmp_path: Path) -> None:
+    before_ns = time.time_ns()
+    frame = site.send((IMAGE, image(0)))
+    assert before_ns <= frame.capture_ns <= time.time_ns()
+    assert [
+        text for text in site.warnings if "found 0: the time of arrival is used" in text
+    ] == site.warnings[:1]
+    site.bridge.start(lambda *found: site.published.append(found))
+    with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
+        assert site.publish_masks(publisher, frame)[1] == (0, 0, "optical")
+
+
+def test_what_cannot_be_an_image_is_refused_once_and_the_next_is_taken(site: Site) -> None:
+    now_ns = time.time_ns()
+    short = image(now_ns)
+    short.height = 500
+    bad = [
+        image(now_ns, MILLIMETRES, "16UC1"),
+        image(now_ns, encoding="yuv444"),
+        short,
+        SimpleNamespace(),
+        None,
+    ]
+    for message in bad:
+        site.bridge.take(IMAGE, message)
+    assert len(site.warnings) == 1
+    assert f"{IMAGE}: expected a colour image, found encoding '16UC1'" in site.warnings[0]
+    assert site.send((IMAGE, image(now_ns))).capture_ns == now_ns
+
+
+def test_a_warning_comes_again_later_with_the_number_of_those_between(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = image(time.time_ns(), encoding="yuv444")
+    for _ in range(5):
+        site.bridge.take(IMAGE, wrong)
+    monkeypatch.setattr(ros2, "REPEAT_S", 0.0)
+    site.bridge.take(IMAGE, wrong)
+    assert len(site.warnings) == 2
+    assert "expected an encoding of rgb8, bgr8" in site.warnings[0]
+    assert site.warnings[1].endswith("(4 more since the last warning)")
+
+
+def test_a_huge_image_is_refused_before_it_is_converted(site: Site) -> None:
+    huge = SimpleNamespace(
+        width=2**31, height=2**31, encoding="bayer_rggb8", data=b"", step=0, is_bigendian=0
+    )
+    site.bridge.take(IMAGE, huge)
+    assert "pixels, found 2147483648 x 2147483648" in site.warnings[0]
+
+
+def test_an_image_that_needs_opencv_is_refused_without_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
+    site.bridge.take(IMAGE, image(time.time_ns(), np.zeros((4, 4), np.uint8), "bayer_rggb8"))
+    assert "expected OpenCV to convert encoding 'bayer_rggb8', found none: install" in site.warnings[0]
+    for encoding, pixels in (("bgr8", RGB), ("mono8", RGB[:, :, 0].copy())):
+        assert site.send((IMAGE, image(time.time_ns(), pixels, encoding))).encoding == encoding
+
+
+def test_masks_have_the_header_of_their_image_also_after_the_node_was_away(
+    site: Site, tmp_path: Path
+) -> None:
+    stamp_ns = time.time_ns()
+    frame = site.send((IMAGE, image(stamp_ns)))
+    expected = Header(*divmod(stamp_ns, 10**9), "optical")
+    site.bridge.start(lambda *found: site.published.append(found))
+    for _ in range(2):
+        with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
+            masks, found = site.publish_masks(publisher, frame)
+            assert (masks.seq, found) == (frame.seq, expected)
+    site.bridge.stop()
+    site.bridge.stop()
+
+
+def test_masks_that_came_while_stopped_are_not_published(site: Site, tmp_path: Path) -> None:
+    frame = site.send((IMAGE, image(time.time_ns())))
+    site.bridge.start(lambda *found: site.published.append(found))
+    with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
+        masks, _ = site.publish_masks(publisher, frame)
+        site.bridge.stop()
+        site.published.clear()
+        publisher.send(replace(masks, skipped=7))
+        inbox = site.bridge._client._masks._inbox
+        assert until(lambda: inbox.peek(lambda item: item[0].skipped == 7, 1000), "the masks")
+        site.bridge.start(lambda *found: site.published.append(found))
+        until(lambda: inbox.peek(lambda _: True, 0) is None, "a reader")
+        assert not site.published
+        site.publish_masks(publisher, frame)
+
+
+def test_masks_of_other_images_are_passed_over(site: Site, tmp_path: Path) -> None:
+    frame = site.send((IMAGE, image(time.time_ns())))
+    passed: list[int] = []
+
+    def publish(*found: Any) -> None:
+        site.published.append(found)
+        passed.append(found[0].capture_ns)
+
+    site.bridge.start(publish)
+    with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
+        site.publish_masks(publisher, frame)
+        for later_ns in range(1, 4):
+            publisher.send(MaskFrame("cam0", frame.seq, frame.capture_ns + later_ns, SIZE[1], SIZE[0]))
+        site.publish_masks(publisher, frame)
+    assert set(passed) == {frame.capture_ns}
+
+
+def test_a_publisher_that_fails_does_not_end_the_thread(site: Site, tmp_path: Path) -> None:
+    frame = site.send((IMAGE, image(time.time_ns())))
+
+    def publish(*found: Any) -> None:
+        site.published.append(found)
+        raise RuntimeError("no space")
+
+    site.bridge.start(publish)
+    with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
+        for _ in range(2):
+            site.publish_masks(publisher, frame)
+    assert [text for text in site.warnings if "no masks:" not in text] == ["masks: RuntimeError: no space"]
+
+
+def test_silence_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ros2, "SILENCE_S", 0.0)
+    site = Site(tmp_path, timeout_ms=100)
+    try:
+        site.bridge.start(lambda *found: site.published.append(found))
+        assert until(lambda: site.warnings, "a warning")[0].startswith(
+            "no masks: no node is connected at ipc:"
+        )
+    finally:
+        site.close()
+
+
+def test_headers_are_bounded(site: Site) -> None:
+    message = image(time.time_ns(), np.zeros((1, 1, 3), np.uint8))
+    for _ in range(MAX_HEADERS + 10):
+        site.bridge.take(IMAGE, message)
+    assert len(site.bridge._headers) == MAX_HEADERS
+
+
+def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken(tmp_path: Path) -> None:
+    site = Site(tmp_path, timeout_ms=300)
+    try:
+        response = find_class("sam3_node_msgs/msg/RemoveObject_Response")()
+        request = find_class("sam3_node_msgs/msg/RemoveObject_Request")(id="7")
+        waiting = threading.Thread(target=site.bridge.services["remove_object"], args=(request, response))
+        waiting.start()
+        site.send((IMAGE, image(time.time_ns())))
+        waiting.join()
+        assert (response.success, response.code) == (False, "no_answer")
+        assert "no node is connected" in response.message
+    finally:
+        site.close()
+
+
+def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
+    request = find_class("sam3_node_msgs/msg/AddObject_Request")()
+    request.stamp.sec = 5
+    for service, sent, code in (
+        ("add_object", request, "unknown_frame"),
+        ("remove_object", SimpleNamespace(id="cup"), "bad_request"),
+        ("set_prompts", SimpleNamespace(prompts=["cup"], scores=[0.1, 0.2]), "bad_request"),
+        ("remove_object", SimpleNamespace(), "internal"),
+    ):
+        response = find_class("sam3_node_msgs/msg/AddObject_Response")()
+        assert site.bridge.services[service](sent, response) is response
+        assert (response.success, response.code) == (False, code)
+        assert response.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"image_topic": ""}, SettingsError),
+        ({"depth_topic": IMAGE}, SettingsError),
+        ({"timeout_ms": 0}, SettingsError),
+        ({"camera": "left camera"}, WireError),
+        ({"frames": "nowhere"}, TransportError),
+        ({"masks": "nowhere"}, TransportError),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    settings = Ros2Settings(image_topic=IMAGE, frames=f"ipc://{tmp_path}/frames")
+    with pytest.raises(error):
+        Ros2Bridge(replace(settings, **changes), print)
+    Ros2Bridge(settings, print).close()  # nothing was left open
