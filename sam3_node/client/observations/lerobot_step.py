@@ -25,9 +25,10 @@ from lerobot.processor.converters import to_tensor  # noqa: E402
 class ObjectsProcessorStep(ObservationProcessorStep):
     """A step that adds the newest masks of `client` to each observation, in the keys of `as_lerobot`.
 
-    Images are float32 [3, H, W] in 0..1 and "observation.environment_state" is float32 [N * len(FIELDS)], without a
-    batch dimension: put the step before `AddBatchDimensionProcessorStep`. `objects` is the last SlotObservation;
-    ask it for a `refusal` before you act.
+    An observation that has these keys, of a dataset for example, stays as it is, so that training and use share a
+    pipeline. Images are float32 [3, H, W] in 0..1 and "observation.environment_state" is float32 [N * len(FIELDS)],
+    without a batch dimension: put the step before `AddBatchDimensionProcessorStep`. `objects` is the last
+    SlotObservation of the client, or None; ask it for a `refusal` before you act.
 
     The parameters are those of `ObjectSlots`. A saved pipeline has them without the client. Give it when you load the
     pipeline: `from_pretrained(path, overrides={"sam3_node_objects": {"client": client}})`.
@@ -48,9 +49,18 @@ class ObjectsProcessorStep(ObservationProcessorStep):
         self._slots = ObjectSlots(
             self.names, self.size, max_age_s=self.max_age_s, fit=self.fit, camera=self.camera
         )
+        self._features = lerobot_features(self._slots, name=self.name)
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Return the observation with the masks."""
+        """Return the observation with the masks. Raises PolicyError without a client, or if it has some of the keys."""
+        if present := self._features.keys() & observation.keys():
+            self.objects = None
+            if len(present) < len(self._features):
+                raise PolicyError(
+                    f"sam3_node_objects: expected all or none of {', '.join(self._features)} in the observation, found "
+                    f"{', '.join(sorted(present))}"
+                )
+            return observation
         if self.client is None:
             raise PolicyError(
                 'sam3_node_objects: expected a client; load the pipeline with overrides={"sam3_node_objects": '
@@ -78,6 +88,6 @@ class ObjectsProcessorStep(ObservationProcessorStep):
         self, features: dict[PipelineFeatureType, dict[str, PolicyFeature]]
     ) -> dict[PipelineFeatureType, dict[str, PolicyFeature]]:
         """Return the features with those of the masks."""
-        added = dataset_to_policy_features(lerobot_features(self._slots, name=self.name))
+        added = dataset_to_policy_features(self._features)
         observed = features.get(PipelineFeatureType.OBSERVATION, {})
         return features | {PipelineFeatureType.OBSERVATION: observed | added}

@@ -231,8 +231,9 @@ class ObjectSlots:
             try:
                 masks = client.latest(left_ms)
             except NodeRestarted as restart:
-                if self.camera in (None, restart.camera):
-                    self.forget()
+                if self.camera not in (None, restart.camera):
+                    continue
+                self.forget()
                 break
             if masks is None:
                 break

@@ -137,4 +137,11 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
         tmp_path, config_filename="masks.json", overrides=overrides
     )
     again = loaded(batch)
+    recorded = {**batch, **{key: again[key] for key in features}}
+    np.testing.assert_array_equal(
+        loaded(recorded)["observation.images.objects_1"], again["observation.images.objects_1"]
+    )
+    assert loaded.steps[0].objects is None
+    with pytest.raises(PolicyError, match=r"expected all or none of .* found observation.environment_state"):
+        loaded({**batch, "observation.environment_state": again["observation.environment_state"]})
     np.testing.assert_array_equal(again["observation.images.objects_0"], picture)
