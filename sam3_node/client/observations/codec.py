@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +50,14 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
     """Raise PolicyError for a dtype of neither numbers nor text."""
     if dtype.kind not in KINDS:
         raise PolicyError(f"expected an array of numbers or text, found dtype {dtype!s:.80}")
+
+
+def read_dtype(text: object) -> np.dtype[Any]:
+    """Return the dtype of a string such as "<f4". numpy would parse any text."""
+    if isinstance(text, str) and re.fullmatch(rf"[<>|=]?[{KINDS}]\d{{1,9}}", text):
+        with suppress(TypeError, ValueError):
+            return np.dtype(text)
+    raise PolicyError(f"expected the dtype of an array of numbers or text, found {text!s:.80}")
 
 
 def read_array(

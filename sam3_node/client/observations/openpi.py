@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import PolicyError
-from .codec import Array, check_dtype, pack_arrays, read_array, unpack_arrays
+from .codec import Array, pack_arrays, read_array, read_dtype, unpack_arrays
 from .slots import SlotObservation, merge
+
+MAX_SCALAR_BYTES = 1 << 20
 
 
 def as_openpi(
@@ -60,10 +62,11 @@ def _encode_array(array: Array) -> dict[bytes, Any]:
 def _decode_map(value: dict[Any, Any]) -> Any:
     if b"__ndarray__" not in value and b"__npgeneric__" not in value:
         return value
+    dtype = read_dtype(value.get(b"dtype"))
     try:
-        dtype = np.dtype(value[b"dtype"])
         if b"__npgeneric__" in value:
-            check_dtype(dtype)
+            if dtype.itemsize > MAX_SCALAR_BYTES:
+                raise PolicyError(f"expected a scalar of at most {MAX_SCALAR_BYTES} bytes, found {dtype}")
             return np.array(value[b"data"], dtype)[()]
         shape = tuple(int(side) for side in value[b"shape"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -39,9 +39,12 @@ MAX_AGE_S = 60.0
 CLOCK_TOLERANCE_S = 0.1
 """Seconds by which the node's clock may be ahead of the policy's."""
 MAX_READS = 64
+"""Most masks that one read takes"""
 COLOURS = np.array(
-    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)]
+    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)],
+    np.float32,
 )
+"""RGB of the overlay\'s slots"""
 
 
 class MaskReader(Protocol):
@@ -167,8 +170,8 @@ class SlotObservation:
             )
         tinted = image.copy()
         for slot in np.flatnonzero(self.usable):
-            mask, colour = self.masks[slot], COLOURS[slot % len(COLOURS)]
-            tinted[mask] = tinted[mask] * (1 - strength) + colour * strength
+            mask, tint = self.masks[slot], COLOURS[slot % len(COLOURS)] * np.float32(strength)
+            tinted[mask] = tinted[mask] * np.float32(1 - strength) + tint
         return tinted
 
 

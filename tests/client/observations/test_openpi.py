@@ -96,6 +96,8 @@ def damaged() -> Iterator[bytes]:
         {b"dtype": "|O"},
         {b"dtype": "V8"},
         {b"dtype": "nonsense"},
+        {b"dtype": ","},
+        {b"dtype": "<f3"},
         {b"dtype": None, b"data": "text"},
         {b"dtype": [["a", "<f8"]]},
         {b"shape": [2]},
@@ -115,6 +117,7 @@ def damaged() -> Iterator[bytes]:
     yield msgpack.packb({b"__npgeneric__": True, b"data": 1 << 40, b"dtype": "V"})
     yield msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<f8"})
     yield msgpack.packb({b"__npgeneric__": True, b"data": [1, [2]], b"dtype": "<f8"})
+    yield msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<U900000000"})
     yield b"\xc1"
     yield openpi_pack({"a": np.zeros(9)})[:-3]
 
