@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ...errors import PolicyError
 from ...types import Image
 from .codec import Array, pack_arrays, read_array, unpack_arrays
-from .slots import SlotObservation, merge
+from .inputs import check_images, check_vectors, merge
+from .slots import SlotObservation
 
 MAX_NPY_HEADER = 10_000
 
@@ -49,6 +50,10 @@ def as_gr00t(
     history = [objects] if isinstance(objects, SlotObservation) else list(objects)
     if not history:
         raise PolicyError("objects: expected a SlotObservation for each image of a stream, found none")
+    if len({(item.names, item.masks.shape) for item in history}) > 1:
+        raise PolicyError(
+            "objects: expected SlotObservations of the same slots, found several names or sizes"
+        )
     streams = {key: _stack_images(images, key, len(history)) for key, images in video.items()}
     vectors = {key: _stack_vectors(values, key, len(history)) for key, values in state.items()}
     steps = max((len(values) for values in vectors.values()), default=1)
@@ -93,11 +98,7 @@ def unpack_gr00t(reply: bytes) -> Any:
 
 def _stack_images(images: Image, key: str, count: int) -> Image:
     """Return images as uint8 [count, height, width, 3]."""
-    stack = np.asarray(images)
-    if stack.dtype != np.uint8 or stack.ndim not in (3, 4) or stack.shape[-1] != 3:
-        raise PolicyError(
-            f"video {key}: expected uint8 [height, width, 3] in RGB order, found {stack.dtype} {list(stack.shape)}"
-        )
+    stack = check_images(images, f"video {key}", dimensions=4)
     stack = stack if stack.ndim == 4 else stack[np.newaxis]
     if len(stack) != count:
         raise PolicyError(f"video {key}: expected {count} images, as many as objects; found {len(stack)}")
@@ -106,10 +107,7 @@ def _stack_images(images: Image, key: str, count: int) -> Image:
 
 def _stack_vectors(values: npt.ArrayLike, key: str, limit: int) -> npt.NDArray[np.float32]:
     """Return vectors as float32 [T, D] with T up to `limit`."""
-    stack = np.asarray(values, np.float32)
-    if stack.ndim not in (1, 2):
-        raise PolicyError(f"state {key}: expected a vector, found shape {list(stack.shape)}")
-    stack = stack if stack.ndim == 2 else stack[np.newaxis]
+    stack = np.atleast_2d(check_vectors(values, f"state {key}", dimensions=2))
     if len(stack) > limit:
         raise PolicyError(
             f"state {key}: expected at most {limit} vectors, as many as objects; found {len(stack)}"

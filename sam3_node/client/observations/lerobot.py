@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
-from ...errors import PolicyError
 from ...types import Image
-from .slots import FIELDS, ObjectSlots, SlotObservation, merge
+from .inputs import check_images, check_vectors, merge
+from .slots import FIELDS, ObjectSlots, SlotObservation
 
 IMAGES = "observation.images"
 STATE = "observation.state"
@@ -33,18 +32,12 @@ def as_lerobot(
     [N * len(FIELDS)], with the flags, ages and boxes (`SlotObservation.vector`). For a dataset, add "action" and
     "task". Raises PolicyError for a wrong shape or dtype.
     """
-    observation: dict[str, npt.NDArray[Any]] = {}
-    for key, image in merge(images or {}, objects.pictures(name), "images").items():
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-            raise PolicyError(
-                f"image {key}: expected uint8 [height, width, 3] in RGB order, found {image.dtype} {list(image.shape)}"
-            )
-        observation[f"{IMAGES}.{key}"] = image
+    pictures = merge(images or {}, objects.pictures(name), "images")
+    observation: dict[str, npt.NDArray[Any]] = {
+        f"{IMAGES}.{key}": check_images(image, f"image {key}") for key, image in pictures.items()
+    }
     if state is not None:
-        vector = np.asarray(state, np.float32)
-        if vector.ndim != 1:
-            raise PolicyError(f"state: expected a vector, found shape {list(vector.shape)}")
-        observation[STATE] = vector
+        observation[STATE] = check_vectors(state, "state")
     return observation | {ENVIRONMENT_STATE: objects.vector()}
 
 

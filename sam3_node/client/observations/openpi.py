@@ -14,7 +14,8 @@ import numpy as np
 
 from ...errors import PolicyError
 from .codec import Array, pack_arrays, read_array, read_dtype, unpack_arrays
-from .slots import SlotObservation, merge
+from .inputs import merge
+from .slots import SlotObservation
 
 MAX_SCALAR_BYTES = 1 << 20
 

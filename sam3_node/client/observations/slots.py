@@ -7,9 +7,9 @@ one moment, with the age of each and the doubt about it. The forms for policies 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -335,12 +335,3 @@ def _compute_age_s(origin_ns: int | None, now_ns: int) -> float:
     if origin_ns is None or (age_s := (now_ns - origin_ns) / NANOSECONDS) < -CLOCK_TOLERANCE_S:
         return MAX_AGE_S
     return min(max(age_s, 0.0), MAX_AGE_S)
-
-
-def merge(given: Mapping[str, Any], added: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return both maps as one. Raises PolicyError for a key of both."""
-    if twice := sorted(given.keys() & added.keys()):
-        raise PolicyError(
-            f"{what}: expected none of {', '.join(twice)}, which the objects have; give them another name"
-        )
-    return {**given, **added}

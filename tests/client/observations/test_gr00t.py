@@ -84,6 +84,8 @@ def test_a_history_of_images_needs_that_of_objects() -> None:
         as_gr00t(history[:1], video=two, state={}, language="x")
     with pytest.raises(PolicyError, match="state arm: expected at most 1 vectors"):
         as_gr00t(observe(), video={}, state={"arm": np.stack([JOINTS] * 2)}, language="x")
+    with pytest.raises(PolicyError, match="found several names or sizes"):
+        as_gr00t([history[0], observe(2)], video=two, state={}, language="x")
     with pytest.raises(PolicyError, match="found none"):
         as_gr00t([], video={}, state={}, language="x")
 
@@ -106,6 +108,7 @@ def test_flat_keys_for_earlier_servers() -> None:
         ({"video": {"front": RGB.astype(np.float32)}}, "video front: expected uint8"),
         ({"video": {"front": RGB[..., :1]}}, "video front: expected uint8"),
         ({"state": {"arm": np.zeros((1, 1, 7))}}, "state arm: expected a vector"),
+        ({"state": {"arm": ["x"]}}, "state arm: expected a vector of numbers"),
         ({"video": {"objects_0": RGB}}, "video: expected none of objects_0"),
         ({"state": {"objects": JOINTS}}, "state: expected none of objects"),
     ],
