@@ -171,6 +171,12 @@ class SupersededError(RequestError):
     code = "superseded"
 
 
+class PolicyError(Sam3NodeError):
+    """Raised when an observation for a policy cannot be made, or its server's reply is invalid or says an error."""
+
+    code = "policy"
+
+
 class MissingExtraError(Sam3NodeError):
     """Raised when an optional dependency is missing; the message names the extra that installs it."""
 

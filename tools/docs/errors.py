@@ -41,6 +41,7 @@ ADVICE = {
     "wait a second.",
     "BusyError": "Wait for each reply before the next request. If another client floods the node, stop that client.",
     "SupersededError": "Nothing: the reply to the newer request follows.",
+    "PolicyError": "Correct the name, shape, dtype or camera that the message names ([policies](policies.md)).",
     "MissingExtraError": "Install the extra that the message names.",
     "OutputError": "Check the path, the rights and the free space.",
     "ProcessError": "Read the last lines of the process, which the message carries.",

@@ -1,0 +1,93 @@
+"""A step of lerobot's pipelines that adds the masks of a node to observations. It needs lerobot 0.4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...errors import PolicyError, require
+from .fitting import Fit
+from .lerobot import as_lerobot, lerobot_features
+from .slots import MaskReader, ObjectSlots, SlotObservation
+
+require("lerobot.processor", "lerobot")
+
+from lerobot.configs.types import PipelineFeatureType, PolicyFeature  # noqa: E402
+from lerobot.datasets.utils import dataset_to_policy_features  # noqa: E402
+from lerobot.processor import ObservationProcessorStep, ProcessorStepRegistry  # noqa: E402
+from lerobot.processor.converters import to_tensor  # noqa: E402
+
+
+@dataclass
+@ProcessorStepRegistry.register(name="sam3_node_objects")
+class ObjectsProcessorStep(ObservationProcessorStep):
+    """A step that adds the newest masks of `client` to each observation, in the keys of `as_lerobot`.
+
+    An observation that has these keys, of a dataset for example, stays as it is, so that training and use share a
+    pipeline. Images are float32 [3, H, W] in 0..1 and "observation.environment_state" is float32 [N * len(FIELDS)],
+    without a batch dimension: put the step before `AddBatchDimensionProcessorStep`. `objects` is the last
+    SlotObservation of the client, or None; ask it for a `refusal` before you act.
+
+    The parameters are those of `ObjectSlots`. A saved pipeline has them without the client. Give it when you load the
+    pipeline: `from_pretrained(path, overrides={"sam3_node_objects": {"client": client}})`.
+    """
+
+    names: list[str]
+    size: tuple[int, int]
+    max_age_s: float = 0.5
+    fit: Fit = "stretch"
+    camera: str | None = None
+    name: str = "objects"
+    client: MaskReader | None = None
+    timeout_ms: int = 0
+    """Longest wait for new masks for each observation"""
+    objects: SlotObservation | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = ObjectSlots(
+            self.names, self.size, max_age_s=self.max_age_s, fit=self.fit, camera=self.camera
+        )
+        self._features = lerobot_features(self._slots, name=self.name)
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Return the observation with the masks. Raises PolicyError without a client, or if it has some of the keys."""
+        if present := self._features.keys() & observation.keys():
+            self.objects = None
+            if len(present) < len(self._features):
+                raise PolicyError(
+                    f"sam3_node_objects: expected all or none of {', '.join(self._features)} in the observation, found "
+                    f"{', '.join(sorted(present))}"
+                )
+            return observation
+        if self.client is None:
+            raise PolicyError(
+                'sam3_node_objects: expected a client; load the pipeline with overrides={"sam3_node_objects": '
+                '{"client": PerceptionClient()}}'
+            )
+        self.objects = self._slots.read(self.client, self.timeout_ms)
+        for key, array in as_lerobot(self.objects, name=self.name).items():
+            values = array.transpose(2, 0, 1) / np.float32(255) if array.ndim == 3 else array
+            observation[key] = to_tensor(np.ascontiguousarray(values))
+        return observation
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the parameters without the client."""
+        return {
+            "names": list(self.names),
+            "size": list(self.size),
+            "max_age_s": self.max_age_s,
+            "fit": self.fit,
+            "camera": self.camera,
+            "name": self.name,
+            "timeout_ms": self.timeout_ms,
+        }
+
+    def transform_features(
+        self, features: dict[PipelineFeatureType, dict[str, PolicyFeature]]
+    ) -> dict[PipelineFeatureType, dict[str, PolicyFeature]]:
+        """Return the features with those of the masks."""
+        added = dataset_to_policy_features(self._features)
+        observed = features.get(PipelineFeatureType.OBSERVATION, {})
+        return features | {PipelineFeatureType.OBSERVATION: observed | added}

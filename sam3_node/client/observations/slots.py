@@ -1,0 +1,337 @@
+"""The form that all observations are made of: objects by name in a fixed number of slots, at a fixed size.
+
+`ObjectSlots` decides which object is in which slot, and remembers it. `SlotObservation` is the contents of the slots at
+one moment, with the age of each and the doubt about it. The forms for policies only arrange its arrays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import NodeRestarted, PolicyError
+from ...types import NANOSECONDS, Image, Instance, MaskFrame
+from .fitting import Fit, Fitted, fit_mask
+
+ANY = "*"
+"""Name of a slot for an object of any label."""
+FIELDS = (
+    "usable",
+    "tracked",
+    "visible",
+    "doubtful",
+    "stale",
+    "confidence",
+    "age_s",
+    "x0",
+    "y0",
+    "x1",
+    "y1",
+)
+"""Elements of each slot in `SlotObservation.vector`. Flags are 0 or 1, the box is in fractions of width and height."""
+MAX_AGE_S = 60.0
+"""Seconds of an age that is greater or not known."""
+CLOCK_TOLERANCE_S = 0.1
+"""Seconds by which the node's clock may be ahead of the policy's."""
+MAX_READS = 64
+"""Most masks that one read takes"""
+COLOURS = np.array(
+    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)],
+    np.float32,
+)
+"""RGB of the overlay\'s slots"""
+
+
+class MaskReader(Protocol):
+    """A PerceptionClient, or another source of masks."""
+
+    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
+        """Return the newest masks that were not returned before, or None."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotObservation:
+    """The objects in N slots at one moment, of one camera, at a size of (H, W) pixels. The arrays may be modified.
+
+    A policy should act on an object only if it is `usable`; `refusal` says why it is not. A stale mask is blank.
+    """
+
+    names: tuple[str, ...]
+    """label that each slot is for"""
+    masks: npt.NDArray[np.bool_]
+    """[N, H, W]; True inside the object; a visible object has at least one pixel"""
+    boxes: npt.NDArray[np.float32]
+    """[N, 4]; x0, y0, x1, y1 in pixels of `masks`, x1 and y1 exclusive; zeros where `visible` is False"""
+    ids: npt.NDArray[np.int64]
+    """[N]; id of the object that is tracked; 0 for an empty slot"""
+    visible: npt.NDArray[np.bool_]
+    """[N]; True if the object was in view on a frame that is not stale"""
+    doubtful: npt.NDArray[np.bool_]
+    """[N]; True if the node marks the mask doubtful, or the object is tentative: found by name and not confirmed"""
+    stale: npt.NDArray[np.bool_]
+    """[N]; True if `ages_s` exceeds `max_age_s`. Of an empty slot: not even its absence is known any more"""
+    confidences: npt.NDArray[np.float32]
+    """[N]; probability in 0..1 that the mask is right; 0 without a mask, or from a node that does not send it"""
+    ages_s: npt.NDArray[np.float32]
+    """[N]; seconds since the capture of the frame that the slot's contents are from, 0..MAX_AGE_S; MAX_AGE_S also
+    before the first masks, and if that frame seems to lie in the future, because the clocks of the machines differ"""
+    max_age_s: float
+    without_slot: int = 0
+    """Number of tracked objects that a slot is for by name, but none was left"""
+    restarts: int = 0
+    """Number of times that object ids have begun again; the ids before are void"""
+    camera: str | None = None
+    """None before the first masks"""
+    seq: int | None = None
+    """of the newest frame; None before the first masks"""
+
+    @property
+    def usable(self) -> npt.NDArray[np.bool_]:
+        """[N]; True if a policy may act on the mask: visible, fresh and not doubtful."""
+        return self.visible & ~self.doubtful
+
+    @property
+    def tracked(self) -> npt.NDArray[np.bool_]:
+        """[N]; False for an empty slot."""
+        return self.ids > 0
+
+    def refusal(self, *names: str) -> str | None:
+        """Return why a policy should not act on all objects of these names, or None if it may.
+
+        Of several slots of one name, one usable is enough. The default is all names. Raises PolicyError for a name
+        that no slot has.
+        """
+        usable = self.usable
+        for name in names or dict.fromkeys(self.names):
+            slots = [slot for slot, known in enumerate(self.names) if known == name]
+            if not slots:
+                raise PolicyError(f"expected a name of a slot, {', '.join(self.names)}; found {name!r}")
+            if not usable[slots].any():
+                return f"{name}: " + "; ".join(dict.fromkeys(self._describe(slot) for slot in slots))
+        return None
+
+    def _describe(self, slot: int) -> str:
+        if self.seq is None:
+            return "no masks have come yet"
+        if self.stale[slot]:
+            age_s = self.ages_s[slot]
+            age = (
+                f"{age_s:.2f} s"
+                if age_s < MAX_AGE_S
+                else f"{MAX_AGE_S:.0f} s or more, or of a clock that differs"
+            )
+            return f"stale: {age} old, more than {self.max_age_s:g} s"
+        if not self.tracked[slot]:
+            return "not tracked"
+        if not self.visible[slot]:
+            return "not in view"
+        return f"doubtful: confidence {self.confidences[slot]:.2f}, or not confirmed yet"
+
+    def vector(self) -> npt.NDArray[np.float32]:
+        """Return float32 [N * len(FIELDS)]: the FIELDS of each slot, one slot after the other."""
+        height, width = self.masks.shape[1:]
+        columns = [
+            self.usable,
+            self.tracked,
+            self.visible,
+            self.doubtful,
+            self.stale,
+            self.confidences,
+            self.ages_s,
+        ]
+        edges = self.boxes / np.array([width, height, width, height], np.float32)
+        return np.concatenate([np.stack(columns, axis=1), edges], axis=1).astype(np.float32).ravel()
+
+    def pictures(self, name: str = "objects") -> dict[str, Image]:
+        """Return the masks as images uint8 [H, W, 3], for policies that take images only: `name`_0, `name`_1 …
+
+        There are ceil(N / 3). The channels of image k are the masks of slots 3k, 3k + 1 and 3k + 2: 255 inside, 0
+        outside.
+        """
+        images = np.zeros((-(-len(self.names) // 3), *self.masks.shape[1:], 3), np.uint8)
+        for slot, mask in enumerate(self.masks):
+            images[slot // 3, ..., slot % 3][mask] = 255
+        return {f"{name}_{index}": image for index, image in enumerate(images)}
+
+    def overlay(self, image: Image, strength: float = 0.5) -> Image:
+        """Return a copy of an image, uint8 [H, W, 3] in RGB order, with the usable masks tinted in colours of slots.
+
+        It is for policies that take camera images only. Raises PolicyError for an image of another size.
+        """
+        expected = (*self.masks.shape[1:], 3)
+        if image.dtype != np.uint8 or image.shape != expected:
+            raise PolicyError(
+                f"image: expected uint8 {expected}, found {image.dtype} {image.shape}; give the slots the images' size"
+            )
+        tinted = image.copy()
+        for slot in np.flatnonzero(self.usable):
+            mask, tint = self.masks[slot], COLOURS[slot % len(COLOURS)] * np.float32(strength)
+            tinted[mask] = tinted[mask] * np.float32(1 - strength) + tint
+        return tinted
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The object that a slot holds, and the frame that this is known from."""
+
+    instance: Instance | None = None
+    fitted: Fitted | None = None
+    """the mask and its box; None if it is empty"""
+    origin_ns: int | None = None
+    """Unix time of the frame's capture; None before the first masks"""
+
+
+class ObjectSlots:
+    """Slots for the objects of one camera by name. It is not thread-safe.
+
+    Each of `names` is the label of an object; a name that is given twice is for two such objects, and "*" for any
+    label. An object stays in its slot as long as the node tracks it. New ones take the first empty slot of their name,
+    those with lower ids first. Masks are sampled to `size` (height, width): over the whole of it, or with
+    `fit="pad"` in proportion, with equal margins. Contents older than `max_age_s` seconds are stale. `camera` names
+    the camera; the default is the first whose masks come.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        size: tuple[int, int],
+        *,
+        max_age_s: float = 0.5,
+        fit: Fit = "stretch",
+        camera: str | None = None,
+    ) -> None:
+        if isinstance(names, str) or not names:
+            raise PolicyError(f"names: expected a list of at least one label, found {names!r}")
+        if len(size) != 2 or min(size) < 1:
+            raise PolicyError(f"size: expected (height, width) of at least 1, found {size!r}")
+        if fit not in get_args(Fit):
+            raise PolicyError(f"fit: expected one of {', '.join(get_args(Fit))}; found {fit!r}")
+        if not 0 < max_age_s < MAX_AGE_S:
+            raise PolicyError(
+                f"max_age_s: expected seconds above 0 and below {MAX_AGE_S:g}, found {max_age_s!r}"
+            )
+        self.names, self.size, self.fit = tuple(names), (int(size[0]), int(size[1])), fit
+        self.max_age_s, self.camera = float(max_age_s), camera
+        self.restarts = 0
+        self._slots = [_Slot() for _ in self.names]
+        self._newest: MaskFrame | None = None
+        self._without_slot = 0
+
+    def read(self, client: MaskReader, timeout_ms: int = 0) -> SlotObservation:
+        """Take the newest masks that a client has, and return the contents of the slots.
+
+        Waits up to `timeout_ms` for masks. When none come, the contents are those of before, and older. Masks of other
+        cameras are passed over. When object ids have begun again, all slots are empty and `restarts` has grown.
+        """
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        for _ in range(MAX_READS):
+            left_ms = max(0, round(1000 * (deadline_s - time.monotonic())))
+            try:
+                masks = client.latest(left_ms)
+            except NodeRestarted as restart:
+                if self.camera not in (None, restart.camera):
+                    continue
+                self.forget()
+                break
+            if masks is None:
+                break
+            if self.camera in (None, masks.camera):
+                self._take(masks)
+                deadline_s = 0.0  # what else waits
+        return self.observe()
+
+    def observe(self, masks: MaskFrame | None = None, now_ns: int | None = None) -> SlotObservation:
+        """Take these masks, if any, and return the contents of the slots at the Unix time `now_ns`, by default now.
+
+        Raises PolicyError for masks of another camera.
+        """
+        if masks is not None:
+            self._take(masks)
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        count = len(self.names)
+        ages_s = np.array([_compute_age_s(slot.origin_ns, now_ns) for slot in self._slots], np.float32)
+        stale = ages_s > self.max_age_s
+        full = np.zeros((count, *self.size), np.bool_)
+        boxes, confidences = np.zeros((count, 4), np.float32), np.zeros(count, np.float32)
+        ids, visible, doubtful = (
+            np.zeros(count, np.int64),
+            np.zeros(count, np.bool_),
+            np.zeros(count, np.bool_),
+        )
+        for index, slot in enumerate(self._slots):
+            if slot.instance is None:
+                continue
+            ids[index] = slot.instance.id
+            confidences[index] = slot.instance.confidence or 0.0
+            doubtful[index] = slot.instance.doubtful or slot.instance.state == "tentative"
+            if slot.fitted is not None and not stale[index]:
+                full[index], boxes[index], visible[index] = slot.fitted.mask, slot.fitted.box, True
+        newest = self._newest
+        return SlotObservation(
+            names=self.names,
+            masks=full,
+            boxes=boxes,
+            ids=ids,
+            visible=visible,
+            doubtful=doubtful,
+            stale=stale,
+            confidences=confidences,
+            ages_s=ages_s,
+            max_age_s=self.max_age_s,
+            without_slot=self._without_slot,
+            restarts=self.restarts,
+            camera=self.camera,
+            seq=None if newest is None else newest.seq,
+        )
+
+    def forget(self) -> None:
+        """Empty all slots, because object ids have begun again."""
+        self.restarts += 1
+        self._slots = [_Slot() for _ in self.names]
+        self._newest, self._without_slot = None, 0
+
+    def _take(self, masks: MaskFrame) -> None:
+        if self.camera not in (None, masks.camera):
+            raise PolicyError(
+                f"expected masks of camera {self.camera}, found {masks.camera}; use ObjectSlots for each camera"
+            )
+        if self._newest is not None and self._newest.epoch != masks.epoch:
+            self.forget()
+        self.camera, self._newest = masks.camera, masks
+        held = masks.shed.held if masks.shed is not None else ()
+        waiting = {instance.id: instance for instance in sorted(masks.instances, key=lambda item: item.id)}
+        for name, slot in zip(self.names, self._slots, strict=True):
+            if slot.instance is not None and slot.instance.id in held:
+                continue  # not tracked on this frame: what is known of it is as old as it is
+            instance = waiting.get(slot.instance.id) if slot.instance is not None else None
+            if instance is not None and name in (instance.label, ANY):
+                del waiting[instance.id]
+            else:
+                instance = None
+            self._fill(slot, instance, masks)
+        self._without_slot = sum(not self._place(instance, masks) for instance in waiting.values())
+
+    def _place(self, instance: Instance, masks: MaskFrame) -> bool:
+        """Put a new object into the first empty slot of its name, else of any. Return False if none is left for it."""
+        wanted = [name for name in (instance.label, ANY) if name in self.names]
+        for name in wanted:
+            for index, slot in enumerate(self._slots):
+                if self.names[index] == name and slot.instance is None:
+                    self._fill(slot, instance, masks)
+                    return True
+        return not wanted
+
+    def _fill(self, slot: _Slot, instance: Instance | None, masks: MaskFrame) -> None:
+        slot.instance, slot.origin_ns = instance, masks.age_origin_ns
+        slot.fitted = fit_mask(instance.mask, self.size, self.fit) if instance is not None else None
+
+
+def _compute_age_s(origin_ns: int | None, now_ns: int) -> float:
+    if origin_ns is None or (age_s := (now_ns - origin_ns) / NANOSECONDS) < -CLOCK_TOLERANCE_S:
+        return MAX_AGE_S
+    return min(max(age_s, 0.0), MAX_AGE_S)

@@ -1,0 +1,124 @@
+"""The wrapper for environments, checked by gymnasium's own checker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.client.observations import ObjectSlots
+from sam3_node.errors import NodeRestarted, PolicyError
+from sam3_node.types import MaskFrame
+from tests.support.observations import make_frame, make_instance
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium.spaces import Box, Dict  # noqa: E402
+from gymnasium.utils.env_checker import check_env  # noqa: E402
+
+from sam3_node.client.observations.gymnasium_wrapper import ObjectsObservation  # noqa: E402
+
+SIZE = (24, 32)
+
+
+class Reach(gymnasium.Env):  # type: ignore[misc]
+    """An environment with an arm of two joints."""
+
+    def __init__(self, keyed: bool = False) -> None:
+        space = Box(-1, 1, (2,), np.float32)
+        self.action_space, self.observation_space = space, Dict({"arm": space}) if keyed else space
+        self._keyed = keyed
+        self._arm = np.zeros(2, np.float32)
+
+    def _observe(self) -> Any:
+        return {"arm": self._arm.copy()} if self._keyed else self._arm.copy()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._arm = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._arm = np.clip(self._arm + 0.1 * action, -1, 1).astype(np.float32)
+        return self._observe(), 0.0, False, False, {}
+
+
+class Client:
+    """A client with prepared masks, each of which may be None or an error."""
+
+    def __init__(self, *waiting: MaskFrame | NodeRestarted | None) -> None:
+        self.waiting = list(waiting)
+
+    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
+        found = self.waiting.pop(0) if self.waiting else None
+        if isinstance(found, NodeRestarted):
+            raise found
+        return found
+
+
+def fresh(*objects: Any) -> MaskFrame:
+    """Return masks that seem to be captured at any time: their age is that of `now`."""
+    import time
+
+    return replace(make_frame(*objects), capture_ns=time.time_ns())
+
+
+def wrap(*waiting: Any, keyed: bool = False, **options: Any) -> ObjectsObservation:
+    slots = ObjectSlots(["mug", "fork"], SIZE, max_age_s=50)
+    return ObjectsObservation(Reach(keyed), Client(*waiting), slots, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_gymnasium_accepts_it(keyed: bool) -> None:
+    gymnasium.register("sam3_node/Reach-v0", Reach, nondeterministic=True)
+    try:
+        slots = ObjectSlots(["mug", "fork"], SIZE, max_age_s=50)
+        client = Client(*[fresh(make_instance(1, "mug")), None] * 8)
+        env = gymnasium.make("sam3_node/Reach-v0", keyed=keyed)
+        check_env(ObjectsObservation(env, client, slots), skip_render_check=True)
+    finally:
+        del gymnasium.registry["sam3_node/Reach-v0"]
+
+
+def test_observations_are_in_the_space_at_any_time() -> None:
+    doubtful = replace(make_instance(2, "fork"), doubtful=True, confidence=0.1)
+    env = wrap(None, fresh(make_instance(1, "mug"), doubtful), None, NodeRestarted("", camera="cam0"))
+    empty, _ = env.reset(seed=1)
+    seen, empty_again = (env.step(np.zeros(2, np.float32))[0] for _ in range(2))
+    for observation in (empty, seen, empty_again):
+        assert env.observation_space.contains(observation)
+    assert set(seen) == {"observation", "objects"}
+    objects = seen["objects"]
+    assert objects["ids"].tolist() == [1, 2]
+    assert [objects[flag].tolist() for flag in ("tracked", "doubtful", "usable", "stale")] == [
+        [1, 1],
+        [0, 1],
+        [1, 0],
+        [0, 0],
+    ]
+    assert objects["masks"].any(axis=(1, 2)).all()
+    assert empty["objects"]["stale"].tolist() == [1, 1]
+    assert empty["objects"]["restarts"].tolist() == [0]
+    assert empty_again["objects"]["restarts"].tolist() == [1]
+    assert not empty_again["objects"]["tracked"].any()
+
+
+def test_masks_that_stop_become_stale_and_blank() -> None:
+    env = wrap(make_frame(make_instance(1, "mug")))  # captured long ago
+    objects = env.reset(seed=1)[0]["objects"]
+    assert objects["ids"].tolist() == [1, 0]
+    assert objects["stale"].tolist() == [1, 1]
+    assert not objects["masks"].any()
+    assert env.objects is not None
+    assert "stale" in (env.objects.refusal("mug") or "")
+
+
+def test_keys_of_a_map_stay() -> None:
+    env = wrap(keyed=True, name="seen")
+    assert set(env.observation_space.spaces) == {"arm", "seen"}
+    assert set(env.reset(seed=1)[0]) == {"arm", "seen"}
+    with pytest.raises(PolicyError, match="expected none of the environment's keys, arm; found 'arm'"):
+        wrap(keyed=True, name="arm")

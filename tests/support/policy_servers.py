@@ -1,0 +1,119 @@
+"""Policy servers that are written from the published layouts of GR00T's and openpi's messages, without this package."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgpack
+import numpy as np
+import zmq
+
+
+def gr00t_pack(value: Any) -> bytes:
+    """Pack a value; an array becomes the bytes of numpy.save."""
+
+    def encode(array: Any) -> Any:
+        file = io.BytesIO()
+        np.save(file, array, allow_pickle=False)
+        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+
+    return bytes(msgpack.packb(value, default=encode))
+
+
+def gr00t_unpack(data: bytes) -> Any:
+    """Unpack a value and its arrays."""
+
+    def decode(value: Any) -> Any:
+        if "__ndarray_class__" in value:
+            return np.load(io.BytesIO(value["as_npy"]), allow_pickle=False)
+        return value
+
+    return msgpack.unpackb(data, object_hook=decode)
+
+
+def openpi_pack(value: Any) -> bytes:
+    """Pack a value; an array becomes a map with keys of bytes."""
+
+    def encode(array: Any) -> Any:
+        return {
+            b"__ndarray__": True,
+            b"data": array.tobytes(),
+            b"dtype": array.dtype.str,
+            b"shape": array.shape,
+        }
+
+    return bytes(msgpack.packb(value, default=encode))
+
+
+def openpi_unpack(data: bytes) -> Any:
+    """Unpack a value and its arrays."""
+
+    def decode(value: Any) -> Any:
+        if b"__ndarray__" in value:
+            return np.frombuffer(value[b"data"], value[b"dtype"]).reshape(value[b"shape"])
+        return value
+
+    return msgpack.unpackb(data, object_hook=decode)
+
+
+@contextmanager
+def serve_gr00t(act: Callable[[dict[str, Any], Any], Any]) -> Iterator[str]:
+    """Serve `act(observation, options)` as GR00T's policy server does. Yields its endpoint."""
+    context = zmq.Context()
+    socket = context.socket(zmq.REP)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    done = threading.Event()
+
+    def answer(request: dict[str, Any]) -> Any:
+        if request["endpoint"] == "ping":
+            return {"status": "ok", "message": "Server is running"}
+        try:
+            return act(**request["data"])
+        except Exception as error:
+            return {"error": repr(error)}
+
+    def serve() -> None:
+        while not done.is_set():
+            if socket.poll(20):
+                socket.send(gr00t_pack(answer(gr00t_unpack(socket.recv()))))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{port}"
+    finally:
+        done.set()
+        thread.join()
+        socket.close(0)
+        context.term()
+
+
+@contextmanager
+def serve_openpi(act: Callable[[dict[str, Any]], Any]) -> Iterator[str]:
+    """Serve `act(observation)` as openpi's policy server does: metadata first. Yields its address."""
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.server import ServerConnection
+    from websockets.sync.server import serve as serve_websocket
+
+    def handle(connection: ServerConnection) -> None:
+        connection.send(openpi_pack({"model": "test"}))
+        try:
+            while True:
+                connection.send(openpi_pack(act(openpi_unpack(connection.recv()))))
+        except ConnectionClosed:
+            pass
+        except Exception as error:
+            connection.send(repr(error))
+
+    with serve_websocket(handle, "127.0.0.1", 0, compression=None, max_size=None) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
