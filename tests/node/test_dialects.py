@@ -26,7 +26,7 @@ def test_masks_of_each_camera_of_a_server(rig: Rig) -> None:
 
     rig.node()
     with StubServer(make, f"ipc://{rig.folder}/server") as server:
-        camera = rig.start("camera", server.endpoint, "--dialect", "groot", SAM3_CAMERA__ENCODING="jpeg")
+        camera = rig.start("camera", server.endpoint, "--dialect", "groot", CAMERA__ENCODING="jpeg")
         with rig.client() as client:
             for name in ("head", "left_wrist"):
                 added = masks_where(client, lambda masks, name=name: masks.camera == name, name)
