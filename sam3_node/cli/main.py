@@ -160,6 +160,7 @@ def _add_camera_command(parsers: Any, add: AddCommand) -> None:
     camera.add_argument(
         "--dialect",
         dest="camera.dialect",
+        metavar="NAME",
         default=argparse.SUPPRESS,
         help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub",
     )

@@ -68,6 +68,10 @@ def test_groot_depth_belongs_to_the_colour_of_its_name() -> None:
     np.testing.assert_array_equal(decode_depth(found), depth)
     (saturated,) = read("groot", groot({"ego": jpeg(picture()), "ego_depth": base64_jpeg(picture())})).images
     assert saturated.frame.depth is None
+    for value in ({**base64_depth(depth), "data": 7}, base64_depth(depth.astype(np.uint8))):
+        damaged = read("groot", groot({"ego": base64_jpeg(picture()), "ego_depth": value}))
+        assert damaged.images[0].frame.depth is None
+        assert len(damaged.rejected) == 1
     small = read("groot", groot({"ego": base64_jpeg(picture()), "ego_depth": base64_depth(depth[:24])}))
     assert small.images[0].frame.depth is not None
     assert not small.images[0].frame.depth.aligned

@@ -25,7 +25,7 @@ import numpy as np
 from ...errors import WireError
 from ...types import Buffer, ColourEncoding, Depth, Frame
 from ...wire.codec import MAX_SIDE, Limits, describe, unpack
-from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size
+from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, is_depth_png
 
 Dialect = Literal["groot", "lerobot", "imagezmq"]
 
@@ -133,8 +133,11 @@ def _read_maps(message: object, dialect: Dialect) -> Contents:
     for name, value in images.items():
         try:
             if isinstance(name, str) and not (_is_depth(value) or _names_depth(name, images)):
+                image = _read_entry(name, value, stamps.get(name))
+                contents.images.append(image)
                 depth = images.get(f"{name}{_DEPTH_SUFFIX}")
-                contents.images.append(_read_entry(name, value, depth, stamps.get(name)))
+                if _is_depth(depth):
+                    contents.images[-1] = replace(image, frame=_add_depth(image.frame, depth))
         except WireError as error:
             contents.rejected.append(error)
     return contents
@@ -151,7 +154,7 @@ def _read_map(message: Mapping[Any, Any], key: str, dialect: str) -> Mapping[Any
     return value
 
 
-def _read_entry(name: str, value: object, depth: object, stamp: object) -> ServerImage:
+def _read_entry(name: str, value: object, stamp: object) -> ServerImage:
     what = f"image of {describe(name)}"
     if isinstance(value, str):
         data = _decode_base64(value, what)
@@ -160,8 +163,6 @@ def _read_entry(name: str, value: object, depth: object, stamp: object) -> Serve
     else:
         raise WireError(f"{what}: expected a JPEG as base64 text or bytes, found {describe(value)}")
     frame = _read_compressed(data)
-    if _is_depth(depth):
-        frame = replace(frame, depth=_read_depth(depth, frame))
     is_number = type(stamp) in (int, float) and math.isfinite(stamp)  # type: ignore[arg-type]
     return ServerImage(name, frame, float(stamp) if is_number else None, isinstance(value, str))  # type: ignore[arg-type]
 
@@ -175,11 +176,16 @@ def _is_depth(value: object) -> bool:
     return isinstance(value, dict) and value.get("encoding") == _DEPTH_ENCODING
 
 
-def _read_depth(value: Any, frame: Frame) -> Depth:
-    """Return a depth image in millimetres. GR00T's server aligns it to colour; then both have one size."""
+def _add_depth(frame: Frame, value: Any) -> Frame:
+    """Return the frame with its depth in millimetres. GR00T's server aligns it to colour; then both have one size."""
     data = _decode_base64(value.get("data"), "depth image")
     size = compressed_size(data, "png")
-    return Depth(*size, "png16", _DEPTH_SCALE_M, size == (frame.width, frame.height), data)
+    _check_size(*size)
+    if not is_depth_png(data):
+        raise WireError("depth image: expected a PNG of 16-bit grey, found another kind")
+    return replace(
+        frame, depth=Depth(*size, "png16", _DEPTH_SCALE_M, size == (frame.width, frame.height), data)
+    )
 
 
 def _decode_base64(text: object, what: str) -> bytes:

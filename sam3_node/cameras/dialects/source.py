@@ -226,18 +226,19 @@ class ServerSource:
 
     def _reject(self, error: Exception) -> None:
         """Count a message or an image that cannot be used, and log a new reason, at most one in ten seconds."""
-        counts, reason = self.counts, str(error) or repr(error)
-        counts.rejected += 1
-        now_s = time.monotonic()
-        if reason != counts.last_error and now_s - counts.warned_s >= _WARN_EVERY_S:
+        counts, reason, now_s = self.counts, str(error) or repr(error), time.monotonic()
+        with self._changed:  # both threads count
+            counts.rejected += 1
+            is_told = reason != counts.last_error and now_s - counts.warned_s >= _WARN_EVERY_S
+            counts.last_error = counts.unread = reason
+        if is_told:
             counts.warned_s = now_s
             _log.warning("%s: an image cannot be read: %s (%d so far)", self.name, reason, counts.rejected)
-        counts.last_error = counts.unread = reason
 
     def _explain_silence(self) -> str:
         """Say why no image comes."""
         if self._others and not self._cameras:
-            names = ", ".join(describe(name) for name in self._others)
+            names = ", ".join(describe(name) for name in list(self._others))
             return f"camera: {self.endpoint} sends no camera {self._chosen!r}: choose one of {names}, or ?camera=*"
         if self.counts.unread:
             return f"camera: no image of {self.endpoint} can be read: {self.counts.unread}"
