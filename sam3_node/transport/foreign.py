@@ -20,7 +20,7 @@ from .connection import Listener, ReconnectingSocket, connect_all, open_subscrib
 from .security import Security, is_local
 from .sockets import BoundSocket, check_endpoint, describe_source, receive_parts, send_parts
 
-MAX_FOREIGN_BYTES = 1 << 26
+MAX_FOREIGN_BYTES = 1 << 25
 """Maximum size of a part of a message. A raw image of 3840x2160 pixels has 24.9 MB."""
 MAX_PER_TURN = 64
 MAX_KEPT = 16

@@ -22,6 +22,7 @@ from sam3_node.transport.foreign import MAX_FOREIGN_BYTES
 from sam3_node.types import Image
 from tests.support.camera_servers import (
     BLUE,
+    READY_S,
     RED,
     StubServer,
     base64_jpeg,
@@ -33,7 +34,6 @@ from tests.support.camera_servers import (
     opened,
     picture,
 )
-from tests.support.node_rig import READY_S
 from tests.support.transport_peer import wait_until
 
 HUB = "tcp://127.0.0.1:0"

@@ -18,9 +18,9 @@ from sam3_node.cameras.base import CapturedImage
 from sam3_node.cameras.dialects.source import ServerSource, open_server
 from sam3_node.settings import CameraSettings
 from sam3_node.types import Image
-from tests.support.node_rig import READY_S
 
 PERIOD_S = 0.01
+READY_S = 300.0
 RED, BLUE = (0, 0, 255), (255, 0, 0)  # BGR
 
 
