@@ -68,7 +68,7 @@ class _Counts:
     repeated: int = 0
     rejected: int = 0
     last_error: str = ""
-    unread: str = ""  # why the last message could not be read, if no image was given since
+    unread: str = ""  # why the last message could not be read, if no image came since
     warned_s: float = field(default=-_WARN_EVERY_S)
 
 
@@ -95,12 +95,16 @@ class ServerSource:
         self._newest: dict[str, _Arrived] = {}  # the camera that waits longest is first
         self._cameras: dict[str, _Camera] = {}
         self._others: dict[str, None] = {}  # names that the server sends beside the chosen one
-        self._receiver = (
-            ForeignHub(endpoint, self._deliver, insecure)
-            if settings.dialect == _HUB
-            else ForeignSubscriber(endpoint, self._deliver)
-        )
         self._notice = WaitingNotice(self._explain_silence)
+        try:
+            self._receiver = (
+                ForeignHub(endpoint, self._deliver, insecure)
+                if settings.dialect == _HUB
+                else ForeignSubscriber(endpoint, self._deliver)
+            )
+        except BaseException:
+            self._notice.close()
+            raise
 
     @property
     def endpoint(self) -> str:
@@ -126,8 +130,6 @@ class ServerSource:
             except WireError as error:
                 self._reject(error)
                 continue
-            self.counts.unread = ""
-            self._notice.progress()
             yield captured
 
     def close(self) -> None:
@@ -163,7 +165,7 @@ class ServerSource:
         for image in contents.images:
             try:
                 self._keep(image, arrival_ns, sender)
-            except WireError as error:
+            except Exception as error:
                 self._reject(error)
 
     def _keep(self, image: ServerImage, arrival_ns: int, sender: bytes) -> None:
@@ -176,6 +178,8 @@ class ServerSource:
         if last is not None and _is_same(last, image):
             self.counts.repeated += 1
             return
+        self.counts.unread = ""
+        self._notice.progress()
         if not camera.limit.admits(time.monotonic_ns()):
             return
         arrived = _Arrived(image, camera.stamps.read(image.stamp_s, arrival_ns), arrival_ns)
@@ -236,7 +240,7 @@ class ServerSource:
             _log.warning("%s: an image cannot be read: %s (%d so far)", self.name, reason, counts.rejected)
 
     def _explain_silence(self) -> str:
-        """Say why no image comes."""
+        """Say why no image has come for a while."""
         if self._others and not self._cameras:
             names = ", ".join(describe(name) for name in list(self._others))
             return f"camera: {self.endpoint} sends no camera {self._chosen!r}: choose one of {names}, or ?camera=*"
@@ -248,7 +252,7 @@ class ServerSource:
                 "mode (REQ/REP)"
             )
         if self._receiver.connected:
-            return f"camera: {self.endpoint} is connected and sends no image"
+            return f"camera: {self.endpoint} is connected and sends no new image"
         hint = "; senders in REQ/REP mode need --dialect imagezmq-hub" if self._dialect == "imagezmq" else ""
         return (
             f"camera: no server publishes at {self.endpoint}: start it, or correct the address; it is connected as soon"
