@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import binascii
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -24,7 +23,7 @@ import numpy as np
 
 from ...errors import WireError
 from ...types import Buffer, ColourEncoding, Depth, Frame
-from ...wire.codec import MAX_SIDE, Limits, describe, unpack
+from ...wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, is_depth_png
 
 Dialect = Literal["groot", "lerobot", "imagezmq"]
@@ -163,7 +162,7 @@ def _read_entry(name: str, value: object, stamp: object) -> ServerImage:
     else:
         raise WireError(f"{what}: expected a JPEG as base64 text or bytes, found {describe(value)}")
     frame = _read_compressed(data)
-    is_number = type(stamp) in (int, float) and math.isfinite(stamp)  # type: ignore[arg-type]
+    is_number = type(stamp) in (int, float) and abs(stamp) < MAX_INT  # type: ignore[arg-type]
     return ServerImage(name, frame, float(stamp) if is_number else None, isinstance(value, str))  # type: ignore[arg-type]
 
 
