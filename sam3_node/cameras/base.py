@@ -16,6 +16,7 @@ class CapturedImage:
 
     A recorded `image` may be its Frame and a recorded `depth` its Depth, both still encoded. Depth as an array is
     registered to the image, in units of `depth_scale_m` metres; 0 is unknown. `times` are the device's own stamps.
+    `camera` is the name to publish it under, of a source with several cameras; "" for that of the settings.
     """
 
     image: Image | Frame  # BGR [h, w, 3]
@@ -24,6 +25,7 @@ class CapturedImage:
     depth_scale_m: float = 0.001
     intrinsics: Intrinsics | None = None
     times: Mapping[str, int | float] = field(default_factory=dict)
+    camera: str = ""
 
     @property
     def size(self) -> tuple[int, int]:

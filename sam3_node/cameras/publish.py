@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import cv2
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_MS = 100
 _SUBSCRIBE_S = 0.1  # a subscription arrives shortly after its connection
 _REPORT_S = 60.0
+_MAX_NUMBERS = 256  # of cameras of one source, which come and go
 _STOP_LINGER_MS = 300  # a stop does not wait longer for a peer that hangs
 
 
@@ -43,13 +45,13 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
     A source that ends waits for its first receiver, unless `camera.wait` is false. Prints one line when ready and one
-    at the end, and on stderr what it waits for. `seq` counts captured images from 0. Raises CameraError, BagError,
-    SettingsError (calibration) or TransportError if it cannot start.
+    at the end, and on stderr what it waits for. `seq` counts the captured images of each camera from 0. Raises
+    CameraError, BagError, SettingsError (calibration) or TransportError if it cannot start.
     """
     camera, transport = settings.camera, settings.transport
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
-    source = open_camera(camera.source, camera, stop)
+    source = open_camera(camera.source, camera, stop, transport.insecure)
     try:
         with (
             FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
@@ -96,7 +98,7 @@ def frame_from(
     captured = _resize(_calibrate(captured, calibration), camera)
     height, width = captured.size
     return Frame(
-        camera=camera.name,
+        camera=captured.camera or camera.name,
         seq=seq,
         capture_ns=captured.capture_ns,
         width=width,
@@ -127,19 +129,23 @@ def _publish(
 ) -> CameraSummary:
     start_s = time.monotonic()
     captured = unsent = 0
+    numbers: OrderedDict[str, int] = OrderedDict()  # the next seq of each camera
     report = _RateReport(source)
     watchdog.turn()
     watchdog.wait()
     for image in source:
         watchdog.turn()
-        with log_subject(camera.name, captured):
+        name = image.camera or camera.name
+        seq = numbers.pop(name, 0)
+        numbers[name] = seq + 1
+        if len(numbers) > _MAX_NUMBERS:
+            numbers.popitem(last=False)
+        with log_subject(name, seq):
             try:
-                unsent += not _send(
-                    publisher, frame_from(image, captured, camera, calibration), stop, watchdog
-                )
+                unsent += not _send(publisher, frame_from(image, seq, camera, calibration), stop, watchdog)
             except WireError as error:
                 unsent += 1
-                _log.warning("%s: image %d is left out: %s", source.name, captured, error)
+                _log.warning("%s: image %d of %s is left out: %s", source.name, seq, name, error)
         captured += 1
         report.count(unsent)
         if captured == camera.frames or stop.is_set():

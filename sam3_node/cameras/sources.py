@@ -11,22 +11,29 @@ from .base import CameraSource
 
 SOURCES = (
     "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
-    "v4l2:NAME or webcam:INDEX"
+    "v4l2:NAME or webcam:INDEX; or tcp://HOST:PORT with camera.dialect"
 )
 _SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
 _STREAMS = ("rtsp", "rtsps", "http", "https")
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 
 
-def open_camera(uri: str, settings: CameraSettings, stop: threading.Event | None = None) -> CameraSource:
+def open_camera(
+    uri: str, settings: CameraSettings, stop: threading.Event | None = None, insecure: bool = False
+) -> CameraSource:
     """Open one of SOURCES with the rate and looping of `settings`.
 
-    Setting `stop` ends the iteration, also while it waits for the next image. Raises CameraError for an unknown scheme,
-    and for a device or file that cannot be opened or read; for a recording, BagError.
+    Setting `stop` ends the iteration, also while it waits for the next image. With `insecure`, a hub of camera.dialect
+    may bind other addresses than those of this machine. Raises CameraError for an unknown scheme, and for a device or
+    file that cannot be opened or read; for a recording, BagError; for an address, TransportError.
     """
     # each scheme imports its own source, so that a webcam needs no library of recordings
     scheme, separator, address = uri.partition(":")
     stop = stop or threading.Event()
+    if settings.dialect != "none" or scheme in ("tcp", "ipc"):
+        from .dialects.source import open_server
+
+        return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
         scheme = ""
     if uri == "scene:tabletop":

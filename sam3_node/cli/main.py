@@ -155,11 +155,14 @@ def _add_camera_command(parsers: Any, add: AddCommand) -> None:
         help="source of the frames; list: print the cameras of this machine and the recordings of FOLDER",
     )
     camera.add_argument(
-        "folder",
-        type=Path,
-        metavar="FOLDER",
-        nargs="?",
-        help="with list: folder of recordings [.]",
+        "folder", type=Path, metavar="FOLDER", nargs="?", help="with list: folder of recordings [.]"
+    )
+    camera.add_argument(
+        "--dialect",
+        dest="camera.dialect",
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub",
     )
 
 

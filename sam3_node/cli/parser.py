@@ -77,7 +77,7 @@ class _PrintSettings(argparse.Action):
 
 
 def _is_setting(action: argparse.Action) -> bool:
-    return "." in action.dest and bool(action.option_strings)
+    return "." in action.dest and f"--{action.dest}" in action.option_strings
 
 
 def _holds_settings(group: Any) -> bool:

@@ -70,14 +70,20 @@ class ConnectionGuard:
     does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so a peer
     that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut down.
     With `watches_memory` the owner calls `count_read`, and the connection with most unread bytes is shut down when the
-    process grows by MAX_GROWTH_BYTES while more than MAX_UNREAD_BYTES are unread.
+    process grows by `max_growth_bytes` while more than MAX_UNREAD_BYTES are unread.
     Needs Linux; elsewhere nothing is cut off.
     """
 
     def __init__(
-        self, socket: zmq.Socket[Any], max_bytes: int, bytes_per_s: int, watches_memory: bool = False
+        self,
+        socket: zmq.Socket[Any],
+        max_bytes: int,
+        bytes_per_s: int,
+        max_growth_bytes: int = MAX_GROWTH_BYTES,
+        watches_memory: bool = False,
     ) -> None:
         self._max_bytes, self._bytes_per_s = max_bytes, bytes_per_s
+        self._max_growth_bytes = max_growth_bytes
         self._watches_memory = watches_memory
         self._counting = threading.Lock()  # of what was read
         self._unread_of_closed = 0.0
@@ -258,7 +264,7 @@ class ConnectionGuard:
             return
         grown = rss - self._base_rss
         descriptor = max(unread, key=unread.__getitem__, default=-1)
-        if grown <= MAX_GROWTH_BYTES or unread.get(descriptor, 0) * len(unread) <= MAX_UNREAD_BYTES:
+        if grown <= self._max_growth_bytes or unread.get(descriptor, 0) * len(unread) <= MAX_UNREAD_BYTES:
             return
         connection = self._connections[descriptor]
         self._forget(descriptor)
@@ -266,7 +272,7 @@ class ConnectionGuard:
             descriptor,
             connection.peer,
             f"{connection.unread:.0f} bytes of it wait and the process has grown by {grown} bytes,"
-            f" expected at most {MAX_GROWTH_BYTES}",
+            f" expected at most {self._max_growth_bytes}",
         )
 
     def _cut_off(self, descriptor: int, peer: object, reason: str) -> None:

@@ -19,7 +19,7 @@ import zmq
 from ..errors import TransportError
 from ..types import Buffer
 from .authenticator import Authenticator
-from .guard import ConnectionGuard
+from .guard import MAX_GROWTH_BYTES, ConnectionGuard
 from .keys import Key
 from .security import CURVE_BYTES, Security, Socket
 
@@ -53,13 +53,14 @@ _ZERO_COPY_RECV = 10
 """ZMQ_ZERO_COPY_RECV, a context option that pyzmq does not name. Where it is on, as by default, a waiting message of 34
 bytes holds the buffer of 8 KiB with which libzmq has read it."""
 _REQUESTS_RECEIVE_BUFFER = 1 << 17
-_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10)
-_BUDGETS: dict[int, tuple[int, int]] = {
+_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10, MAX_GROWTH_BYTES)
+_BUDGETS: dict[int, tuple[int, int, int]] = {
     zmq.PUB: _SUBSCRIPTIONS_BUDGET,
     zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
-    zmq.ROUTER: (3 << 23, 1 << 20),
+    zmq.ROUTER: (3 << 23, 1 << 20, MAX_GROWTH_BYTES),
 }
-"""By socket type: bytes that peers may send in advance, all together, and bytes per second of each peer."""
+"""By socket type: bytes that peers may send in advance, all together, bytes per second of each peer, and the growth of
+the process for which a peer is cut off while much is unread."""
 
 
 def open_socket(
@@ -86,8 +87,8 @@ class BoundSocket:
     """A socket bound to `endpoint`, in a context of its own. `.endpoint` has port 0 and * resolved.
 
     Terminating the context is the only way to wait until libzmq has sent the queue and released the address. A guard
-    cuts off peers that send more than the socket's use needs. With keys, `security` names those of `role`, and only
-    authorised peers are connected.
+    cuts off peers that send more than the socket's use needs, or than `budget` says. With keys, `security` names those
+    of `role`, and only authorised peers are connected.
     Raises TransportError that names the endpoint and the remedy: in use, no such address, malformed, not without keys.
     """
 
@@ -100,8 +101,9 @@ class BoundSocket:
         role: str = "node",
         security: Security | None = None,
         lossless: bool = False,
+        budget: tuple[int, int, int] | None = None,
     ) -> None:
-        _check_endpoint(endpoint)
+        check_endpoint(endpoint)
         keys = (security or Security.from_environment()).server_keys(role, endpoint)
         _check_ipc_free(endpoint)
         self._context = zmq.Context()
@@ -109,7 +111,9 @@ class BoundSocket:
         self.socket = open_socket(kind, queue, max_bytes, lossless, self._context)
         if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
             self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
-        self._guard = ConnectionGuard(self.socket, *_BUDGETS[kind], watches_memory=kind == zmq.ROUTER)
+        self._guard = ConnectionGuard(
+            self.socket, *(budget or _BUDGETS[kind]), watches_memory=kind == zmq.ROUTER
+        )
         self._authenticator: Authenticator | None = None
         if keys is not None:
             keys.apply(self.socket)
@@ -164,7 +168,7 @@ class BoundSocket:
 
 def connect(socket: Socket, endpoint: str) -> None:
     """Connect `socket`. The peer may bind later. Raises TransportError for a malformed endpoint."""
-    _check_endpoint(endpoint)
+    check_endpoint(endpoint)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
@@ -222,7 +226,8 @@ def send_parts(socket: Socket, parts: Sequence[Buffer], max_bytes: int) -> bool:
     return True
 
 
-def _check_endpoint(endpoint: str) -> None:
+def check_endpoint(endpoint: str) -> None:
+    """Raise TransportError for a malformed endpoint."""
     match = _ENDPOINT.fullmatch(endpoint)
     port = match["port"] if match else None
     # libzmq would truncate port 70000 to 4464

@@ -44,7 +44,7 @@ def _section(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
 
 def _is_own(action: argparse.Action) -> bool:
     """Return True unless the option is a setting, or is common to all commands."""
-    is_setting = "." in action.dest and bool(action.option_strings)
+    is_setting = "." in action.dest and f"--{action.dest}" in action.option_strings
     return action.dest not in _COMMON and action.help != argparse.SUPPRESS and not is_setting
 
 

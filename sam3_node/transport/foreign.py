@@ -1,0 +1,170 @@
+"""Sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
+
+Their messages are handed over as they came, at most MAX_KEPT of those that wait: a reader that is slower than a flood
+gets the newest, and one sender's flood leaves those of the others. CONFLATE keeps one part of one camera.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+
+import zmq
+
+from ..errors import TransportError
+from ..types import Closeable
+from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
+from .security import Security, is_local
+from .sockets import BoundSocket, check_endpoint, describe_source, receive_parts, send_parts
+
+MAX_FOREIGN_BYTES = 1 << 25
+"""Maximum size of a part of a message. A raw image of 3840x2160 pixels has 24.9 MB."""
+MAX_PER_TURN = 64
+MAX_KEPT = 16
+"""Maximum number of waiting messages that are handed over; older ones are dropped and counted."""
+MAX_KEPT_BYTES = 2 * MAX_FOREIGN_BYTES
+"""The same for their size."""
+HUB_QUEUE = 16
+HUB_BUDGET = (1 << 28, 1 << 28, 1 << 28)
+"""Of the hub's peers, as in sockets.py. A sender waits for the answer to an image before it sends the next."""
+HUB_ANSWER = b"OK"
+
+Message = tuple[list[memoryview], int, bytes]
+Deliver = Callable[[list[memoryview], int, bytes], None]
+"""Takes the parts of a message, its arrival (`time.time_ns`) and its sender. Runs in a thread of the socket, and raises
+nothing."""
+
+
+class ForeignSubscriber(Listener):
+    """A subscriber of everything that a server publishes on `endpoint`. A context manager.
+
+    The server may start later and be restarted. Raises TransportError for a malformed endpoint.
+    """
+
+    def __init__(self, endpoint: str, deliver: Deliver) -> None:
+        self.dropped = 0
+        """Number of messages that were dropped because newer ones waited."""
+        self._deliver = deliver
+        socket = open_subscriber([b""], MAX_FOREIGN_BYTES)
+        super().__init__(connect_all([(socket, endpoint, None)]), MAX_PER_TURN)
+        self.endpoint = endpoint
+        self._listen()
+
+    def check(self) -> None:
+        """Raise TransportError if the thread has failed."""
+        self._raise_failure()
+
+    def _drain(self, source: ReconnectingSocket) -> None:
+        kept, dropped = _keep_newest((parts, received_ns, b"") for parts, received_ns in self._read(source))
+        self.dropped += dropped
+        for message in kept:
+            self._deliver(*message)
+
+    def _wake(self) -> None:
+        """Nobody waits here: the owner of `deliver` does."""
+
+
+class ForeignHub(Closeable):
+    """A hub that senders connect to. It answers each message at once, because its sender waits for that.
+
+    `.endpoint` is the bound endpoint, with port 0 and * resolved. Senders have no keys, so other addresses than those
+    of this machine are bound only if `insecure`. Raises TransportError when the endpoint is malformed or in use.
+    """
+
+    def __init__(self, endpoint: str, deliver: Deliver, insecure: bool = False) -> None:
+        check_endpoint(endpoint)
+        if not insecure and not is_local(endpoint):
+            raise TransportError(
+                f"{endpoint} is not bound: its senders have no keys, so everybody on the network could send images; "
+                "bind 127.0.0.1, or, on a network without strangers, set transport.insecure = true"
+            )
+        self.dropped = 0
+        """Number of messages that were dropped because newer ones waited."""
+        self._deliver = deliver
+        self._failure: Exception | None = None
+        self._closing = False
+        self._bound = BoundSocket(
+            zmq.ROUTER,
+            endpoint,
+            HUB_QUEUE,
+            MAX_FOREIGN_BYTES,
+            "camera",
+            Security(insecure=True),
+            budget=HUB_BUDGET,
+        )
+        self.endpoint = self._bound.endpoint
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._thread = threading.Thread(target=self._run, name=f"hub {self.endpoint}", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        """The endpoint if a sender is connected now, else nothing."""
+        return (self.endpoint,) if self._bound.wait_for_peer(0) else ()
+
+    def check(self) -> None:
+        """Raise TransportError if the thread has failed."""
+        if self._failure is not None:
+            raise TransportError(f"the hub stopped: {self._failure}") from self._failure
+
+    def close(self) -> None:
+        """Stop the thread and release the address. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        os.write(self._stop_writer, b"\0")
+        self._thread.join()
+        self._bound.close(0)
+        os.close(self._stop_writer)
+        os.close(self._stop_reader)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._stop_reader, zmq.POLLIN)
+        poller.register(self._bound.socket, zmq.POLLIN)
+        try:
+            while not self._closing:
+                poller.poll()
+                kept, dropped = _keep_newest(self._receive())
+                self.dropped += dropped
+                for message in kept:
+                    self._deliver(*message)
+        except Exception as error:  # of the socket: `deliver` raises nothing
+            self._failure = error
+
+    def _receive(self) -> Iterator[Message]:
+        """Receive and answer the waiting messages, at most those of one turn."""
+        read: Counter[int] = Counter()
+        parts: list[memoryview] | None = []
+        for _ in range(MAX_PER_TURN):
+            parts = receive_parts(self._bound.socket)
+            if parts is None:
+                break
+            received_ns = time.time_ns()
+            descriptor, size = describe_source(parts)
+            read[descriptor] += size
+            envelope = [bytes(part) for part in parts[: 2 if len(parts) > 1 and not parts[1].nbytes else 1]]
+            send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
+            yield parts[len(envelope) :], received_ns, envelope[0]
+        self._bound.count_read(read, is_all=parts is None)
+
+
+def _keep_newest(messages: Iterable[Message]) -> tuple[list[Message], int]:
+    """Return the newest messages of each sender, and the number of the others. Who sends most loses first."""
+    kept: dict[bytes, deque[Message]] = {}
+    count = size = dropped = 0
+    for message in messages:
+        kept.setdefault(message[2], deque()).append(message)
+        count, size = count + 1, size + _count_bytes(message)
+        while count > MAX_KEPT or (size > MAX_KEPT_BYTES and count > 1):
+            is_many = count > MAX_KEPT
+            most = max(kept.values(), key=len if is_many else lambda queue: sum(map(_count_bytes, queue)))
+            count, size, dropped = count - 1, size - _count_bytes(most.popleft()), dropped + 1
+    return [message for queue in kept.values() for message in queue], dropped
+
+
+def _count_bytes(message: Message) -> int:
+    return sum(part.nbytes for part in message[0])

@@ -1,0 +1,222 @@
+"""Messages of other projects' camera servers: what is read, and that no bytes do harm."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from typing import Any
+
+import cv2
+import msgpack
+import numpy as np
+import pytest
+
+from sam3_node.cameras.dialects.messages import MAX_IMAGES, Contents, detect_dialect, read_message
+from sam3_node.errors import WireError
+from sam3_node.types import Frame
+from sam3_node.wire import decode_depth, decode_image, pack_frame
+from tests.support.camera_servers import (
+    BLUE,
+    RED,
+    base64_depth,
+    base64_jpeg,
+    groot,
+    imagezmq,
+    imagezmq_jpeg,
+    jpeg,
+    lerobot,
+    picture,
+    views,
+)
+from tests.support.hostility import limited_memory
+from tests.support.repeats import repetitions
+
+VALID = {
+    "groot": groot({"head": base64_jpeg(picture()), "wrist": jpeg(picture())}, {"head": 5.5, "wrist": 6}),
+    "lerobot": lerobot({"head": base64_jpeg(picture())}, {"head": 5.5}),
+    "imagezmq": imagezmq("pi", picture()),
+}
+
+
+def read(dialect: Any, parts: list[bytes]) -> Contents:
+    return read_message(dialect, views(parts))
+
+
+def test_groot_images_keep_names_and_stamps_and_say_which_are_swapped() -> None:
+    head, wrist = read("groot", VALID["groot"]).images
+    assert [(image.name, image.stamp_s, image.swapped) for image in (head, wrist)] == [
+        ("head", 5.5, True),
+        ("wrist", 6.0, False),
+    ]
+    assert np.abs(decode_image(wrist.frame)[10, 10].astype(int) - RED).max() <= 2
+    assert np.abs(decode_image(head.frame)[10, 10].astype(int) - BLUE).max() <= 2
+
+
+def test_groot_depth_belongs_to_the_colour_of_its_name() -> None:
+    depth = np.full((48, 64), 1234, np.uint16)
+    images = {
+        "ego": base64_jpeg(picture()),
+        "ego_depth": base64_depth(depth),
+        "lone_depth": base64_depth(depth),
+    }
+    contents = read("groot", groot(images))
+    assert [image.name for image in contents.images] == ["ego"]
+    found = contents.images[0].frame.depth
+    assert found is not None
+    assert (found.scale_m, found.aligned) == (0.001, True)
+    np.testing.assert_array_equal(decode_depth(found), depth)
+    (saturated,) = read("groot", groot({"ego": jpeg(picture()), "ego_depth": base64_jpeg(picture())})).images
+    assert saturated.frame.depth is None
+    for value in ({**base64_depth(depth), "data": 7}, base64_depth(depth.astype(np.uint8))):
+        damaged = read("groot", groot({"ego": base64_jpeg(picture()), "ego_depth": value}))
+        assert damaged.images[0].frame.depth is None
+        assert len(damaged.rejected) == 1
+    small = read("groot", groot({"ego": base64_jpeg(picture()), "ego_depth": base64_depth(depth[:24])}))
+    assert small.images[0].frame.depth is not None
+    assert not small.images[0].frame.depth.aligned
+
+
+def test_a_groot_server_of_one_camera_nests_its_message() -> None:
+    inner = {"timestamps": {"ego": 7.0}, "images": {"ego": jpeg(picture())}}
+    (image,) = read("groot", [msgpack.packb({"ego": inner})]).images
+    assert (image.name, image.stamp_s) == ("ego", 7.0)
+
+
+def test_lerobot_images_are_swapped_and_empty_images_are_nothing() -> None:
+    (image,) = read("lerobot", VALID["lerobot"]).images
+    assert (image.name, image.stamp_s, image.swapped, image.frame.encoding) == ("head", 5.5, True, "jpeg")
+    assert read("lerobot", lerobot({})) == ([], [])
+    assert read("lerobot", [b'{"images": null}']) == ([], [])
+
+
+@pytest.mark.parametrize("stamp", [None, "now", True, [], math.nan, -math.inf, 1 << 63])
+def test_a_stamp_that_is_no_number_is_none(stamp: Any) -> None:
+    for dialect, make in (("groot", groot), ("lerobot", lerobot)):
+        (image,) = read(dialect, make({"head": base64_jpeg(picture())}, {"head": stamp})).images
+        assert image.stamp_s is None
+    (image,) = read("lerobot", lerobot({"head": base64_jpeg(picture())}, {"head": 10**400})).images
+    assert image.stamp_s is None
+
+
+def test_imagezmq_sends_raw_images_and_jpegs() -> None:
+    image = np.random.default_rng(3).integers(0, 255, (30, 40, 4), np.uint8)
+    for sent, encoding in ((image[:, :, :3], "bgr8"), (image[:, :, 0], "mono8"), (image[:, :, :1], "mono8")):
+        (found,) = read("imagezmq", imagezmq("pi", sent)).images
+        assert (found.name, found.stamp_s, found.swapped, found.frame.encoding) == (
+            "pi",
+            None,
+            False,
+            encoding,
+        )
+        expected = sent if sent.shape[-1] == 3 else np.repeat(sent.reshape(30, 40, 1), 3, axis=2)
+        np.testing.assert_array_equal(decode_image(found.frame), expected)
+    (found,) = read("imagezmq", imagezmq("pi", image)).images
+    np.testing.assert_array_equal(decode_image(found.frame), image[:, :, :3])
+    (found,) = read("imagezmq", imagezmq_jpeg({"host": 1}, picture())).images
+    assert (found.name, found.frame.encoding, found.frame.width) == ("", "jpeg", 64)
+
+
+def test_one_damaged_image_does_not_take_the_others_with_it() -> None:
+    good = base64_jpeg(picture())
+    contents = read("groot", groot({"a": good[:40], "b": good, "c": 7, "d": "", "e": "no base64!"}))
+    assert [image.name for image in contents.images] == ["b"]
+    assert len(contents.rejected) == 4
+    assert "image of 'c': expected a JPEG as base64 text or bytes, found 7" in str(contents.rejected[1])
+
+
+@pytest.mark.parametrize("sent", VALID)
+@pytest.mark.parametrize("dialect", VALID)
+def test_a_message_of_another_dialect_is_named(dialect: str, sent: str) -> None:
+    if dialect == sent:
+        assert detect_dialect(views(VALID[sent])) == sent
+        return
+    with pytest.raises(WireError, match=f"expected .*, found .*; use --dialect {sent}$"):
+        read(dialect, VALID[sent])
+
+
+def test_frames_of_our_own_are_named() -> None:
+    frame = Frame("cam0", 1, time.time_ns(), 4, 4, "mono8", bytes(16), sent_ns=1)
+    with pytest.raises(
+        WireError, match="found frames of a sam3-node camera; the node reads this endpoint itself"
+    ):
+        read("groot", [bytes(part) for part in pack_frame(frame)])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "parts", "reason"),
+    [
+        ("groot", [], "a message of 0 parts"),
+        ("groot", [b""], "truncated"),
+        ("groot", [b"\xdf\xff\xff\xff\xff"], "truncated"),
+        ("groot", [b"\x91" * 1000 + b"\xc0"], "nesting|levels"),
+        ("groot", [msgpack.packb({"images": [1]})], "'images' to be a map of cameras"),
+        ("groot", groot({str(i): b"" for i in range(MAX_IMAGES + 1)}), "at most 32 images, found 33"),
+        ("groot", [msgpack.packb({"images": {}, "more": [[]] * 3000})], "at most 4096 items"),
+        ("groot", [msgpack.packb({"head": 1})], "without 'images'"),
+        ("lerobot", [b"\xff\xfe{}"], "expected JSON"),
+        ("lerobot", [b'{"images":' + b"[" * 4000], "expected JSON"),
+        ("lerobot", [b'{"images":' + b"[" * 100_000], "at most 4096 items"),
+        ("lerobot", [b'{"images": {}, "n": [' + b"[]," * 100_000 + b"0]}"], "at most 4096 items"),
+        ("lerobot", [b'{"images": {}, "n": ' + b"9" * 5000 + b"}"], "expected JSON"),
+        ("lerobot", [b"[]"], "without 'images'"),
+        ("imagezmq", [b"{}", b""], "a map with 'msg'"),
+        ("imagezmq", [b"{" + b" " * (64 << 10), b""], "at most 65536 bytes"),
+        ("imagezmq", [b'{"msg": "a"}', b"\xff\xd8"], "complete JPEG"),
+        *(
+            ("imagezmq", [json.dumps({"msg": "a", "dtype": dtype, "shape": shape}).encode(), b"12"], reason)
+            for dtype, shape, reason in (
+                ("uint8", [1 << 40, 1 << 40, 3], "sides of 1 to"),
+                ("uint8", [16384, 16384], "at most 67108864 pixels"),
+                ("uint8", [-1, -2], "sides of 1 to"),
+                ("uint8", [True, True], "uint8 of shape"),
+                ("uint8", [1, 1, 2], "uint8 of shape"),
+                ("uint8", 7, "uint8 of shape"),
+                ("uint16", [1, 1], "uint8 of shape"),
+                ("object", [1], "uint8 of shape"),
+                (["uint8"], [1, 1], "uint8 of shape"),
+                ("uint8", [1, 1], "expected 1 bytes"),
+                ("uint8", [1, 1, 4], "expected 4 bytes, found 2"),
+            )
+        ),
+    ],
+)
+def test_hostile_messages_are_refused_within_bounds(dialect: str, parts: list[bytes], reason: str) -> None:
+    with limited_memory(4), pytest.raises(WireError, match=reason):
+        read(dialect, parts)
+
+
+def test_an_image_that_declares_more_pixels_than_it_has_is_refused_without_decoding() -> None:
+    huge = bytearray(jpeg(picture()))
+    at = huge.index(b"\xff\xc0") + 5
+    huge[at : at + 4] = b"\x40\x00\x40\x00"
+    with limited_memory(4):
+        contents = read(
+            "groot", groot({"head": bytes(huge), "wrist": cv2.imencode(".png", picture())[1].tobytes()})
+        )
+    assert "expected the bytes of 16384 x 16384 pixels, found" in str(contents.rejected[0])
+    assert contents.images[0].frame.encoding == "png"
+
+
+@pytest.mark.parametrize("dialect", VALID)
+def test_no_mutation_of_a_message_does_harm(dialect: str) -> None:
+    random_ = random.Random(dialect)
+    outcomes = set()
+    with limited_memory(8):
+        for _ in range(repetitions(300, 1500)):
+            parts = [bytearray(part) for part in VALID[dialect]]
+            part = random_.choice(parts)
+            for _ in range(random_.randint(1, 8)):
+                part[random_.randrange(min(len(part), 200))] = random_.randrange(256)
+            if random_.random() < 0.2:
+                del part[random_.randrange(len(part)) :]
+            try:
+                read(
+                    random_.choice(list(VALID)) if random_.random() < 0.1 else dialect,
+                    list(map(bytes, parts)),
+                )
+                outcomes.add("read")
+            except WireError:
+                outcomes.add("refused")
+    assert outcomes == {"read", "refused"}

@@ -1,0 +1,314 @@
+"""Sources of camera.dialect over real sockets: names, newest images, restarts, hostile servers and senders."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.dialects import source as dialect_source
+from sam3_node.cameras.dialects.source import MAX_CAMERAS, ServerSource
+from sam3_node.cameras.sources import open_camera
+from sam3_node.errors import CameraError, TransportError
+from sam3_node.processes import waiting
+from sam3_node.settings import CameraSettings
+from sam3_node.transport.foreign import MAX_FOREIGN_BYTES
+from sam3_node.types import Image
+from tests.support.camera_servers import (
+    BLUE,
+    READY_S,
+    RED,
+    StubServer,
+    base64_jpeg,
+    groot,
+    image_where,
+    imagezmq,
+    jpeg,
+    lerobot,
+    opened,
+    picture,
+)
+from tests.support.transport_peer import wait_until
+
+HUB = "tcp://127.0.0.1:0"
+GOOD = lerobot({"head": base64_jpeg(picture())})
+
+
+def alternating() -> StubServer:
+    """Return a server that sends the images of two cameras in turn."""
+    return StubServer(lambda index: imagezmq("right" if index % 2 else "left", picture()))
+
+
+def is_close(image: Image, colour: tuple[int, int, int]) -> bool:
+    return bool(np.abs(image[10, 10].astype(int) - colour).max() <= 2)
+
+
+def until(condition: Callable[[], object]) -> None:
+    wait_until(condition, READY_S)
+
+
+def test_each_camera_of_a_message_comes_under_its_own_name_with_its_stamp() -> None:
+    def make(index: int) -> list[bytes]:
+        stamps = {"head cam": time.time() - 0.2, "wrist": time.time() - 0.1}
+        return groot({"head cam": base64_jpeg(picture(RED)), "wrist": jpeg(picture(BLUE))}, stamps)
+
+    with StubServer(make) as server, opened(server.endpoint, "groot") as source:
+        head = image_where(source, lambda image: image.camera == "head_cam")
+        wrist = image_where(source, lambda image: image.camera == "wrist")
+    assert is_close(head.pixels(), RED)
+    assert is_close(wrist.pixels(), BLUE)
+    for image, delay_s in ((head, 0.2), (wrist, 0.1)):
+        assert image.times["arrival_ns"] - image.capture_ns >= delay_s * 1e9
+        assert image.capture_ns == pytest.approx(image.times["server_stamp_s"] * 1e9, abs=1e6)
+
+
+@pytest.mark.parametrize(("swap", "colour"), [("auto", RED), ("yes", RED), ("no", BLUE)])
+def test_red_and_blue_are_exchanged_as_the_settings_say(swap: str, colour: tuple[int, int, int]) -> None:
+    with (
+        StubServer(lambda _: GOOD) as server,
+        opened(server.endpoint, "lerobot", swap_red_blue=swap) as source,
+    ):
+        assert is_close(image_where(source).pixels(), colour)
+        assert not source.is_finite
+
+
+def test_raw_images_are_exchanged_too() -> None:
+    server = StubServer(lambda _: imagezmq("pi", picture(RED)))
+    with server, opened(server.endpoint, "imagezmq", swap_red_blue="yes") as source:
+        assert is_close(image_where(source).pixels(), BLUE)
+
+
+def test_a_slow_reader_gets_the_newest_image_and_knows_what_it_missed() -> None:
+    def make(index: int) -> list[bytes]:
+        return imagezmq("pi", np.frombuffer(np.array([index, 0, 0], "<i4"), np.uint8).reshape(2, 2, 3))
+
+    def number(image: CapturedImage) -> int:
+        return int(image.pixels().reshape(-1)[:4].view("<i4")[0])
+
+    with StubServer(make, period_s=0.001) as server, opened(server.endpoint, "imagezmq") as source:
+        first, before = number(image_where(source)), source.lost
+        until(lambda: source.lost > before + 20)
+        assert number(image_where(source)) > first + 20
+
+
+def test_each_camera_that_alternates_in_the_messages_is_heard() -> None:
+    with alternating() as server, opened(server.endpoint, "imagezmq") as source:
+        for camera in ("left", "right") * 3:
+            image_where(source, lambda image, name=camera: image.camera == name)
+
+
+def test_an_image_that_comes_again_with_its_stamp_is_given_once() -> None:
+    stamp = time.time()
+
+    def make(index: int) -> list[bytes]:
+        changed = index >= 100  # the same stamp, but another image
+        return lerobot({"head": base64_jpeg(picture(BLUE if changed else RED))}, {"head": stamp})
+
+    with StubServer(make) as server, opened(server.endpoint, "lerobot") as source:
+        assert is_close(image_where(source).pixels(), RED)
+        second = image_where(source)
+        assert is_close(second.pixels(), BLUE)
+        assert source.counts.repeated > 0
+
+
+def test_a_server_may_be_late_and_be_restarted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "NOTICE_S", 0.3)
+    monkeypatch.setattr(waiting, "REPEAT_S", 0.1)
+    endpoint = f"ipc://{tmp_path}/server"
+    with opened(endpoint, "imagezmq") as source:
+        said = ""
+
+        def is_told(text: str) -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return text in said
+
+        until(lambda: is_told(f"no server publishes at {endpoint}: start it"))
+        assert "senders in REQ/REP mode need --dialect imagezmq-hub" in said
+        for colour in (RED, BLUE):
+            with StubServer(lambda _, colour=colour: imagezmq("pi", picture(colour)), endpoint):
+                image_where(source, lambda image, colour=colour: is_close(image.pixels(), colour))
+        said = ""
+        until(lambda: is_told("no server publishes at"))
+
+
+def test_hostile_messages_are_counted_and_told_and_the_images_come_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messages = [[b"\xff" * 100], GOOD, [b"{"], [b"", b""], [b"x"] * 30, [b"[" * 5000], [b""], [b"beat"]]
+    server = StubServer(lambda index: messages[index % len(messages)])
+    with server, opened(server.endpoint, "lerobot") as source:
+        for _ in range(3):
+            assert image_where(source).camera == "head"
+        until(lambda: source.counts.rejected > 12)
+        assert source.lost >= source.counts.rejected
+    assert "an image cannot be read: " in caplog.text
+
+
+def test_a_part_that_is_too_large_ends_the_connection_and_not_the_process() -> None:
+    def make(index: int) -> list[bytes]:
+        return [bytes(MAX_FOREIGN_BYTES + 1)] if index == 5 else GOOD
+
+    with StubServer(make) as server, opened(server.endpoint, "lerobot") as source:
+        receiver = source._receiver
+        image_where(source)
+        until(lambda: receiver._sockets[0].handshakes > 1)  # type: ignore[union-attr]
+        image_where(source)
+
+
+def test_a_wrong_dialect_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with StubServer(lambda _: GOOD) as server, opened(server.endpoint, "groot") as source:
+        until(lambda: source.counts.rejected)
+        assert "use --dialect lerobot" in source._explain_silence()
+    assert (
+        "expected a msgpack map of timestamps and images (GR00T's camera server), found JSON of"
+        in caplog.text
+    )
+
+
+def test_names_that_never_end_are_bounded_and_may_be_taken_for_one_camera() -> None:
+    with StubServer(lambda index: imagezmq(f"frame {index}", picture())) as server:
+        with opened(server.endpoint, "imagezmq") as source:
+            until(lambda: source.counts.rejected)
+            assert f"expected at most {MAX_CAMERAS} cameras, found another" in source.counts.last_error
+            assert len(source._cameras) == MAX_CAMERAS
+        with opened(f"{server.endpoint}?camera=*", "imagezmq", name="pi") as source:
+            assert {image_where(source).camera for _ in range(5)} == {"pi"}
+            assert source.counts.rejected == 0
+
+
+def test_one_camera_is_chosen_and_a_wrong_choice_names_the_others() -> None:
+    images = {"left": jpeg(picture(RED)), "right": jpeg(picture(BLUE))}
+    with StubServer(lambda _: groot(images)) as server:
+        with opened(f"{server.endpoint}?camera=right", "groot", name="arm") as source:
+            chosen = image_where(source)
+            assert chosen.camera == "arm"
+            assert is_close(chosen.pixels(), BLUE)
+        with opened(f"{server.endpoint}?camera=middle", "groot") as source:
+            until(lambda: source._others)
+            assert "sends no camera 'middle': choose one of 'left', 'right'" in source._explain_silence()
+
+
+def test_the_rate_is_limited_for_each_camera() -> None:
+    with alternating() as server, opened(server.endpoint, "imagezmq", fps=1.0) as source:
+        assert {image_where(source).camera for _ in range(2)} == {"left", "right"}
+        third, fourth = image_where(source), image_where(source)
+    assert {third.camera, fourth.camera} == {"left", "right"}
+
+
+def send(source: ServerSource, parts: list[bytes]) -> bytes:
+    """Send a message to a hub as a REQ socket, and return the answer."""
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = int(READY_S * 1000)
+        socket.connect(source.endpoint)
+        socket.send_multipart(parts)
+        return socket.recv()
+
+
+def test_a_hub_answers_every_message_also_those_that_it_cannot_read() -> None:
+    with opened(HUB, "imagezmq-hub") as source:
+        for parts in ([b""], [b"{}"], [b"{}", b"x"], [b"x"] * 40, GOOD, imagezmq("pi", picture(RED))):
+            assert send(source, parts) == b"OK"
+        assert is_close(image_where(source).pixels(), RED)
+        until(lambda: source.counts.rejected == 5)
+
+
+def test_two_senders_do_not_mix_under_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialect_source, "_SHARED_S", READY_S)
+    with opened(HUB, "imagezmq-hub") as source:
+        send(source, imagezmq("pi", picture(RED)))
+        image_where(source)
+        send(source, imagezmq("pi", picture(BLUE)))
+        until(lambda: source.counts.rejected == 1)
+        assert "give each camera a name of its own" in source.counts.last_error
+        monkeypatch.setattr(dialect_source, "_SHARED_S", 0.0)  # the first has been silent for this time
+        send(source, imagezmq("pi", picture(BLUE)))
+        assert is_close(image_where(source).pixels(), BLUE)
+
+
+def test_a_flood_of_tiny_messages_leaves_room_for_a_sender() -> None:
+    stop = threading.Event()
+
+    def flood(endpoint: str) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.sndtimeo = 100
+            socket.connect(endpoint)
+            for _ in range(30_000):
+                if stop.is_set():
+                    return
+                try:
+                    socket.send_multipart([b"", b"x"], copy=True)
+                except zmq.Again:
+                    continue
+
+    with opened(HUB, "imagezmq-hub") as source:
+        thread = threading.Thread(target=flood, args=(source.endpoint,), daemon=True)
+        thread.start()
+        for i in range(5):
+            assert send(source, imagezmq(f"pi{i}", picture())) == b"OK"
+            assert image_where(source).camera == f"pi{i}"
+        stop.set()
+        thread.join()
+
+
+def test_a_hub_beyond_this_machine_needs_the_word_insecure() -> None:
+    settings = CameraSettings(dialect="imagezmq-hub")
+    with pytest.raises(TransportError, match=r"its senders have no keys.*transport\.insecure = true"):
+        open_camera("tcp://0.0.0.0:0", settings)
+    open_camera("tcp://0.0.0.0:0", settings, insecure=True).close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "settings", "reason"),
+    [
+        (
+            "tcp://robot:5555",
+            {},
+            "expected the protocol of this camera server: --dialect groot, lerobot, imagezmq",
+        ),
+        ("webcam:0", {"dialect": "groot"}, "expected tcp://HOST:PORT with --dialect groot, found 'webcam:0'"),
+        (
+            "tcp://*:5555",
+            {"dialect": "imagezmq"},
+            "senders in REQ/REP mode connect to --dialect imagezmq-hub",
+        ),
+        (
+            "tcp://*:5555",
+            {"dialect": "groot"},
+            "expected the address of the server, such as tcp://robot:5555",
+        ),
+        (
+            "tcp://robot:1",
+            {"dialect": "groot", "calibration": "cam.toml"},
+            r"choose one with tcp://robot:1\?camera=NAME",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_errors(uri: str, settings: dict[str, str], reason: str) -> None:
+    with pytest.raises(CameraError, match=reason):
+        open_camera(uri, CameraSettings(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dialect", ["groot", "imagezmq-hub"])
+def test_a_malformed_address_is_an_error(dialect: str) -> None:
+    with pytest.raises(TransportError, match="expected tcp://host:port"):
+        open_camera("tcp://robot", CameraSettings(dialect=dialect))  # type: ignore[arg-type]
+
+
+def test_a_stop_ends_the_iteration() -> None:
+    stop = threading.Event()
+    source = open_camera("tcp://127.0.0.1:1", CameraSettings(dialect="groot"), stop)
+    stop.set()
+    assert list(source) == []
+    source.close()
+    source.close()
