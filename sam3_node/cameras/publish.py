@@ -46,7 +46,7 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     at the end, and on stderr what it waits for. `seq` counts captured images from 0. Raises CameraError, BagError,
     SettingsError (calibration) or TransportError if it cannot start.
     """
-    camera, transport = settings.camera, settings.transport
+    camera, transport, watchdog = settings.camera, settings.transport, watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
     source = open_camera(camera.source, camera, stop)
@@ -59,7 +59,10 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
             print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
             if source.is_finite and camera.wait:
                 _wait_for_receiver(publisher, stop)
-            summary = _publish(source, publisher, camera, calibration, stop, watchdog or Watchdog())
+            try:
+                summary = _publish(source, publisher, camera, calibration, stop, watchdog)
+            finally:
+                watchdog.begin_close()
             if stop.is_set():
                 publisher.close(_STOP_LINGER_MS)
     finally:

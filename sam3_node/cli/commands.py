@@ -54,10 +54,10 @@ def run(args: Namespace, settings: Settings) -> None:
         from ..node.node import Node
 
         raise_descriptor_limit()
-        with Node(settings, args.restore_from) as node, _notify_about_frames("run", settings):
+        with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
-            node.main_loop(stop_on_signals(), watchdog)
+            node.main_loop(stop_on_signals())
 
 
 def camera(args: Namespace, settings: Settings) -> None:

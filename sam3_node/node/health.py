@@ -53,9 +53,8 @@ class Verdict(NamedTuple):
 class Health:
     """Reports of a node's loop about itself, and the verdicts for probes."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.watchdog = Watchdog(settings.group.hang_s)
-        """Replaced when the main loop starts."""
+    def __init__(self, settings: Settings, watchdog: Watchdog | None = None) -> None:
+        self.watchdog = watchdog or Watchdog(settings.group.hang_s)
         self.serving = False
         """True once the model is loaded and the main loop runs."""
         self.paused = False

@@ -54,9 +54,11 @@ class Node:
     only a GPU that has failed does, with DeviceError, because no later frame could succeed.
     """
 
-    def __init__(self, settings: Settings, restore_from: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, restore_from: str | None = None, watchdog: Watchdog | None = None
+    ) -> None:
         self._settings, self._restore_from = settings, restore_from
-        self.health = Health(settings)
+        self.health = Health(settings, watchdog)
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
         self._pack_us = 0
@@ -78,6 +80,7 @@ class Node:
         try:
             self.startup()
         except BaseException:
+            self.health.watchdog.begin_close()
             self._open_sockets.close()
             raise
         return self
@@ -121,9 +124,8 @@ class Node:
         gc.collect()
         gc.freeze()
 
-    def main_loop(self, stop: threading.Event, watchdog: Watchdog | None = None) -> None:
+    def main_loop(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. The current frame is finished and published first."""
-        self.health.watchdog = watchdog or self.health.watchdog
         self.health.serving = True
         self._announce_ready()
         while not stop.is_set():
@@ -139,6 +141,7 @@ class Node:
 
     def shutdown(self) -> None:
         """Close the sockets. Published masks are still delivered to connected readers."""
+        self.health.watchdog.begin_close()
         for camera, stats in self._stats.items():
             log.info("camera %s: %s", camera, stats.describe())
         self.snapshots.close()
