@@ -11,6 +11,7 @@ from ..errors import MissingExtraError, require
 from ..settings import Settings
 from .health import Health, Histogram, Verdict
 from .health_server import TEXT, Page, Pages
+from .snapshot_files import SnapshotCounts
 from .stats import NodeSnapshot
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Totals(NamedTuple):
     peers_refused: int
     """peers that were refused because of their key"""
     gpu_bytes: int | None
+    snapshots: SnapshotCounts
 
 
 class MeasuredNode(Protocol):
@@ -156,8 +158,29 @@ def _collect_totals(totals: Totals, snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _counter("peers_refused", "Peers refused because of their key.", {(): totals.peers_refused})
     yield _counter("events", "Events that were published.", {(): snapshot.events})
     yield _gauge("paused", "1 while the node is paused.", {(): float(snapshot.perception["paused"])})
+    yield from _collect_snapshots(totals.snapshots)
     if totals.gpu_bytes is not None:
         yield _gauge("gpu_memory_bytes", "GPU memory that torch holds.", {(): totals.gpu_bytes})
+
+
+def _collect_snapshots(counts: SnapshotCounts) -> Iterator[Metric]:
+    yield _counter("snapshots_written", "Snapshots of snapshot.path on disk.", {(): counts.written})
+    failed = {(reason,): count for reason, count in counts.failed.items()}
+    yield _counter("snapshots_failed", "Snapshots that could not be written.", failed, ("reason",))
+    ages = {(): counts.age_s} if counts.age_s is not None else {}
+    yield _gauge(
+        "snapshot_age_seconds", "Age of the last good snapshot; of the node, before the first.", ages
+    )
+    yield _gauge(
+        "snapshot_refused",
+        "1 if the snapshot could not be used at the start, so that ids have begun again.",
+        {(): float(counts.refused)},
+    )
+    outcomes = {(outcome,): count for outcome, count in counts.hand_overs.items()}
+    yield _counter("hand_overs", "Hand-overs to other nodes, by outcome.", outcomes, ("outcome",))
+    yield _gauge(
+        "handed_over", "1 while another node has this one's work and ids.", {(): float(counts.handed_over)}
+    )
 
 
 def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:

@@ -117,6 +117,7 @@ class Node:
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         keep = self._settings.snapshot
         self.snapshots = Snapshots(keep, self.perception, self._publish_event, lambda: self._stats)
+        self.health.explain_pause = self.snapshots.hand_over_state.explain
         restore_at_start(self.snapshots, self._restore_from, Security.from_settings(settings.transport))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
@@ -190,6 +191,7 @@ class Node:
             self._control.rejected,
             self._masks.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
+            self.snapshots.counts(),
         )
 
     def _current_snapshot(self) -> NodeSnapshot:

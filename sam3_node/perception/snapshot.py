@@ -13,7 +13,7 @@ import hashlib
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from ..engines.oom import find_device_error
@@ -48,14 +48,22 @@ class Snapshot:
     """of `Perception.state`"""
     counts: Mapping[str, Mapping[str, int]]
     """frame counts of each camera"""
+    hand_over: Mapping[str, Any] = field(default_factory=dict)
+    """The hand-over that it was made for, or that its node had continued from: `node`, the name of the node that gave
+    its state away, `token`, and `to`, the taker. With the taker also `source`, the endpoint that it was fetched from,
+    and `confirmed`: True if no other node can be working with its epochs. Empty: none."""
 
     @classmethod
     def take(
-        cls, perception: Perception, kind: Kind, counts: Mapping[str, Mapping[str, int]] | None = None
+        cls,
+        perception: Perception,
+        kind: Kind,
+        counts: Mapping[str, Mapping[str, int]] | None = None,
+        hand_over: Mapping[str, Any] | None = None,
     ) -> Self:
         """Copy the state. Later steps do not change the copy."""
         state = perception.state(whole=False)
-        return cls(kind, time.time_ns(), describe_identity(perception), state, counts or {})
+        return cls(kind, time.time_ns(), describe_identity(perception), state, counts or {}, hand_over or {})
 
     @property
     def age_s(self) -> float:
@@ -94,7 +102,7 @@ class Snapshot:
                 "another one"
             )
         try:
-            fields = unpack_tensors(body)
+            fields = {"hand_over": {}, **unpack_tensors(body)}
             snapshot = cls(**fields)
             for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
                 if not isinstance(fields[name], kind):
@@ -106,7 +114,7 @@ class Snapshot:
         return snapshot
 
 
-MAPS = ("identity", "state", "counts")
+MAPS = ("identity", "state", "counts", "hand_over")
 
 
 def describe_identity(perception: Perception) -> dict[str, Any]:

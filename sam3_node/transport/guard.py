@@ -86,7 +86,8 @@ class ConnectionGuard:
         self.cut_off = 0
         """Number of connections that were shut down."""
         self._peers = 0  # at most: connections whose handshake has succeeded
-        self._maybe_peers: dict[int, bool] = {}  # by descriptor: whether a handshake has succeeded since it was opened
+        # by descriptor: whether a handshake has succeeded since it was opened
+        self._maybe_peers: dict[int, bool] = {}
         self._peers_changed = threading.Condition()
         self._counted, self._ended = threading.Event(), False
         self._wake_reader, self._wake_writer = os.pipe()

@@ -237,13 +237,13 @@ def test_a_snapshot_of_void_ids_is_never_restored(saved: Path) -> None:
     node.turn()
     until(lambda: (node.turn(), node.describe()["saved"])[1], "a snapshot")
     assert saved.exists()
-    node.hand_over()
+    node.hand_over(None, "")
     assert not saved.exists()
     node.turn()
     node.close()
     assert not saved.exists()
-    with pytest.raises(RequestError, match="found one that has been handed over already"):
-        node.hand_over()
+    with pytest.raises(RequestError, match=r"was handed over to another node at 20.*stop this process"):
+        node.hand_over(None, "")
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) -> None:
@@ -276,7 +276,7 @@ def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
 
 def test_a_request_reads_only_its_own_snapshot(tmp_path: Path) -> None:
     node = keeper(tmp_path / "a.snapshot", with_object())
-    number = node.begin("named")
+    number = node.begin()
     until(lambda: node.read(number, 0)["ready"], "a packed snapshot")
     part = node.read(number, 10)
     assert part["size"] == len(part["data"]) + 10
