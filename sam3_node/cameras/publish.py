@@ -12,7 +12,7 @@ import cv2
 from ..calibration import Calibration, load_calibration
 from ..errors import WireError
 from ..geometry import scale_intrinsics
-from ..processes.logs import log_subject
+from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..processes.waiting import WaitingNotice
 from ..settings import CameraSettings, Settings
@@ -56,7 +56,7 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
             WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
         ):
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
-            print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
+            announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
             if source.is_finite and camera.wait:
                 _wait_for_receiver(publisher, stop)
             try:
@@ -67,7 +67,7 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
                 publisher.close(_STOP_LINGER_MS)
     finally:
         source.close()
-    print(f"camera {camera.name} {_describe(summary)}", flush=True)
+    announce(f"camera {camera.name} {_describe(summary)}")
     return summary
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CameraError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
-from ..processes.logs import log_subject
+from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
@@ -110,7 +110,7 @@ def console(args: Namespace, settings: Settings) -> None:
             stop_on_signals(),
             args.recording,
             args.against,
-            announce=lambda url: print(f"console at {url}", flush=True),
+            announce=lambda url: announce(f"console at {url}"),
             watchdog=watchdog,
         )
 

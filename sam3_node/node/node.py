@@ -18,7 +18,7 @@ from ..perception.pipeline import Pipeline
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..perception.spatial import SpatialStage
-from ..processes.logs import log_subject
+from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ReceivedFrame, Security, poll
@@ -215,10 +215,9 @@ class Node:
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
-        print(
+        announce(
             f"node ready: {model.name} on {model.device}, frames from {frames}, "
-            f"masks on {self._masks.endpoint}, control on {self._control.endpoint}",
-            flush=True,
+            f"masks on {self._masks.endpoint}, control on {self._control.endpoint}"
         )
         log.info("node started: %s on %s, %s", model.name, model.device, model.dtype)
 

@@ -96,7 +96,7 @@ class SnapshotFolder:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        if path is not None and path.is_dir():
+        if path is not None and os.path.isdir(path):
             raise SettingsError(
                 f"snapshot.path: expected a file, found the folder {path}; name a file in it, such as"
                 f" {path / ('node' + SUFFIX)}"
@@ -116,7 +116,7 @@ class SnapshotFolder:
     def make_path(self, name: str) -> Path:
         """Return the same for a snapshot that will be written. Raises RequestError, also if there are too many."""
         path = self.find_path(name)
-        if not path.exists() and len(self.list_names()) >= MAX_NAMED:
+        if not os.path.exists(path) and len(self.list_names()) >= MAX_NAMED:
             raise RequestError(f"expected at most {MAX_NAMED} named snapshots, found as many; delete some")
         return path
 
@@ -132,13 +132,14 @@ class SnapshotFolder:
         One that is older than `max_age_s` is such; 0 is no limit.
         """
         path = self._path
-        if path is None or not os.path.lexists(path):
+        if path is None or not os.path.exists(path):
             return None
         saved = Saved.unpack(read_file(path), str(path))
-        if 0 < max_age_s < saved.snapshot.age_s:
+        age_s = saved.snapshot.age_s
+        if 0 < max_age_s < abs(age_s):
+            when = f"{age_s:.0f} s ago" if age_s > 0 else f"{-age_s:.0f} s ahead of this clock, which was set"
             raise SnapshotError(
-                f"{path}: expected a snapshot of the last {max_age_s:g} s (snapshot.max_age_s), found one from"
-                f" {saved.snapshot.age_s:.0f} s ago"
+                f"{path}: expected a snapshot of the last {max_age_s:g} s (snapshot.max_age_s), found one from {when}"
             )
         return saved
 

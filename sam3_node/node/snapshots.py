@@ -6,6 +6,7 @@ The state is copied between two frames, in the thread of the main loop. A thread
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -255,7 +256,7 @@ class Snapshots:
         """Restore a snapshot that `begin` has written, with ids that begin again. Raises SnapshotError as `restore`."""
         self.hand_over_state.check_idle()
         path = self._folder.find_path(name)
-        if not path.is_file():
+        if not os.path.isfile(path):
             names = ", ".join(self._folder.list_names()) or "there are none"
             raise RequestError(f"expected the name of a snapshot ({names}), found {name!r}")
         saved = Saved.unpack(read_file(path), str(path))

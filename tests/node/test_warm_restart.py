@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +205,75 @@ def test_a_snapshot_that_cannot_be_used_is_put_aside_and_told(
     assert saved.with_name("a.snapshot.refused").read_bytes() == content
     with pytest.raises(SnapshotError):
         restore_at_start(keeper(saved, **settings), str(saved))
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+@pytest.mark.parametrize("hours", [5, -5])
+def test_a_clock_that_was_set_does_not_change_the_age_since_the_same_boot(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, hours: int, same_boot: bool
+) -> None:
+    now_ns = time.time_ns() + hours * 3600 * 10**9
+    monkeypatch.setattr("sam3_node.perception.snapshot.time.time_ns", lambda: now_ns)
+    if not same_boot:
+        other = saved.parent / "boot_id"
+        other.write_text("another")
+        monkeypatch.setattr("sam3_node.perception.snapshot.BOOT_ID", other)
+    node = keeper(saved)
+    restore_at_start(node, None)
+    if same_boot:
+        assert node.describe()["refused"] is None
+        return
+    assert ("s ago" if hours > 0 else "s ahead of this clock") in node.describe()["refused"]
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user without rights, where this one may become another."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_a_snapshot_that_may_not_be_read_keeps_no_node_from_starting(saved: Path, closed: str) -> None:
+    (saved if closed == "file" else saved.parent).chmod(0)
+    with as_nobody():
+        node = keeper(saved, with_object())
+        restore_at_start(node, None)
+        node.turn()
+        until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+        counts = node.counts()
+        node.close()
+    saved.parent.chmod(0o755)
+    assert counts.failed["not_permitted"] >= 1
+    assert counts.written == 0
+    assert counts.age_s is not None
+    assert counts.age_s > 0
+
+
+def test_a_full_disk_leaves_the_last_snapshot_and_is_counted(saved: Path) -> None:
+    """A limit of the size of files is what this process can have of a full disk."""
+    node = keeper(saved, with_object())
+    content = saved.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        node.turn()
+        until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in node.describe()["error"]
+    assert node.counts().failed["no_space"] == 1
+    assert saved.read_bytes() == content
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    node.save()
+    assert node.describe()["error"] is None
+    assert node.counts().written == 1
+    node.close()
 
 
 def test_a_snapshot_that_cannot_be_put_aside_keeps_no_node_from_starting(saved: Path) -> None:
