@@ -15,7 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..client.snapshots import fetch_snapshot
-from ..errors import BusyError, ForbiddenError, RequestError, Sam3NodeError, TransportError, WireError
+from ..errors import (
+    BusyError,
+    ForbiddenError,
+    RequestError,
+    Sam3NodeError,
+    SnapshotError,
+    TransportError,
+    WireError,
+)
 from ..transport import ControlClient, Security
 from ..wire import Fields
 from .hand_over import UNKNOWN
@@ -27,6 +35,7 @@ log = logging.getLogger(__name__)
 ANSWER_MS = 10_000
 ASK_MS = 1000
 PAUSE_S = 0.1
+ANOTHER = "another"
 HAND_OVER, CONFIRM = "hand_over", "confirm_hand_over"
 
 
@@ -50,9 +59,17 @@ def restore_at_start(snapshots: Snapshots, source: str | None, security: Securit
 def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> None:
     """Continue from a file; from the own snapshot if an earlier run has continued the ids of the same file.
 
-    A supervisor repeats its command: to continue from the file again would give the same ids twice.
+    A supervisor repeats its command: to continue from the file again would give the same ids twice. Raises
+    SnapshotError if there is neither.
     """
-    file = Saved.unpack(read_file(Path(source)), source)
+    try:
+        file = Saved.unpack(read_file(Path(source)), source)
+    except SnapshotError as error:
+        if saved is None or saved.snapshot.hand_over.get("source") != source:
+            raise
+        log.warning("%s; it was continued before", error)
+        _restore_own(snapshots, saved)
+        return
     origin = {"source": source, "token": file.sha256, "confirmed": True}
     continues_ids = file.snapshot.kind != "named"
     was_continued = continues_ids and saved is not None and saved.snapshot.hand_over == origin
@@ -80,18 +97,26 @@ def _restore_own(snapshots: Snapshots, saved: Saved | None, confirmed: bool = Fa
 def _continue_after_take_over(
     snapshots: Snapshots, saved: Saved | None, source: str, security: Security | None
 ) -> bool:
-    """Continue from the own snapshot of an earlier run that took over. Return False if the other node works on."""
+    """Continue from the own snapshot of an earlier run that took over. Return False to take over again.
+
+    If it is too old, the node begins without objects, as after any long pause, unless the other node works on.
+    """
     assert saved is not None
     hand_over = saved.snapshot.hand_over
     was_confirmed, token = hand_over.get("confirmed") is True, str(hand_over.get("token"))
-    state = _confirm(source, security, token, 0.0 if was_confirmed else snapshots.confirm_s)
-    if state == "taken_back" or (not was_confirmed and state in ("expired", "cancelled")):
+    node = str(hand_over.get("node"))
+    state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
+    works_on = state in ("expired", "cancelled", ANOTHER)
+    if state == "taken_back" or (works_on and not was_confirmed):
         log.warning("%s works on since it has handed over: it is taken over again", source)
         return False
-    if state in ("expired", "cancelled"):
-        log.warning("%s works on, too, with other epochs: stop it or this node", source)
+    if works_on:
+        log.warning("%s may work, too, with other epochs: stop it or this node", source)
     log.info("%s was taken over before: continuing from %s", source, saved.source)
-    return _restore_own(snapshots, saved, confirmed=state == "confirmed")
+    if _restore_own(snapshots, saved, confirmed=state == "confirmed"):
+        return True
+    snapshots.note_taken_over({**hand_over, "confirmed": True})
+    return was_confirmed or state == "confirmed"
 
 
 def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> None:
@@ -112,7 +137,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
             raise
     if not snapshots.keeps:
         log.warning("without snapshot.path this node cannot continue after a restart: set it")
-    state = _confirm(source, security, token, snapshots.confirm_s)
+    state = _confirm(source, security, token, origin["node"], snapshots.confirm_s)
     if state is None:
         snapshots.begin_epochs()
         log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)
@@ -122,13 +147,18 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
     snapshots.note_taken_over({**origin, "confirmed": True})
 
 
-def _confirm(source: str, security: Security | None, token: str, patience_s: float) -> str | None:
-    """Confirm a hand-over, once or for `patience_s`. Return its state at the other node; None without an answer."""
+def _confirm(source: str, security: Security | None, token: str, node: str, patience_s: float) -> str | None:
+    """Confirm a hand-over of `node`, once or for `patience_s`. Return its state there; None without an answer.
+
+    ANOTHER is the state of a node that has begun another hand-over since, UNKNOWN that of another process.
+    """
     deadline_s = time.monotonic() + patience_s
     with ControlClient(source, ASK_MS, security) as control:
         while True:
             try:
-                return Fields(control.call(CONFIRM, token=token), CONFIRM).text("state")
+                reply = Fields(control.call(CONFIRM, token=token), CONFIRM)
+                is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
+                return ANOTHER if is_same else reply.text("state")
             except (TransportError, BusyError, ForbiddenError, WireError) as error:
                 if time.monotonic() >= deadline_s:
                     log.warning("%s gives no answer: %s", source, error)

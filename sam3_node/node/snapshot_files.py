@@ -78,6 +78,16 @@ class Saved(NamedTuple):
         """Digest of the bytes, as 64 hex digits."""
         return hashlib.sha256(self.data).hexdigest()
 
+    def check_age(self, max_age_s: float) -> None:
+        """Raise SnapshotError if it is older than `max_age_s`, or that much ahead of the clock; 0 is no limit."""
+        age_s = self.snapshot.age_s
+        if 0 < max_age_s < abs(age_s):
+            when = f"{age_s:.0f} s ago" if age_s > 0 else f"{-age_s:.0f} s ahead of this clock, which was set"
+            raise SnapshotError(
+                f"{self.source}: expected a snapshot of the last {max_age_s:g} s (snapshot.max_age_s), found one from"
+                f" {when}"
+            )
+
     def describe(self) -> dict[str, Any]:
         """Return the arguments of the event after a node has continued from it."""
         return {
@@ -126,22 +136,10 @@ class SnapshotFolder:
         found = self._path.parent.glob(f"*{SUFFIX}")
         return sorted(path.stem for path in found if path != self._path)
 
-    def read_saved(self, max_age_s: float) -> Saved | None:
-        """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used.
-
-        One that is older than `max_age_s` is such; 0 is no limit.
-        """
+    def read_saved(self) -> Saved | None:
+        """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used."""
         path = self._path
-        if path is None or not os.path.exists(path):
-            return None
-        saved = Saved.unpack(read_file(path), str(path))
-        age_s = saved.snapshot.age_s
-        if 0 < max_age_s < abs(age_s):
-            when = f"{age_s:.0f} s ago" if age_s > 0 else f"{-age_s:.0f} s ahead of this clock, which was set"
-            raise SnapshotError(
-                f"{path}: expected a snapshot of the last {max_age_s:g} s (snapshot.max_age_s), found one from {when}"
-            )
-        return saved
+        return Saved.unpack(read_file(path), str(path)) if path is not None and os.path.exists(path) else None
 
     def put_aside(self) -> None:
         """Rename the automatic snapshot, so that the next one does not replace it."""

@@ -33,7 +33,8 @@ def _hand_over(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
 
 def _confirm_hand_over(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
     accepted = args.flag("accepted") if args.has("accepted") else True
-    return {"state": snapshots.confirm_hand_over(_checked_line(args, "token"), accepted)}
+    state = snapshots.confirm_hand_over(_checked_line(args, "token"), accepted)
+    return {"state": state, "node": snapshots.node}
 
 
 def _checked_line(args: Fields, name: str) -> str:

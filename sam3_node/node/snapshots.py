@@ -294,9 +294,9 @@ class Snapshots:
         self._next_s = time.monotonic()
 
     def read_saved(self) -> Saved | None:
-        """Return the automatic snapshot of an earlier run. None if there is none, or none that can be used."""
+        """Return the automatic snapshot of an earlier run. None if there is none, or a damaged one."""
         try:
-            return self._folder.read_saved(self._settings.max_age_s)
+            return self._folder.read_saved()
         except SnapshotError as error:
             self._refuse(error)
             return None
@@ -309,6 +309,7 @@ class Snapshots:
         if saved is None:
             return None
         try:
+            saved.check_age(self._settings.max_age_s)
             return self.restore(saved, new_epochs)
         except SnapshotError as error:
             self._refuse(error)

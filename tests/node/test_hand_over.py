@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sam3_node.client import PerceptionClient
-from sam3_node.errors import BusyError, RequestError
-from sam3_node.types import MaskFrame
+from sam3_node.errors import BusyError, RequestError, SnapshotError
+from sam3_node.node import restoring
+from sam3_node.node.operations import handle_request
+from sam3_node.node.restoring import restore_at_start
+from sam3_node.node.snapshot_operations import SNAPSHOT_OPERATIONS
+from sam3_node.node.snapshots import Snapshots
+from sam3_node.perception.perception import Perception
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.transport import ControlServer
+from sam3_node.types import MaskFrame, finish
+from sam3_node.wire import Fields
+from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.health_rig import ask
+from tests.support.node_frames import picture
 from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until
 from tests.support.relay import Relay
 
@@ -77,6 +91,135 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
 @pytest.fixture(autouse=True)
 def no_earlier_taker(cell: Cell) -> None:
     (cell.rig.folder / "taker.snapshot").unlink(missing_ok=True)
+
+
+class OldNode:
+    """The control socket of a node of one object in this process."""
+
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
+        self.endpoint = f"ipc://{folder}/old"
+        self.snapshots = keeper(folder / "old.snapshot", with_object())
+        self._stop = threading.Event()
+        self._server = opened.enter_context(ControlServer(self.endpoint))
+        self._thread = threading.Thread(target=self._serve)
+        opened.callback(self._end)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            received = self._server.receive(20)
+            if received is None:
+                self.snapshots.turn()
+                continue
+            peer, request = received
+            host: Any = self  # of which snapshot operations use this field only
+            self._server.reply(peer, finish(handle_request(host, request)))
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.snapshots.close()
+
+    @property
+    def perception(self) -> Perception:
+        return self.snapshots._perception
+
+    def find_state(self) -> str:
+        return str((self.snapshots.describe()["hand_over"] or {}).get("state"))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[OldNode]:
+    with ExitStack() as opened:
+        yield OldNode(tmp_path, opened)
+
+
+def start(path: Path, source: str, max_age_s: float = 60.0) -> tuple[Snapshots, Perception]:
+    """Start a node that keeps its snapshot at a path."""
+    perception = served()
+    node = keeper(path, perception, max_age_s)
+    restore_at_start(node, source)
+    return node, perception
+
+
+def list_ids(perception: Perception) -> list[int]:
+    return [status.id for pipeline in perception.pipelines.values() for status in pipeline.objects]
+
+
+def find_epoch(perception: Perception) -> int | None:
+    return perception.pipelines["cam1"].epoch
+
+
+def test_a_taker_that_was_away_for_too_long_starts_without_objects(old: OldNode, tmp_path: Path) -> None:
+    """It would never start otherwise, as the old node does not hand over twice."""
+    node, taken = start(tmp_path / "new.snapshot", old.endpoint)
+    node.close()
+    assert (list_ids(taken), find_epoch(taken)) == ([1], find_epoch(old.perception))
+    node, late = start(tmp_path / "new.snapshot", old.endpoint, max_age_s=1e-6)
+    assert list_ids(late) == []
+    assert "expected a snapshot of the last" in node.describe()["refused"]
+    late.serve("cam1")
+    node.close()
+    node, again = start(tmp_path / "new.snapshot", old.endpoint)
+    node.close()
+    assert find_epoch(again) == find_epoch(late) != find_epoch(taken)
+    assert old.find_state() == "confirmed"
+    with pytest.raises(RequestError, match=r"was handed over to [0-9a-f]{16} on "):
+        start(tmp_path / "third.snapshot", old.endpoint)
+
+
+def test_a_taker_that_cannot_keep_the_state_lets_the_old_node_work_on_at_once(
+    old: OldNode, tmp_path: Path
+) -> None:
+    (tmp_path / "new.snapshot.unfinished").mkdir()  # no file can be written there
+    with pytest.raises(SnapshotError, match="could not be written"):
+        start(tmp_path / "new.snapshot", old.endpoint)
+    assert old.find_state() == "cancelled"
+    assert not old.perception.paused
+
+
+def test_a_taker_of_a_hand_over_that_is_past_takes_over_again(
+    old: OldNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed before it confirmed. Meanwhile the old node has been taken over by another one, and resumed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "_confirm", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(tmp_path / "new.snapshot", old.endpoint)
+    old.snapshots.take_back()
+    start(tmp_path / "other.snapshot", old.endpoint)[0].close()
+    old.snapshots.take_back()
+    epoch = find_epoch(old.perception)
+    node, taken = start(tmp_path / "new.snapshot", old.endpoint)
+    node.close()
+    assert (list_ids(taken), find_epoch(taken)) == ([1], epoch)
+    assert old.find_state() == "confirmed"
+
+
+def test_a_file_is_continued_once(old: OldNode, tmp_path: Path) -> None:
+    """A supervisor repeats the command. The second start must not give the ids of the first again."""
+    file = tmp_path / "copy"
+    old.snapshots.save()
+    file.write_bytes((tmp_path / "old.snapshot").read_bytes())
+    node, first = start(tmp_path / "new.snapshot", str(file))
+    first.pipelines["cam1"].step(picture(1))
+    first.pipelines["cam1"].add(FramePrompt(points=[(20, 20)]), "another", 1)
+    node.close()
+    file.unlink()
+    node, second = start(tmp_path / "new.snapshot", str(file))
+    node.close()
+    assert list_ids(second) == list_ids(first)
+    assert find_epoch(second) == find_epoch(first)
+    with pytest.raises(SnapshotError, match="cannot read the snapshot"):
+        start(tmp_path / "third.snapshot", str(file))
+
+
+def test_a_taker_may_not_name_itself_over_several_lines(old: OldNode) -> None:
+    for taker in ("", "a\nb", "\x1b[2J", "x" * 201):
+        with pytest.raises(RequestError, match="taker: expected 1 to 200 printable characters"):
+            SNAPSHOT_OPERATIONS["hand_over"][0](
+                old.snapshots, Fields({"taker": taker, "token": "t"}, "hand_over")
+            )
 
 
 def add_one(client: PerceptionClient) -> MaskFrame:

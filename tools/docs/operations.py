@@ -49,9 +49,9 @@ RESULTS = {
     "It works on with the same ids, published as `resume`, when the taker is silent for `snapshot.confirm_s` before it "
     "confirms. The same request again has the same answer; another one meanwhile is answered `busy`, and "
     "`bad_request` after the confirmation. Without `taker` it is confirmed at once",
-    "confirm_hand_over": "`state` of the hand-over with this `token`: `confirmed`, the ids are the taker's, and if "
-    "this node is resumed, its ids begin again; `expired`, `cancelled`, the node works on with the same ids; "
-    "`taken_back`, it was resumed; `unknown` to this process. `accepted`: false cancels",
+    "confirm_hand_over": "`node`, and the `state` of the hand-over with this `token`: `confirmed`, the ids are the "
+    "taker's, and if this node is resumed, its ids begin again; `expired`, `cancelled`, the node works on with the "
+    "same ids; `taken_back`, it was resumed; `unknown` to this process. `accepted`: false cancels",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
     "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` a map from some of them to "
     "0.01..1; `most` a map from some of them to integers from 1; "
