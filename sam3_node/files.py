@@ -116,12 +116,19 @@ def write_private_atomically(path: Path, data: bytes) -> None:
         new.replace(path)
 
 
-def read_private(path: Path) -> bytes:
-    """Read a file. Raises OSError, PermissionError if `describe_exposure` finds a reason at the opened file."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        if reason := _describe_status(path, os.fstat(file.fileno()), stat.S_ISREG):
+def read_private(path: Path, max_bytes: int = -1) -> bytes:
+    """Read a file, or its first `max_bytes`.
+
+    Raises OSError, PermissionError if `describe_exposure` finds a reason at the opened file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if reason := _describe_status(path, os.fstat(descriptor), stat.S_ISREG):
             raise PermissionError(None, reason, str(path))
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(descriptor)  # open() does not close that of a folder
 
 
 def describe_exposure(folder: Path) -> str | None:

@@ -9,12 +9,16 @@ import subprocess
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sam3_node.node import metrics
+from sam3_node.node.metrics import MetricsPage, NodeCollector
+from sam3_node.settings import Settings
 from tests.support.health_rig import HealthyNode, ask
 from tests.support.node_rig import until
 from tests.support.paths import ROOT
@@ -110,6 +114,29 @@ def test_metrics_count_what_the_node_does(served: HealthyNode) -> None:
     served.client._socket.send(b"nonsense")
     until(lambda: value("sam3_node_requests_rejected_total") > refused, "a refused request is counted")
     assert "transport" not in ask(served.url, "/metrics")[1], "addresses may hold passwords"
+
+
+def test_many_who_ask_at_once_get_the_same_page(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two Prometheus servers may ask in the same moment, and many must not slow the node down."""
+    page = MetricsPage(served.node, Settings())
+    rendered = 0
+    collect = NodeCollector.collect
+
+    def count(collector: NodeCollector) -> Any:
+        nonlocal rendered
+        rendered += 1
+        yield from collect(collector)
+
+    monkeypatch.setattr(NodeCollector, "collect", count)
+    monkeypatch.setattr(metrics, "FRESH_S", 600.0)
+    monkeypatch.setattr(metrics, "WAIT_S", 600.0)
+    with ThreadPoolExecutor(16) as many:
+        found = set(many.map(lambda _: page.render(""), range(50)))
+    assert [one.status for one in found] == [200]
+    assert rendered == 1
+    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
+    with page._rendering:  # another one is being rendered
+        assert page.render("") in found
 
 
 @contextmanager

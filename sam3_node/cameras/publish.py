@@ -13,7 +13,7 @@ import cv2
 from ..calibration import Calibration, load_calibration
 from ..errors import WireError
 from ..geometry import scale_intrinsics
-from ..processes.logs import log_subject
+from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..processes.waiting import WaitingNotice
 from ..settings import CameraSettings, Settings
@@ -48,7 +48,7 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     at the end, and on stderr what it waits for. `seq` counts the captured images of each camera from 0. Raises
     CameraError, BagError, SettingsError (calibration) or TransportError if it cannot start.
     """
-    camera, transport = settings.camera, settings.transport
+    camera, transport, watchdog = settings.camera, settings.transport, watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
     source = open_camera(camera.source, camera, stop, transport.insecure)
@@ -58,15 +58,18 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
             WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
         ):
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
-            print(f"camera {camera.name} publishing on {publisher.endpoint} ({details})", flush=True)
+            announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
             if source.is_finite and camera.wait:
                 _wait_for_receiver(publisher, stop)
-            summary = _publish(source, publisher, camera, calibration, stop, watchdog or Watchdog())
+            try:
+                summary = _publish(source, publisher, camera, calibration, stop, watchdog)
+            finally:
+                watchdog.begin_close()
             if stop.is_set():
                 publisher.close(_STOP_LINGER_MS)
     finally:
         source.close()
-    print(f"camera {camera.name} {_describe(summary)}", flush=True)
+    announce(f"camera {camera.name} {_describe(summary)}")
     return summary
 
 

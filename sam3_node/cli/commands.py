@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CameraError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
-from ..processes.logs import log_subject
+from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
@@ -54,10 +54,10 @@ def run(args: Namespace, settings: Settings) -> None:
         from ..node.node import Node
 
         raise_descriptor_limit()
-        with Node(settings, args.restore_from) as node, _notify_about_frames("run", settings):
+        with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
-            node.main_loop(stop_on_signals(), watchdog)
+            node.main_loop(stop_on_signals())
 
 
 def camera(args: Namespace, settings: Settings) -> None:
@@ -110,7 +110,7 @@ def console(args: Namespace, settings: Settings) -> None:
             stop_on_signals(),
             args.recording,
             args.against,
-            announce=lambda url: print(f"console at {url}", flush=True),
+            announce=lambda url: announce(f"console at {url}"),
             watchdog=watchdog,
         )
 

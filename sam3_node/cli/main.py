@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..errors import DeviceError, NoAnswerError, Sam3NodeError
-from ..processes.logs import install_log_handler
+from ..processes.logs import discard_stdout, install_log_handler
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
 from ..types import Priority
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of the output has gone; the interpreter's flush at exit must not raise again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         return 0
 
 

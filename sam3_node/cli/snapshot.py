@@ -90,9 +90,13 @@ def prompts_load(args: Namespace, settings: Settings) -> None:
 
 
 def prompts_list(args: Namespace, settings: Settings) -> None:
-    """Print one line for each set."""
+    """Print one line for each set. A damaged one does not hide the others."""
     for path in _list(_folder(args)):
-        print(f"{printable(path.stem):<24} {_describe(_read(path))}")
+        try:
+            found = _describe(_read(path))
+        except SettingsError as error:
+            found = f"cannot be used: {printable(str(error))}"
+        print(f"{printable(path.stem):<24} {found}")
 
 
 def _folder(args: Namespace) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import BusyError, SnapshotError
@@ -36,12 +37,12 @@ def make_snapshot(control: ControlClient, name: str) -> SnapshotInfo:
     return SnapshotInfo(reply.integer("size"), reply.text("sha256"))
 
 
-def fetch_snapshot(control: ControlClient, op: str = "snapshot") -> bytes:
-    """Return the bytes of a new snapshot; with op `hand_over`, the node stops its work in the same moment.
+def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) -> bytes:
+    """Return the bytes of a new snapshot; with op `hand_over` and its arguments, the node pauses in the same moment.
 
     Raises SnapshotError if it is too large, or does not arrive as it was sent.
     """
-    number = Fields(_call_patiently(control, op), op).integer("snapshot")
+    number = Fields(_call_patiently(control, op, args), op).integer("snapshot")
     data = bytearray()
     while True:
         reply = _read(control, number, len(data))
@@ -59,12 +60,12 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot") -> bytes:
     return bytes(data)
 
 
-def _call_patiently(control: ControlClient, op: str) -> object:
+def _call_patiently(control: ControlClient, op: str, args: Mapping[str, str]) -> object:
     """Send a request; again while the node makes another snapshot."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
-            return control.call(op)
+            return control.call(op, **args)
         except BusyError:
             if time.monotonic() > deadline_s:
                 raise

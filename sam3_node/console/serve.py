@@ -85,6 +85,7 @@ async def _serve(
         while not stop.is_set():
             watchdog.turn()
             await asyncio.sleep(STOP_POLL_S)
+        watchdog.begin_close()
         server.should_exit = True
 
     ending = asyncio.create_task(end_on_stop())

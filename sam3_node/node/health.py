@@ -9,7 +9,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -53,12 +53,13 @@ class Verdict(NamedTuple):
 class Health:
     """Reports of a node's loop about itself, and the verdicts for probes."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.watchdog = Watchdog(settings.group.hang_s)
-        """Replaced when the main loop starts."""
+    def __init__(self, settings: Settings, watchdog: Watchdog | None = None) -> None:
+        self.watchdog = watchdog or Watchdog(settings.group.hang_s)
         self.serving = False
         """True once the model is loaded and the main loop runs."""
         self.paused = False
+        self.explain_pause: Callable[[], str | None] = lambda: None
+        """Returns why the node is paused, None if somebody has paused it. Any thread may call it."""
         self.step_times = Histogram()
         self.stages: dict[str, Histogram] = {}
         """Durations of the steps, and of the stages of those whose masks were published."""
@@ -108,7 +109,7 @@ class Health:
         if not self.serving:
             return Verdict(False, "the model is being loaded")
         if self.paused:
-            return Verdict(False, "the node is paused: sam3-node resume")
+            return Verdict(False, self.explain_pause() or "the node is paused: sam3-node resume")
         if began_s is not None and now_s - began_s > self._deadline_s:
             return Verdict(False, f"the step of a frame has run for {now_s - began_s:.1f} s")
         if published_s is None:

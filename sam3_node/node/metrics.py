@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -11,6 +12,7 @@ from ..errors import MissingExtraError, require
 from ..settings import Settings
 from .health import Health, Histogram, Verdict
 from .health_server import TEXT, Page, Pages
+from .snapshot_files import SnapshotCounts
 from .stats import NodeSnapshot
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ PREFIX = "sam3_node"
 SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
 """Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
 MAX_LABEL_CHARACTERS = 200
+FRESH_S = 0.2
+"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
+WAIT_S = 1.0
+"""Time for which the first requests wait for one another."""
 CAMERA_COUNTERS = {
     "received": "Frames that arrived or were skipped before.",
     "stepped": "Frames that the model stepped.",
@@ -42,6 +48,7 @@ class Totals(NamedTuple):
     peers_refused: int
     """peers that were refused because of their key"""
     gpu_bytes: int | None
+    snapshots: SnapshotCounts
 
 
 class MeasuredNode(Protocol):
@@ -72,30 +79,44 @@ def _make_probe(verdict: Verdict) -> Page:
 
 
 class MetricsPage:
-    """Renders the metrics of a node, one request at a time. It needs prometheus-client."""
+    """Renders the metrics of a node, once in FRESH_S for all who ask. It needs prometheus-client."""
 
     def __init__(self, node: MeasuredNode, settings: Settings) -> None:
         self._collector = NodeCollector(node, settings)
         self._rendering = threading.Lock()
         self._registry: Any = None
+        self._rendered: dict[str, tuple[float, Page]] = {}  # by content type, with the monotonic time
 
     def render(self, accept: str) -> Page:
-        """Return the page; 503 without prometheus-client, or while another request is answered."""
+        """Return the page; while another one is rendered, the last. 503 without prometheus-client."""
         try:
             client = require("prometheus_client", "node")
         except MissingExtraError as error:
             return Page(503, TEXT, f"{error}\n".encode())
-        if not self._rendering.acquire(blocking=False):
-            return Page(503, TEXT, b"another request for metrics is being answered\n")
+        encode, content_type = client.exposition.choose_encoder(accept)
+        page = self._find_fresh(content_type)
+        if page is not None:
+            return page
+        last = self._rendered.get(content_type)
+        if not self._rendering.acquire(timeout=WAIT_S if last is None else 0.0):
+            return last[1] if last else Page(503, TEXT, b"the metrics are rendered for another request\n")
         try:
+            page = self._find_fresh(content_type)  # another request may have had it rendered meanwhile
+            if page is not None:
+                return page
             if self._registry is None:
                 self._registry = client.CollectorRegistry()
                 client.ProcessCollector(registry=self._registry)
                 self._registry.register(self._collector)
-            encode, content_type = client.exposition.choose_encoder(accept)
-            return Page(200, content_type, encode(self._registry))
+            page = Page(200, content_type, encode(self._registry))
+            self._rendered[content_type] = (time.monotonic(), page)
+            return page
         finally:
             self._rendering.release()
+
+    def _find_fresh(self, content_type: str) -> Page | None:
+        made_s, page = self._rendered.get(content_type, (0.0, None))
+        return page if time.monotonic() - made_s < FRESH_S else None
 
 
 class NodeCollector:
@@ -156,8 +177,29 @@ def _collect_totals(totals: Totals, snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield _counter("peers_refused", "Peers refused because of their key.", {(): totals.peers_refused})
     yield _counter("events", "Events that were published.", {(): snapshot.events})
     yield _gauge("paused", "1 while the node is paused.", {(): float(snapshot.perception["paused"])})
+    yield from _collect_snapshots(totals.snapshots)
     if totals.gpu_bytes is not None:
         yield _gauge("gpu_memory_bytes", "GPU memory that torch holds.", {(): totals.gpu_bytes})
+
+
+def _collect_snapshots(counts: SnapshotCounts) -> Iterator[Metric]:
+    yield _counter("snapshots_written", "Snapshots of snapshot.path on disk.", {(): counts.written})
+    failed = {(reason,): count for reason, count in counts.failed.items()}
+    yield _counter("snapshots_failed", "Snapshots that could not be written.", failed, ("reason",))
+    ages = {(): counts.age_s} if counts.age_s is not None else {}
+    yield _gauge(
+        "snapshot_age_seconds", "Age of the last good snapshot; of the node, before the first.", ages
+    )
+    yield _gauge(
+        "snapshot_refused",
+        "1 if the snapshot could not be used at the start, so that ids have begun again.",
+        {(): float(counts.refused)},
+    )
+    outcomes = {(outcome,): count for outcome, count in counts.hand_overs.items()}
+    yield _counter("hand_overs", "Hand-overs to other nodes, by outcome.", outcomes, ("outcome",))
+    yield _gauge(
+        "handed_over", "1 while another node has this one's work and ids.", {(): float(counts.handed_over)}
+    )
 
 
 def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:

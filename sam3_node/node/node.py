@@ -18,7 +18,7 @@ from ..perception.pipeline import Pipeline
 from ..perception.prepared_frame import FramePreparer, prepares_ahead
 from ..perception.session import Session
 from ..perception.spatial import SpatialStage
-from ..processes.logs import log_subject
+from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ReceivedFrame, Security, poll
@@ -55,9 +55,11 @@ class Node:
     only a GPU that has failed does, with DeviceError, because no later frame could succeed.
     """
 
-    def __init__(self, settings: Settings, restore_from: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, restore_from: str | None = None, watchdog: Watchdog | None = None
+    ) -> None:
         self._settings, self._restore_from = settings, restore_from
-        self.health = Health(settings)
+        self.health = Health(settings, watchdog)
         self._events = 0
         self._stats: dict[str, CameraStats] = {}
         self._pack_us = 0
@@ -80,6 +82,7 @@ class Node:
         try:
             self.startup()
         except BaseException:
+            self.health.watchdog.begin_close()
             self._open_sockets.close()
             raise
         return self
@@ -116,6 +119,7 @@ class Node:
             self._ahead = self._open_sockets.enter_context(DecodeAhead(self._frames.peek, prepare))
         keep = self._settings.snapshot
         self.snapshots = Snapshots(keep, self.perception, self._publish_event, lambda: self._stats)
+        self.health.explain_pause = self.snapshots.hand_over_state.explain
         restore_at_start(self.snapshots, self._restore_from, Security.from_settings(settings.transport))
         self._take_snapshot()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
@@ -123,9 +127,8 @@ class Node:
         gc.collect()
         gc.freeze()
 
-    def main_loop(self, stop: threading.Event, watchdog: Watchdog | None = None) -> None:
+    def main_loop(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. The current frame is finished and published first."""
-        self.health.watchdog = watchdog or self.health.watchdog
         self.health.serving = True
         self._announce_ready()
         while not stop.is_set():
@@ -142,6 +145,7 @@ class Node:
 
     def shutdown(self) -> None:
         """Close the sockets. Published masks are still delivered to connected readers."""
+        self.health.watchdog.begin_close()
         for camera, stats in self._stats.items():
             log.info("camera %s: %s", camera, stats.describe())
         self.snapshots.close()
@@ -190,6 +194,7 @@ class Node:
             self._control.rejected,
             self._masks.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
+            self.snapshots.counts(),
         )
 
     def _current_snapshot(self) -> NodeSnapshot:
@@ -213,10 +218,9 @@ class Node:
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
-        print(
+        announce(
             f"node ready: {model.name} on {model.device}, frames from {frames}, "
-            f"masks on {self._masks.endpoint}, control on {self._control.endpoint}",
-            flush=True,
+            f"masks on {self._masks.endpoint}, control on {self._control.endpoint}"
         )
         log.info("node started: %s on %s, %s", model.name, model.device, model.dtype)
 

@@ -17,6 +17,7 @@ from ..perception.prompts import FramePrompt, PromptResult
 from ..tracking.everything import EverythingOptions
 from ..types import Priority, Turns, finish
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
+from .snapshot_operations import SNAPSHOT_OPERATIONS
 from .snapshots import Snapshots
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def _make_reply(host: OperationHost, request: Request) -> Turns[Reply]:
             operation, allowed = SNAPSHOT_OPERATIONS[request.op]
             args = _checked_arguments(request.op, request.args, allowed)
             return Reply(request.id, operation(host.snapshots, args))
+        if request.op in CHANGES and request.op != "resume":
+            host.snapshots.hand_over_state.check_idle()  # the taker would not know the change
         result = _begin(host.perception, request.op, request.args)
         if request.op == "resume":
             host.snapshots.take_back()
@@ -241,23 +244,6 @@ def _resume(perception: Perception, args: Fields) -> dict[str, Any]:
     return {"paused": False}
 
 
-def _snapshot(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
-    named = args.has("name")
-    return {"snapshot": snapshots.begin("named", args.text("name") if named else None)}
-
-
-def _read_snapshot(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
-    return snapshots.read(args.integer("snapshot"), args.integer("offset"))
-
-
-def _restore(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
-    return snapshots.restore_named(args.text("name")).describe()
-
-
-def _hand_over(snapshots: Snapshots, args: Fields) -> dict[str, Any]:
-    return {"snapshot": snapshots.hand_over()}
-
-
 Operation = Callable[[Perception, Fields], Any]
 
 CHANGES: dict[str, tuple[Operation, tuple[str, ...]]] = {
@@ -280,13 +266,6 @@ NODE_QUERIES: dict[str, Callable[[OperationHost], Any]] = {
     "status": lambda host: host.status(),
     "describe": lambda host: host.describe(),
 }
-SNAPSHOT_OPERATIONS: dict[str, tuple[Callable[[Snapshots, Fields], Any], tuple[str, ...]]] = {
-    "snapshot": (_snapshot, ("name",)),
-    "read_snapshot": (_read_snapshot, ("snapshot", "offset")),
-    "restore": (_restore, ("name",)),
-    "hand_over": (_hand_over, ()),
-}
-"""Operations on the whole node. They publish their own events."""
 OPERATIONS = (*CHANGES, *QUERIES, *NODE_QUERIES, *SNAPSHOT_OPERATIONS)
 
 

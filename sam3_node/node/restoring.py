@@ -1,46 +1,168 @@
-"""The start of a node from a snapshot: its own after a crash, a file, or one that another node hands over."""
+"""The start of a node from a snapshot: its own after a crash, a file, or one that another node hands over.
+
+`hand_over` describes the two phases from the side of the node that gives its state away. Here is the taker's side: it
+writes the state to its own snapshot before it confirms, so that from then on a start finds it there, whatever happens
+to either node.
+"""
 
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from ..client.snapshots import fetch_snapshot
-from ..errors import RequestError, TransportError
+from ..errors import (
+    BusyError,
+    ForbiddenError,
+    RequestError,
+    Sam3NodeError,
+    SnapshotError,
+    TransportError,
+    WireError,
+)
 from ..transport import ControlClient, Security
-from .snapshots import Snapshots, read_file
+from ..wire import Fields
+from .hand_over import UNKNOWN
+from .snapshot_files import Saved, read_file
+from .snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
 ANSWER_MS = 10_000
-HAND_OVER = "hand_over"
+ASK_MS = 1000
+PAUSE_S = 0.1
+ANOTHER = "another"
+HAND_OVER, CONFIRM = "hand_over", "confirm_hand_over"
 
 
 def restore_at_start(snapshots: Snapshots, source: str | None, security: Security | None = None) -> None:
     """Continue from `source`, a file or the control endpoint of another node; without it, from the node's own snapshot.
 
-    When another node does not hand over, but this node's own snapshot is recent, this node has been started again after
-    it took over, and continues from that. `security` has the key for another node. Raises SnapshotError, or
-    TransportError or RequestError of the other node; it works on then.
+    A node that has taken over from this `source` before, and is started again, continues from its own snapshot, unless
+    the other node works on. `security` has the key for another node. Raises SnapshotError, or TransportError or
+    RequestError of the other node; it works on then, if it did before.
     """
+    saved = snapshots.read_saved()
+    origin = saved.snapshot.hand_over if saved is not None else {}
     if source is None:
-        snapshots.restore_saved()
+        _restore_own(snapshots, saved)
     elif "://" not in source:
-        snapshots.restore(read_file(Path(source)), source)
-    else:
-        try:
-            _take_over(snapshots, source, security)
-        except (TransportError, RequestError) as error:
-            if snapshots.restore_saved() is None:
-                raise
-            log.warning("%s was not handed over (%s): continued from this node's own snapshot", source, error)
+        _restore_file(snapshots, saved, source)
+    elif origin.get("source") != source or not _continue_after_take_over(snapshots, saved, source, security):
+        _take_over(snapshots, source, security)
 
 
-def _take_over(snapshots: Snapshots, endpoint: str, security: Security | None) -> None:
-    """Let another node stop, and continue its work. It stops only after a copy of its state was restored here."""
-    control = ControlClient(endpoint, ANSWER_MS, security)
+def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> None:
+    """Continue from a file; from the own snapshot if an earlier run has continued the ids of the same file.
+
+    A supervisor repeats its command: to continue from the file again would give the same ids twice. Raises
+    SnapshotError if there is neither.
+    """
     try:
-        snapshots.check(fetch_snapshot(control), endpoint)
-        snapshots.restore(fetch_snapshot(control, HAND_OVER), endpoint)
-    finally:
-        control.close()
+        file = Saved.unpack(read_file(Path(source)), source)
+    except SnapshotError as error:
+        if saved is None or saved.snapshot.hand_over.get("source") != source:
+            raise
+        log.warning("%s; it was continued before", error)
+        _restore_own(snapshots, saved)
+        return
+    origin = {"source": source, "token": file.sha256, "confirmed": True}
+    continues_ids = file.snapshot.kind != "named"
+    was_continued = continues_ids and saved is not None and saved.snapshot.hand_over == origin
+    if was_continued and _restore_own(snapshots, saved):
+        return
+    snapshots.restore(file)
+    snapshots.note_taken_over(origin if continues_ids else {})
+
+
+def _restore_own(snapshots: Snapshots, saved: Saved | None, confirmed: bool = False) -> bool:
+    """Continue from the node's own snapshot. Return False if it cannot be used.
+
+    Its ids begin again if another node may use them: if they were taken over and not `confirmed`.
+    """
+    if saved is None:
+        return False
+    hand_over = saved.snapshot.hand_over
+    confirmed = confirmed or not hand_over or hand_over.get("confirmed") is True
+    if snapshots.restore_saved(saved, new_epochs=not confirmed) is None:
+        return False
+    snapshots.note_taken_over({**hand_over, "confirmed": True} if hand_over else {})
+    return True
+
+
+def _continue_after_take_over(
+    snapshots: Snapshots, saved: Saved | None, source: str, security: Security | None
+) -> bool:
+    """Continue from the own snapshot of an earlier run that took over. Return False to take over again.
+
+    If it is too old, the node begins without objects, as after any long pause, unless the other node works on.
+    """
+    assert saved is not None
+    hand_over = saved.snapshot.hand_over
+    was_confirmed, token = hand_over.get("confirmed") is True, str(hand_over.get("token"))
+    node = str(hand_over.get("node"))
+    state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
+    works_on = state in ("expired", "cancelled", ANOTHER)
+    if state == "taken_back" or (works_on and not was_confirmed):
+        log.warning("%s works on since it has handed over: it is taken over again", source)
+        return False
+    if works_on:
+        log.warning("%s may work, too, with other epochs: stop it or this node", source)
+    log.info("%s was taken over before: continuing from %s", source, saved.source)
+    if _restore_own(snapshots, saved, confirmed=state == "confirmed"):
+        return True
+    snapshots.note_taken_over({**hand_over, "confirmed": True})
+    return was_confirmed or state == "confirmed"
+
+
+def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> None:
+    """Let another node pause, continue its work, and confirm. It pauses only after a trial with a copy of its state."""
+    token = secrets.token_hex(8)
+    with ControlClient(source, ANSWER_MS, security) as control:
+        snapshots.check(fetch_snapshot(control), source)
+        try:
+            taker = f"{snapshots.node} on {socket.gethostname()}"
+            data = fetch_snapshot(control, HAND_OVER, taker=taker, token=token)
+            saved = snapshots.restore(Saved.unpack(data, source))
+            origin = {**saved.snapshot.hand_over, "source": source}
+            snapshots.note_taken_over({**origin, "confirmed": False})
+            snapshots.save()
+        except Exception:
+            with suppress(Sam3NodeError):
+                control.call(CONFIRM, token=token, accepted=False)
+            raise
+    if not snapshots.keeps:
+        log.warning("without snapshot.path this node cannot continue after a restart: set it")
+    state = _confirm(source, security, token, origin["node"], snapshots.confirm_s)
+    if state is None:
+        snapshots.begin_epochs()
+        log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)
+    elif state != "confirmed":
+        snapshots.withdraw()
+        raise RequestError(f"{source} works on: expected that it waits for a confirmation, found {state!r}")
+    snapshots.note_taken_over({**origin, "confirmed": True})
+
+
+def _confirm(source: str, security: Security | None, token: str, node: str, patience_s: float) -> str | None:
+    """Confirm a hand-over of `node`, once or for `patience_s`. Return its state there; None without an answer.
+
+    ANOTHER is the state of a node that has begun another hand-over since, UNKNOWN that of another process.
+    """
+    deadline_s = time.monotonic() + patience_s
+    with ControlClient(source, ASK_MS, security) as control:
+        while True:
+            try:
+                reply = Fields(control.call(CONFIRM, token=token), CONFIRM)
+                is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
+                return ANOTHER if is_same else reply.text("state")
+            except (TransportError, BusyError, ForbiddenError, WireError) as error:
+                if time.monotonic() >= deadline_s:
+                    log.warning("%s gives no answer: %s", source, error)
+                    return None
+                time.sleep(PAUSE_S)
+            except RequestError:  # a node of before this operation
+                return UNKNOWN

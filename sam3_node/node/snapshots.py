@@ -1,67 +1,47 @@
-"""The snapshots of a running node: when they are taken, where they are written, and how another node fetches one.
+"""The snapshots of a running node: when they are taken, and what the node continues from.
 
 The state is copied between two frames, in the thread of the main loop. A thread packs and writes the copy.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..errors import BusyError, RequestError, SettingsError, SnapshotError
-from ..files import atomic_file
+from ..errors import BusyError, RequestError, SnapshotError
 from ..perception.perception import Perception
-from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
+from ..perception.snapshot import IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..settings import SnapshotSettings
 from ..wire import RESTORED
+from .hand_over import HandOverState, Outcome
+from .snapshot_files import (
+    REASONS,
+    Packed,
+    Saved,
+    SnapshotCounts,
+    SnapshotFolder,
+    explain_failure,
+    find_reason,
+    milliseconds_since,
+    pack,
+    read_file,
+)
 from .stats import CameraStats
 
 log = logging.getLogger(__name__)
 
-SUFFIX = ".snapshot"
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MAX_NAMED = 32
 CHUNK_BYTES = 4 << 20
-PIECE_BYTES = 1 << 20
 KEEP_S = 120.0
 """Time for which a packed snapshot waits in memory for the next request to read it."""
 RETRY_S = 5.0
 """Pause after a snapshot that could not be written."""
-
-
-class Packed(NamedTuple):
-    """A snapshot that was packed, and written if it has a path."""
-
-    size: int
-    sha256: str
-    write_ms: float
-    data: bytearray | None
-    """None if it was written"""
-
-
-class Restored(NamedTuple):
-    """The snapshot that a node continued from."""
-
-    source: str
-    snapshot: Snapshot
-    sha256: str
-
-    def describe(self) -> dict[str, Any]:
-        """Return the arguments of its event."""
-        return {
-            "sha256": self.sha256,
-            "saved_ns": self.snapshot.saved_ns,
-            "ids_continue": self.snapshot.kind != "named",
-            "cameras": list(self.snapshot.state["cameras"]),
-        }
+ANOTHER_NODE = "another node"
 
 
 @dataclass(slots=True)
@@ -69,7 +49,8 @@ class _Job:
     """A snapshot that a thread packs."""
 
     number: int
-    kind: Kind
+    taken_s: float
+    """monotonic time of its state"""
     future: Future[Packed]
     limits: list[tuple[IdGiver, int]]
     """of `IdReserve.plan`"""
@@ -82,7 +63,7 @@ class Snapshots:
 
     `publish` publishes an event, with the state after it. `stats` returns the counts of each camera.
 
-    All methods but `describe` are for the thread of the main loop. `close` ends the writing thread.
+    All methods but `describe` and `counts` are for the thread of the main loop. `close` ends the writing thread.
     Raises SettingsError if snapshot.path is a folder.
     """
 
@@ -93,24 +74,22 @@ class Snapshots:
         publish: Callable[[str, dict[str, Any]], None],
         stats: Callable[[], Mapping[str, CameraStats]],
     ) -> None:
-        if settings.path is not None and settings.path.is_dir():
-            raise SettingsError(
-                f"snapshot.path: expected a file, found the folder {settings.path}; name a file in it, such as"
-                f" {settings.path / ('node' + SUFFIX)}"
-            )
+        self._folder = SnapshotFolder(settings.path)
+        self.confirm_s = settings.confirm_s
         self._settings, self._perception, self._publish, self._stats = settings, perception, publish, stats
+        self.hand_over_state = HandOverState(settings.confirm_s)
+        self._taken_over: Mapping[str, Any] = {}
         self._ids = IdReserve(perception)
         self._writer = ThreadPoolExecutor(1, "snapshot")
         self._numbers = 0
         self._automatic: _Job | None = None
         self._requested: _Job | None = None
-        self._next_s = time.monotonic()
-        self._handed_over = False
+        self._next_s = self._good_s = time.monotonic()
+        self._failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
         self._status: dict[str, Any] = {
             "path": None if settings.path is None else str(settings.path),
             "restored": None,
             "refused": None,
-            "handed_over": False,
             "saved": 0,
             "saved_ns": None,
             "bytes": None,
@@ -119,9 +98,16 @@ class Snapshots:
             "error": None,
         }
 
-    def describe(self) -> dict[str, Any]:
-        """Return the fields of the node's status. Any thread may call it."""
-        return dict(self._status)
+    @property
+    def node(self) -> str:
+        """The name of the node; empty if it has none."""
+        session = self._perception.session
+        return session.node if session is not None else ""
+
+    @property
+    def keeps(self) -> bool:
+        """True if automatic snapshots are written."""
+        return self._settings.path is not None
 
     @property
     def restored(self) -> dict[str, Any] | None:
@@ -129,18 +115,48 @@ class Snapshots:
         found: dict[str, Any] | None = self._status["restored"]
         return found
 
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of the node's status. Any thread may call it."""
+        state = self.hand_over_state
+        return {**self._status, "handed_over": state.is_over, "hand_over": state.describe()}
+
+    def counts(self) -> SnapshotCounts:
+        """Return the counts for the metrics. Any thread may call it."""
+        state = self.hand_over_state
+        due = self._settings.path is not None and not (state.waits or state.is_over)
+        return SnapshotCounts(
+            self._status["saved"],
+            self._failed,
+            time.monotonic() - self._good_s if due else None,
+            self._status["refused"] is not None,
+            state.outcomes,
+            state.is_over,
+        )
+
     def turn(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
         self._collect()
         now_s = time.monotonic()
+        if self.hand_over_state.has_expired:
+            self._work_on("expired", "the other node did not confirm in time")
         if self._requested is not None and now_s > self._requested.used_s + KEEP_S:
             self._requested = None
-        if self._settings.path is None or self._handed_over or self._automatic is not None:
+        handed = self.hand_over_state.waits or self.hand_over_state.is_over
+        if self._settings.path is None or handed or self._automatic is not None:
             return
         if now_s >= self._next_s or (self._ids.run_low and self._status["error"] is None):
             self._next_s = now_s + self._settings.every_s
-            self._automatic = self._take("automatic", self._settings.path)
+            self._automatic = self._take("automatic", self._settings.path, self._taken_over)
             self._ids.allow(self._automatic.limits, durable=False)
+
+    def save(self) -> None:
+        """Write an automatic snapshot and wait until it is on disk. Raises SnapshotError if it cannot be written."""
+        if self._settings.path is not None:
+            self.finish()
+            self._automatic = self._take("automatic", self._settings.path, self._taken_over)
+            self.finish()
+            if self._status["error"] is not None:
+                raise SnapshotError(self._status["error"])
 
     def withdraw(self) -> None:
         """Delete the automatic snapshot, because ids of its epochs are about to become void. A new one is due."""
@@ -156,41 +172,62 @@ class Snapshots:
                 ) from error
         self._ids.free()
 
-    def begin(self, kind: Kind, name: str | None = None) -> int:
+    def begin(self, name: str | None = None) -> int:
         """Begin to make a snapshot for a request, and return its number. With `name` it becomes a file.
 
-        Raises RequestError for a name that cannot be used, and BusyError while another one is made.
+        Raises RequestError for a name that cannot be used, and BusyError while another one is made, or a taker reads.
         """
-        if self._requested is not None and not self._requested.future.done():
-            raise BusyError("expected no other snapshot under way, found one; try again in a second")
-        path = None if name is None else self._path_of(name)
-        if path is not None and not path.exists() and len(self._names()) >= MAX_NAMED:
-            raise RequestError(f"expected at most {MAX_NAMED} named snapshots, found as many; delete some")
-        self._requested = self._take(kind, path)
+        if self.hand_over_state.waits:
+            self.hand_over_state.check_idle()
+        self._check_free()
+        self._requested = self._take("named", None if name is None else self._folder.make_path(name))
         return self._requested.number
 
-    def hand_over(self) -> int:
-        """Stop the node's work for another node, which continues it; return the number of the snapshot for it.
+    def hand_over(self, taker: str | None, token: str) -> int:
+        """Pause, and return the number of the snapshot from which a taker continues this node's work.
 
-        The ids are the other node's from now on: if this node is resumed, its ids begin again. Raises RequestError if
-        that has happened already.
+        The ids are the taker's once it has confirmed with the same token; without `taker`, at once. A request that is
+        repeated is answered as the first. Raises BusyError for another one meanwhile, and RequestError if the ids are
+        another node's already.
         """
-        if self._handed_over:
-            raise RequestError(
-                "expected a node that works, found one that has been handed over already; resume it to let it work on"
-            )
-        if self._requested is not None and not self._requested.future.done():
-            raise BusyError("expected no other snapshot under way, found one; try again in a second")
-        self.withdraw()
-        number = self.begin("hand_over")
-        self._perception.paused = self._handed_over = self._status["handed_over"] = True
+        state = self.hand_over_state
+        repeated = state.find_snapshot(token)
+        if repeated is not None:
+            return repeated
+        state.check_idle()
+        self._check_free()
+        self.finish()
+        origin = {"node": self.node, "token": token, "to": taker or ANOTHER_NODE}
+        if taker is None:
+            self.withdraw()
+        self._requested = self._take("hand_over", None, origin)
+        state.begin(origin["to"], token, self._requested.number, self._perception.paused)
+        self._perception.paused = True
+        if taker is None:
+            state.end("confirmed")
         self._publish("pause", {})
-        return number
+        return self._requested.number
+
+    def confirm_hand_over(self, token: str, accepted: bool) -> str:
+        """Give the ids to the taker, or work on if it has not `accepted`. Return the state of the hand-over.
+
+        Raises SnapshotError if the own snapshot, from which these ids would be restored, cannot be deleted.
+        """
+        state = self.hand_over_state
+        if state.find_state(token) == "waiting" and accepted:
+            self.withdraw()
+            state.end("confirmed")
+            log.warning("%s", state.explain())
+        elif state.find_state(token) == "waiting":
+            self._work_on("cancelled", "the other node could not continue")
+        return state.find_state(token)
 
     def take_back(self) -> None:
-        """Let the ids begin again if the node has been handed over."""
-        if self._handed_over:
-            self._handed_over = self._status["handed_over"] = False
+        """Let the node work again after it was resumed: with new epochs if the ids are a taker's, else as before."""
+        was_over = self.hand_over_state.is_over
+        if was_over or self.hand_over_state.waits:
+            self.hand_over_state.end("taken_back")
+        if was_over:
             self._perception.begin_epochs()
 
     def read(self, number: int, offset: int) -> dict[str, Any]:
@@ -205,28 +242,40 @@ class Snapshots:
                 f"expected the newest snapshot, found {number}, which is not kept; ask for a new one"
             )
         job.used_s = time.monotonic()
+        self.hand_over_state.note_request()
         if not job.future.done():
             return {"ready": False}
-        packed = _result(job)
+        try:
+            packed = job.future.result()
+        except Exception as error:
+            raise explain_failure(error) from error
         data = bytes((packed.data or b"")[offset : offset + CHUNK_BYTES])
         return {"ready": True, "size": packed.size, "sha256": packed.sha256, "data": data}
 
-    def restore_named(self, name: str) -> Restored:
+    def restore_named(self, name: str) -> Saved:
         """Restore a snapshot that `begin` has written, with ids that begin again. Raises SnapshotError as `restore`."""
-        path = self._path_of(name)
-        if not path.is_file():
-            raise RequestError(
-                f"expected the name of a snapshot ({', '.join(self._names()) or 'there are none'}), found {name!r}"
-            )
-        data = read_file(path)
-        snapshot = replace(Snapshot.unpack(data, str(path)), kind="named")
-        self.take_back()
+        self.hand_over_state.check_idle()
+        path = self._folder.find_path(name)
+        if not os.path.isfile(path):
+            names = ", ".join(self._folder.list_names()) or "there are none"
+            raise RequestError(f"expected the name of a snapshot ({names}), found {name!r}")
+        saved = Saved.unpack(read_file(path), str(path))
         self.withdraw()
-        return self._restore(snapshot, data, str(path))
+        return self.restore(saved, new_epochs=True)
 
-    def restore(self, data: bytes, source: str) -> Restored:
-        """Restore the bytes of a snapshot. Raises SnapshotError if they cannot be used; nothing is changed then."""
-        return self._restore(Snapshot.unpack(data, source), data, source)
+    def restore(self, saved: Saved, new_epochs: bool = False) -> Saved:
+        """Restore a snapshot. Raises SnapshotError if it cannot be used; nothing is changed then."""
+        if new_epochs:
+            saved = saved._replace(snapshot=replace(saved.snapshot, kind="named"))
+        restore_snapshot(self._perception, saved.snapshot, saved.source)
+        self._status["restored"] = {"source": saved.source, **saved.describe()}
+        self._publish(RESTORED, saved.describe())
+        if saved.snapshot.kind != "named":
+            for camera, stats in self._stats().items():
+                stats.restore(saved.snapshot.counts.get(camera, {}))
+        cameras, age_s = len(self._perception.pipelines), saved.snapshot.age_s
+        log.info("continued from %s of %.1f s ago, with %d cameras", saved.source, age_s, cameras)
+        return saved
 
     def check(self, data: bytes, source: str) -> None:
         """Restore the bytes of a snapshot and forget them again. Raises SnapshotError if they cannot be used."""
@@ -234,96 +283,48 @@ class Snapshots:
         restore_snapshot(self._perception, Snapshot.unpack(data, source), source)
         self._perception.restore(before)
 
-    def restore_saved(self) -> Restored | None:
-        """Continue from the automatic snapshot of an earlier run. None if there is none, or none that can be used.
+    def begin_epochs(self) -> None:
+        """Let all ids that were restored begin again, because another node may go on with them."""
+        self._perception.begin_epochs()
+        self._status["restored"] = {**(self._status["restored"] or {}), "ids_continue": False}
+
+    def note_taken_over(self, hand_over: Mapping[str, Any]) -> None:
+        """Note where the work was taken over from, for the snapshots from now on. See `Snapshot.hand_over`."""
+        self._taken_over = dict(hand_over)
+        self._next_s = time.monotonic()
+
+    def read_saved(self) -> Saved | None:
+        """Return the automatic snapshot of an earlier run. None if there is none, or a damaged one."""
+        try:
+            return self._folder.read_saved()
+        except SnapshotError as error:
+            self._refuse(error)
+            return None
+
+    def restore_saved(self, saved: Saved | None, new_epochs: bool = False) -> Saved | None:
+        """Continue from what `read_saved` returned. None if it cannot be used.
 
         One that cannot be used is put aside, so that the next one does not replace it; the status says why.
         """
-        path = self._settings.path
-        if path is None or not path.exists():
+        if saved is None:
             return None
         try:
-            data = read_file(path)
-            snapshot = Snapshot.unpack(data, str(path))
-            if 0 < self._settings.max_age_s < snapshot.age_s:
-                raise SnapshotError(
-                    f"{path}: expected a snapshot of the last {self._settings.max_age_s:g} s (snapshot.max_age_s), "
-                    f"found one from {snapshot.age_s:.0f} s ago"
-                )
-            return self._restore(snapshot, data, str(path))
+            saved.check_age(self._settings.max_age_s)
+            return self.restore(saved, new_epochs)
         except SnapshotError as error:
-            log.error("the node starts without its snapshot, and ids begin again: %s", error)
-            self._status["refused"] = str(error)
-            try:
-                path.replace(path.with_name(f"{path.name}.refused"))
-            except OSError as reason:
-                log.error("%s cannot be put aside: %s; the next snapshot replaces it", path, reason.strerror)
+            self._refuse(error)
             return None
 
     def close(self) -> None:
         """Write the last automatic snapshot, so that a new start continues here, and end the thread."""
         try:
-            self.finish()
-            if self._settings.path is not None and not self._handed_over:
-                self._automatic = self._take("automatic", self._settings.path)
-                self.finish()
+            if self.hand_over_state.waits:
+                self._work_on("cancelled", "this one ends")
+            if not self.hand_over_state.is_over:
+                self.save()
         except Exception as error:  # such as of a GPU that has failed; the last snapshot stays
             log.error("no snapshot was taken at the end: %s", error)
         self._writer.shutdown()
-
-    def _restore(self, snapshot: Snapshot, data: bytes, source: str) -> Restored:
-        restore_snapshot(self._perception, snapshot, source)
-        restored = Restored(source, snapshot, hashlib.sha256(data).hexdigest())
-        self._status["restored"] = {"source": source, **restored.describe()}
-        self._publish(RESTORED, restored.describe())
-        if snapshot.kind != "named":
-            for camera, stats in self._stats().items():
-                stats.restore(snapshot.counts.get(camera, {}))
-        cameras = len(self._perception.pipelines)
-        log.info("continued from %s of %.1f s ago, with %d cameras", source, snapshot.age_s, cameras)
-        return restored
-
-    def _take(self, kind: Kind, path: Path | None) -> _Job:
-        begin_s = time.perf_counter()
-        counts = {camera: stats.counts() for camera, stats in self._stats().items()}
-        snapshot = Snapshot.take(self._perception, kind, counts)
-        self._numbers += 1
-        self._status["copy_ms"] = _ms_since(begin_s)
-        return _Job(
-            self._numbers,
-            kind,
-            self._writer.submit(_pack, snapshot, path),
-            self._ids.plan(),
-            time.monotonic(),
-        )
-
-    def _collect(self) -> None:
-        """Note how the automatic snapshot has ended, if it has."""
-        job = self._automatic
-        if job is None or not job.future.done():
-            return
-        self._automatic = None
-        try:
-            packed = _result(job)
-        except SnapshotError as error:
-            if self._status["error"] is None:
-                log.error("%s", error)
-            self._status["error"] = str(error)
-            if self._ids.run_low:
-                self._withdraw_old()
-            self._next_s = time.monotonic() + max(RETRY_S, self._settings.every_s)
-        else:
-            written = {"bytes": packed.size, "write_ms": packed.write_ms}
-            saved = {"saved": self._status["saved"] + 1, "saved_ns": time.time_ns()}
-            self._status |= {**written, **saved, "error": None}
-            self._ids.allow(job.limits, durable=True)
-
-    def _withdraw_old(self) -> None:
-        """Delete a snapshot that cannot be replaced. Without it, a restart begins new ids, so any id may be given."""
-        try:
-            self.withdraw()
-        except SnapshotError as error:
-            log.error("%s; until then no object is added", error)
 
     def finish(self) -> None:
         """Wait for the automatic snapshot that is being written, if there is one."""
@@ -331,60 +332,61 @@ class Snapshots:
             self._automatic.future.exception()  # waits
             self._collect()
 
-    def _path_of(self, name: str) -> Path:
-        if self._settings.path is None:
-            raise RequestError(
-                "snapshot: expected a folder for snapshots with names, found none; set snapshot.path in the node"
-            )
-        path = self._settings.path.parent / f"{name}{SUFFIX}"
-        if not NAME.fullmatch(name) or path == self._settings.path:
-            raise RequestError(f"name: expected 1 to 64 of letters, digits, _ and -, found {name!r:.80}")
-        return path
+    def _check_free(self) -> None:
+        if self._requested is not None and not self._requested.future.done():
+            raise BusyError("expected no other snapshot under way, found one; try again in a second")
 
-    def _names(self) -> list[str]:
-        assert self._settings.path is not None
-        found = self._settings.path.parent.glob(f"*{SUFFIX}")
-        return sorted(path.stem for path in found if path != self._settings.path)
+    def _work_on(self, outcome: Outcome, why: str) -> None:
+        """Go on with the same ids, because the taker has not taken them."""
+        state = self.hand_over_state
+        state.end(outcome)
+        log.warning("the hand-over has ended without a taker, and this node works on: %s", why)
+        self._next_s = time.monotonic()
+        self._perception.paused = state.was_paused
+        if not state.was_paused:
+            self._publish("resume", {})
 
+    def _refuse(self, error: SnapshotError) -> None:
+        log.error("the node starts without its snapshot, and ids begin again: %s", error)
+        self._status["refused"] = str(error)
+        self._folder.put_aside()
 
-def read_file(path: Path) -> bytes:
-    """Read the file of a snapshot. Raises SnapshotError if it cannot be read or is too large."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
-    return data
+    def _take(self, kind: Kind, path: Path | None, hand_over: Mapping[str, Any] | None = None) -> _Job:
+        begin_s, now_s = time.perf_counter(), time.monotonic()
+        counts = {camera: stats.counts() for camera, stats in self._stats().items()}
+        snapshot = Snapshot.take(self._perception, kind, counts, hand_over)
+        self._numbers += 1
+        self._status["copy_ms"] = milliseconds_since(begin_s)
+        packed = self._writer.submit(pack, snapshot, path)
+        return _Job(self._numbers, now_s, packed, self._ids.plan(), now_s)
 
+    def _collect(self) -> None:
+        """Note how the automatic snapshot has ended, if it has."""
+        job = self._automatic
+        if job is None or not job.future.done():
+            return
+        self._automatic = None
+        failure = job.future.exception()
+        if failure is None:
+            packed = job.future.result()
+            written = {"bytes": packed.size, "write_ms": packed.write_ms}
+            saved = {"saved": self._status["saved"] + 1, "saved_ns": time.time_ns()}
+            self._status |= {**written, **saved, "error": None}
+            self._good_s = job.taken_s
+            self._ids.allow(job.limits, durable=True)
+            return
+        reason, error = find_reason(failure), explain_failure(failure)
+        self._failed = {**self._failed, reason: self._failed[reason] + 1}
+        if self._status["error"] is None:
+            log.error("%s", error)
+        self._status["error"] = str(error)
+        if self._ids.run_low:
+            self._withdraw_old()
+        self._next_s = time.monotonic() + max(RETRY_S, self._settings.every_s)
 
-def _pack(snapshot: Snapshot, path: Path | None) -> Packed:
-    """Write a snapshot, or keep its bytes, in pieces: the interpreter's lock is held for none of them for long."""
-    begin_s, digest = time.perf_counter(), hashlib.sha256()
-    parts = [memoryview(part) for part in snapshot.parts()]
-    pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
-    data = bytearray() if path is None else None
-    with atomic_file(path) if path is not None else nullcontext() as file:
-        for piece in pieces:
-            digest.update(piece)
-            if file is not None:
-                file.write(piece)
-            elif data is not None:
-                data += piece
-    size = sum(piece.nbytes for piece in pieces)
-    return Packed(size, digest.hexdigest(), _ms_since(begin_s), data)
-
-
-def _result(job: _Job) -> Packed:
-    try:
-        return job.future.result()
-    except Exception as error:
-        reason = (error.strerror or error) if isinstance(error, OSError) else error
-        raise SnapshotError(
-            f"the snapshot could not be written: {reason}; check the folder of snapshot.path and its free space"
-        ) from error
-
-
-def _ms_since(begin_s: float) -> float:
-    return round((time.perf_counter() - begin_s) * 1000, 3)
+    def _withdraw_old(self) -> None:
+        """Delete a snapshot that cannot be replaced. Without it, a restart begins new ids, so any id may be given."""
+        try:
+            self.withdraw()
+        except SnapshotError as error:
+            log.error("%s; until then no object is added", error)

@@ -13,7 +13,8 @@ import hashlib
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..engines.oom import find_device_error
@@ -48,18 +49,40 @@ class Snapshot:
     """of `Perception.state`"""
     counts: Mapping[str, Mapping[str, int]]
     """frame counts of each camera"""
+    hand_over: Mapping[str, Any] = field(default_factory=dict)
+    """The hand-over that it was made for, or that its node had continued from: `node`, the name of the node that gave
+    its state away, `token`, and `to`, the taker. With the taker also `source`, the endpoint that it was fetched from,
+    and `confirmed`: True if no other node can be working with its epochs. Empty: none."""
+    uptime: Mapping[str, Any] = field(default_factory=dict)
+    """`boot`, the id of the boot of its host, and `ns`, the time since that boot. Empty where the system tells none."""
 
     @classmethod
     def take(
-        cls, perception: Perception, kind: Kind, counts: Mapping[str, Mapping[str, int]] | None = None
+        cls,
+        perception: Perception,
+        kind: Kind,
+        counts: Mapping[str, Mapping[str, int]] | None = None,
+        hand_over: Mapping[str, Any] | None = None,
     ) -> Self:
         """Copy the state. Later steps do not change the copy."""
         state = perception.state(whole=False)
-        return cls(kind, time.time_ns(), describe_identity(perception), state, counts or {})
+        return cls(
+            kind,
+            time.time_ns(),
+            describe_identity(perception),
+            state,
+            counts or {},
+            hand_over or {},
+            read_uptime(),
+        )
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was taken, by the clock of this host."""
+        """Seconds since it was taken: on the same host by the time since its boot, which nobody sets."""
+        now = read_uptime()
+        then_ns = self.uptime.get("ns")
+        if now and now["boot"] == self.uptime.get("boot") and isinstance(then_ns, int):
+            return float(now["ns"] - then_ns) / 1e9
         return (time.time_ns() - self.saved_ns) / 1e9
 
     def pack(self) -> bytes:
@@ -94,7 +117,7 @@ class Snapshot:
                 "another one"
             )
         try:
-            fields = unpack_tensors(body)
+            fields = {"hand_over": {}, "uptime": {}, **unpack_tensors(body)}
             snapshot = cls(**fields)
             for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
                 if not isinstance(fields[name], kind):
@@ -106,7 +129,19 @@ class Snapshot:
         return snapshot
 
 
-MAPS = ("identity", "state", "counts")
+MAPS = ("identity", "state", "counts", "hand_over", "uptime")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def read_uptime() -> dict[str, Any]:
+    """Return the id of this boot and the time since it, also while the host slept; empty where there is none."""
+    try:
+        return {
+            "boot": BOOT_ID.read_text().strip(),
+            "ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        }
+    except (OSError, AttributeError):
+        return {}
 
 
 def describe_identity(perception: Perception) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -116,6 +117,21 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return json.dumps(fields)
+
+
+def announce(line: str) -> None:
+    """Print a line on stdout. Where it cannot be written, as to a full disk, the process goes on without stdout."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Let stdout lead nowhere, so that neither further lines nor the interpreter's last flush fail."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.close(descriptor)
 
 
 def install_log_handler() -> LogHandler:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 KICKS_PER_LIMIT = 4
 STALLED_PERIODS = 2
+CLOSE_S = 8.0
+"""Time that a process may take to close after its main loop has ended."""
 STACK_LINES = 12
 ADDRESS, LIMIT, PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 VARIABLES = (ADDRESS, LIMIT, PID)
@@ -38,7 +40,8 @@ class Watchdog(Closeable):
     A thread kicks the supervisor's watchdog from the start, so that loading a model may take as long as it takes.
     A stopped process, and one whose interpreter is blocked, is silent at once. After the first `turn`, the thread
     kicks only while the main loop is within its time: `hang_s` for a turn, or what `begin` has said. Then it logs where
-    the loop is, and asks to be replaced. A loop that waits for input may take any time.
+    the loop is, and asks to be replaced. A loop that waits for input may take any time. `begin_close` says that the
+    loop has ended; closing then has CLOSE_S.
     The variables are removed from `environment`, because they are not for the children of this process.
     """
 
@@ -81,8 +84,12 @@ class Watchdog(Closeable):
         """Report that the main loop waits for input, which may take any time."""
         self._deadline_s = None
 
+    def begin_close(self) -> None:
+        """Report that the main loop has ended, or goes on with its end. The process hangs if closing takes CLOSE_S."""
+        self.begin(min(self._hang_s, CLOSE_S))
+
     def close(self) -> None:
-        """Report that the process ends. Idempotent."""
+        """Report that the process ends. The supervisor kills it if it is still there after its limit. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
             self._send("STOPPING=1")
@@ -137,7 +144,7 @@ class NotifySocket(Closeable):
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last kick; 0 before the first, and after the process has said that it ends."""
+        """Seconds since the last kick, or since the process has said that it ends; 0 before the first."""
         return 0.0 if self._heard_s is None else time.monotonic() - self._heard_s
 
     def environment(self, limit_s: float) -> Mapping[str, str]:
@@ -155,12 +162,10 @@ class NotifySocket(Closeable):
                 states = self._socket.recv(MAX_DATAGRAM_BYTES).split(b"\n")
             except BlockingIOError:
                 return
-            if b"WATCHDOG=1" in states:
+            if b"WATCHDOG=1" in states or b"STOPPING=1" in states:
                 self._heard_s = time.monotonic()
             if b"WATCHDOG=trigger" in states:
                 self.triggered = True
-            if b"STOPPING=1" in states:
-                self._heard_s = None
 
     def forgive(self) -> None:
         """Count the silence anew, if the process is watched. A process that hangs says so again."""

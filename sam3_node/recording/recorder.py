@@ -104,10 +104,12 @@ class Recorder(Closeable):
                 if self._ring is not None:
                     self._follow_trigger(self._ring)
                 self._flush_and_report()
+            watchdog.begin_close()
             self._tap.close()
             while self._take(0):
-                pass
+                watchdog.begin_close()
         finally:
+            watchdog.begin_close()
             self.close()
             self._report_end()
 

@@ -254,7 +254,7 @@ def open_folder(path: Path) -> KeyFolder:
 def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
     """Read a key file. Raises AuthenticationError, whose message has none of the file's content."""
     try:
-        content = read_private(path)
+        content = read_private(path, MAX_FILE_BYTES + 1)
         fields = tomllib.loads(content.decode()) if len(content) <= MAX_FILE_BYTES else {}
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a key file"

@@ -150,6 +150,14 @@ def test_run_camera_reports_what_it_did(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.count("\n") == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_goes_to_a_full_disk_does_not_end_a_camera() -> None:
+    with open("/dev/full", "w") as full:
+        options = ("--camera.wait", "false", "--transport.frames", "tcp://127.0.0.1:0")
+        command = (sys.executable, "-m", "sam3_node", "camera", SMALL + "&frames=4", *options)
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=300).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [

@@ -60,10 +60,20 @@ def test_a_damaged_set_is_refused(content: bytes, tmp_path: Path, capsys: pytest
     (tmp_path / "a.json").write_bytes(content)
     assert main(["prompts", "load", "a", "--folder", str(tmp_path)]) == 2
     assert 'expected JSON such as {"prompts"' in capsys.readouterr().err
+    (tmp_path / "b.json").write_text('{"prompts": ["mug"]}')
+    assert main(["prompts", "list", "--folder", str(tmp_path)]) == 0
+    damaged, good = capsys.readouterr().out.splitlines()
+    assert "cannot be used" in damaged
+    assert good.split() == ["b", "mug"]
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("kitchem", r"did you mean kitchen"), ("../a", "name: expected letters")]
+    ("name", "message"),
+    [
+        ("kitchem", r"did you mean kitchen"),
+        ("../a", "name: expected letters"),
+        ("x" * 300, "File name too long"),
+    ],
 )
 def test_a_set_that_is_not_there_is_told(
     name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -88,6 +88,8 @@ def test_a_reader_may_not_fetch_the_state_and_another_host_of_the_node_may(rig: 
         for op in ("snapshot", "hand_over"):
             with pytest.raises(ForbiddenError, match="watcher"):
                 fetch_snapshot(reader, op)
+        with pytest.raises(ForbiddenError, match="watcher"):
+            reader.call("confirm_hand_over", token="any")
 
 
 def test_the_console_and_commands_use_keys(rig: KeyedRig) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,6 +207,75 @@ def test_a_snapshot_that_cannot_be_used_is_put_aside_and_told(
         restore_at_start(keeper(saved, **settings), str(saved))
 
 
+@pytest.mark.parametrize("same_boot", [True, False])
+@pytest.mark.parametrize("hours", [5, -5])
+def test_a_clock_that_was_set_does_not_change_the_age_since_the_same_boot(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, hours: int, same_boot: bool
+) -> None:
+    now_ns = time.time_ns() + hours * 3600 * 10**9
+    monkeypatch.setattr("sam3_node.perception.snapshot.time.time_ns", lambda: now_ns)
+    if not same_boot:
+        other = saved.parent / "boot_id"
+        other.write_text("another")
+        monkeypatch.setattr("sam3_node.perception.snapshot.BOOT_ID", other)
+    node = keeper(saved)
+    restore_at_start(node, None)
+    if same_boot:
+        assert node.describe()["refused"] is None
+        return
+    assert ("s ago" if hours > 0 else "s ahead of this clock") in node.describe()["refused"]
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user without rights, where this one may become another."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_a_snapshot_that_may_not_be_read_keeps_no_node_from_starting(saved: Path, closed: str) -> None:
+    (saved if closed == "file" else saved.parent).chmod(0)
+    with as_nobody():
+        node = keeper(saved, with_object())
+        restore_at_start(node, None)
+        node.turn()
+        until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+        counts = node.counts()
+        node.close()
+    saved.parent.chmod(0o755)
+    assert counts.failed["not_permitted"] >= 1
+    assert counts.written == 0
+    assert counts.age_s is not None
+    assert counts.age_s > 0
+
+
+def test_a_full_disk_leaves_the_last_snapshot_and_is_counted(saved: Path) -> None:
+    """A limit of the size of files is what this process can have of a full disk."""
+    node = keeper(saved, with_object())
+    content = saved.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        node.turn()
+        until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in node.describe()["error"]
+    assert node.counts().failed["no_space"] == 1
+    assert saved.read_bytes() == content
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    node.save()
+    assert node.describe()["error"] is None
+    assert node.counts().written == 1
+    node.close()
+
+
 def test_a_snapshot_that_cannot_be_put_aside_keeps_no_node_from_starting(saved: Path) -> None:
     saved.write_bytes(b"other")
     (saved.parent / "a.snapshot.refused" / "something").mkdir(parents=True)
@@ -237,13 +310,13 @@ def test_a_snapshot_of_void_ids_is_never_restored(saved: Path) -> None:
     node.turn()
     until(lambda: (node.turn(), node.describe()["saved"])[1], "a snapshot")
     assert saved.exists()
-    node.hand_over()
+    node.hand_over(None, "")
     assert not saved.exists()
     node.turn()
     node.close()
     assert not saved.exists()
-    with pytest.raises(RequestError, match="found one that has been handed over already"):
-        node.hand_over()
+    with pytest.raises(RequestError, match=r"was handed over to another node at 20.*stop this process"):
+        node.hand_over(None, "")
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) -> None:
@@ -276,7 +349,7 @@ def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
 
 def test_a_request_reads_only_its_own_snapshot(tmp_path: Path) -> None:
     node = keeper(tmp_path / "a.snapshot", with_object())
-    number = node.begin("named")
+    number = node.begin()
     until(lambda: node.read(number, 0)["ready"], "a packed snapshot")
     part = node.read(number, 10)
     assert part["size"] == len(part["data"]) + 10

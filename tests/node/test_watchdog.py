@@ -18,10 +18,12 @@ from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
 from tests.support.tiny import random_source
 
-# a node whose step obeys a file: it never returns, or fails as after an illegal memory access
+# a node whose step obeys a file: it never returns, fails as after an illegal memory access, or stops the node, which
+# never ends then
 OBEDIENT = """
-import os, sys, time, torch
+import os, signal, sys, time, torch
 from pathlib import Path
+from sam3_node.node.snapshots import Snapshots
 from sam3_node.perception.pipeline import Pipeline
 order, step = Path(sys.argv.pop()), Pipeline.step
 
@@ -32,6 +34,9 @@ def obey(*args):
         time.sleep(100_000)
     if what == "fail":
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    if what == "end":
+        Snapshots.close = lambda self: time.sleep(100_000)
+        os.kill(os.getpid(), signal.SIGTERM)
     return step(*args)
 
 Pipeline.step = obey
@@ -85,7 +90,7 @@ def client(served: Supervised) -> PerceptionClient:
 
 
 IS_WHOLE = repetitions(0, 1) == 1
-ORDERS = ("hang", "fail") if IS_WHOLE else ("hang",)
+ORDERS = ("hang", "fail", "end") if IS_WHOLE else ("hang",)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the supervisor's watchdog is tested on Linux")

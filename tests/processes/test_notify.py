@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,7 @@ def test_a_supervisor_hears_kicks_only(tmp_path: Path) -> None:
         assert environment == {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "100000"}
         sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         assert not reports.triggered
-        for states, is_watched in (("READY=1", False), ("STATUS=x\nWATCHDOG=1", True), ("STOPPING=1", False)):
+        for states, is_watched in (("READY=1", False), ("STATUS=x\nWATCHDOG=1", True), ("STOPPING=1", True)):
             sender.sendto(states.encode(), f"{tmp_path}/n")
             reports.read()
             assert (reports.silent_s > 0) == is_watched
@@ -217,6 +218,25 @@ def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
         group.start(alive("hung", hang_s=0.0, restart="never"))
         assert wait_until(lambda: group.poll(0.05) == {"hung": -signal.SIGKILL}, PATIENCE_S)
     assert "hung says that it hangs: killed" in lines
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("notify.CLOSE_S = 0.5; watchdog.begin_close()", "says that it hangs"),
+        ("watchdog.close()", "has been silent for 3 s"),
+    ],
+    ids=["while it closes", "after it has closed"],
+)
+def test_a_process_that_hangs_at_its_end_is_replaced(end: str, said: str) -> None:
+    code = ALIVE.format(hang_s=600.0).replace(
+        "time.sleep(600)", f"from sam3_node.processes import notify; {end}; time.sleep(600)"
+    )
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(replace(alive("ending"), command=(sys.executable, "-c", code)))
+        until(group, lambda: len(pids(lines, "ending")) == 2, "a new process")
+    assert f"ending {said}: killed" in lines
 
 
 def test_a_camera_that_is_stopped_is_replaced(tmp_path: Path) -> None:

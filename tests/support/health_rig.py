@@ -17,6 +17,7 @@ from sam3_node.settings import (
     HealthSettings,
     ModelSettings,
     Settings,
+    SnapshotSettings,
     TransportSettings,
 )
 from sam3_node.transport import ControlClient, FramePublisher
@@ -37,6 +38,7 @@ class HealthyNode:
             model=ModelSettings(name=str(folder / "tiny"), device="cpu", threads=1),
             detector=DetectorSettings(kind="none"),
             health=HealthSettings(bind="127.0.0.1:0", deadline_s=deadline_s),
+            snapshot=SnapshotSettings(path=folder / "node.snapshot"),
         )
         self.node = opened.enter_context(Node(settings))
         self.url = self.node.health_url

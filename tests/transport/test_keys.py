@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from pathlib import Path
 
@@ -123,3 +124,39 @@ def test_the_key_of_a_process_follows_from_its_role(keys: KeyFolder) -> None:
     keys.create("policy2", "operator")
     with pytest.raises(AuthenticationError, match=r"found policy, policy2; choose one with transport\.key"):
         keys.find_own(("operator", "reader"))
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link", "pipe", "absent"])
+def test_what_takes_the_place_of_the_folder_authorises_nobody_until_it_is_back(
+    keys: KeyFolder, kind: str
+) -> None:
+    authorised, kept = keys.path / "authorised", keys.path / "kept"
+    assert names(keys) == ["node"]
+    authorised.rename(kept)
+    if kind == "file":
+        authorised.write_text("role = 'operator'")
+    elif kind == "pipe":
+        os.mkfifo(authorised)
+    elif kind != "absent":
+        authorised.symlink_to(kept if kind == "link" else keys.path / "nowhere")
+    wait_until(lambda: not names(keys))
+    with pytest.raises(AuthenticationError, match="expected one key of role node"):
+        keys.find_server("node")
+    authorised.unlink(missing_ok=True)
+    kept.rename(authorised)
+    wait_until(lambda: names(keys) == ["node"])
+
+
+def test_things_that_are_no_key_files_cost_nothing(keys: KeyFolder) -> None:
+    """A running process reads the folder each second for months."""
+    folder = keys.path / "authorised"
+    (folder / "folder.pub").mkdir()
+    os.mkfifo(folder / "pipe.pub")
+    (folder / "link.pub").symlink_to("/dev/zero")
+    with (folder / "large.pub").open("wb") as large:
+        large.truncate(1 << 34)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(20):
+        assert list(keys._scan(folder)) == list(keys.authorised())
+    assert names(keys) == ["node"]
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import zmq
 
-from sam3_node.transport import ControlClient, ControlServer
+from sam3_node.transport import ControlClient, ControlServer, FramePublisher, FrameSubscriber
 from sam3_node.transport.sockets import BoundSocket, receive_parts
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import next_line, peer, wait_until
@@ -142,3 +142,29 @@ def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatc
             while extra.recv(100):
                 pass
         wait_until(lambda: server._bound._guard.cut_off == 1)
+
+
+OLD_GREETINGS = {
+    "ZMTP 1": b"\x01\x00",
+    "ZMTP 1 by a later peer": b"\xff" + bytes(7) + b"\x01\x7f\x00",
+    "ZMTP 2": b"\xff" + bytes(7) + b"\x01\x7f\x01\x01\x00\x00",
+}
+
+
+@pytest.mark.parametrize("greeting", OLD_GREETINGS.values(), ids=OLD_GREETINGS)
+def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes) -> None:
+    """Their connections end without any event of a handshake."""
+    with FramePublisher(TCP) as camera, FrameSubscriber([camera.endpoint]) as reader:
+        assert camera.wait_for_peer(1000 * PATIENCE_S)
+        for _ in range(3):
+            with connect(camera.endpoint) as stranger:
+                stranger.settimeout(PATIENCE_S)
+                stranger.sendall(greeting + b"\xff" * 64)  # a part of 16 EiB
+                with contextlib.suppress(ConnectionResetError):
+                    while stranger.recv(1000):
+                        pass
+        guard = camera._bound._guard
+        wait_until(lambda: guard.count_connections() == 1)
+        assert camera.wait_for_peer(0)
+        reader.close()
+        wait_until(lambda: not camera.wait_for_peer(0))

@@ -14,6 +14,7 @@ _OPTIONAL = (
     *_SHARES,
     *("most", "priorities", "count"),
 )
+_SNAPSHOT = ("name", "taker", "token", "accepted")
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
@@ -43,8 +44,14 @@ RESULTS = {
     "`offset`, empty for one with a name",
     "restore": "tracks what a snapshot with a name holds; ids begin again. `sha256`, `saved_ns`, `ids_continue` "
     "(false), `cameras`. Published as the event `restored`",
-    "hand_over": "`snapshot`, as above. The node pauses in the same moment: its objects, ids and epochs are those of "
-    "the node that reads the snapshot. If this node is resumed, its ids begin again. Published as the event `pause`",
+    "hand_over": "`snapshot`, as above, for `taker`, which names itself (a line of at most 200 characters), with a "
+    "`token` of its choice. The node pauses in the same moment, published as the event `pause`, and refuses changes. "
+    "It works on with the same ids, published as `resume`, when the taker is silent for `snapshot.confirm_s` before it "
+    "confirms. The same request again has the same answer; another one meanwhile is answered `busy`, and "
+    "`bad_request` after the confirmation. Without `taker` it is confirmed at once",
+    "confirm_hand_over": "`node`, and the `state` of the hand-over with this `token`: `confirmed`, the ids are the "
+    "taker's, and if this node is resumed, its ids begin again; `expired`, `cancelled`, the node works on with the "
+    "same ids; `taken_back`, it was resumed; `unknown` to this process. `accepted`: false cancels",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
     "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` a map from some of them to "
     "0.01..1; `most` a map from some of them to integers from 1; "
@@ -72,7 +79,9 @@ def _arguments(op: str) -> str:
     names = read_arguments().get(op, ())
     optional_names = set(_OPTIONAL) - ({"label"} if op == "rename_object" else set())
     optional_names |= {"name"} if op == "snapshot" else set()
+    optional_names |= {"taker", "token"} if op == "hand_over" else {"accepted"}
     required = [code(name) for name in names if name not in _PROMPT and name not in optional_names]
     prompt = ["prompt"] if set(_PROMPT) <= set(names) else []
-    optional = [code(name) + "?" for name in (*_OPTIONAL, "name") if name in names and name in optional_names]
+    ordered = (*_OPTIONAL, *_SNAPSHOT)
+    optional = [code(name) + "?" for name in ordered if name in names and name in optional_names]
     return ", ".join([*required, *prompt, *optional])

@@ -1,0 +1,316 @@
+"""Hand-overs that are disturbed at each step: no two nodes ever publish with the same epoch. Real processes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import BusyError, RequestError, SnapshotError
+from sam3_node.node import restoring
+from sam3_node.node.operations import handle_request
+from sam3_node.node.restoring import restore_at_start
+from sam3_node.node.snapshot_operations import SNAPSHOT_OPERATIONS
+from sam3_node.node.snapshots import Snapshots
+from sam3_node.perception.perception import Perception
+from sam3_node.perception.prompts import FramePrompt
+from sam3_node.transport import ControlServer
+from sam3_node.types import MaskFrame, finish
+from sam3_node.wire import Fields
+from tests.node.test_warm_restart import keeper, served, with_object
+from tests.support.health_rig import ask
+from tests.support.node_frames import picture
+from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until
+from tests.support.relay import Relay
+
+HAND_OVER, CONFIRM, CONFIRMED = b"\xa9hand_over", b"\xb1confirm_hand_over", b"\xa9confirmed"
+SNAPSHOT = b"\xa8snapshot"
+SOON, LATE = {"SNAPSHOT__CONFIRM_S": "1"}, {"SNAPSHOT__CONFIRM_S": "250"}
+
+
+class Cell:
+    """A camera, a node, the place of its taker, and the relay between the two."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rig = Rig(folder)
+        self.rig.environment |= {"SAM3_SNAPSHOT__EVERY_S": "0.2", "SAM3_CAMERA__FPS": "8"}
+        self.rig.camera()
+        self.relay = Relay(folder / "relay", folder / "control")
+        self._masks, self._control = f"ipc://{folder}/masks2", f"ipc://{folder}/control2"
+
+    def node(self, **settings: str) -> Process:
+        """Start the old node."""
+        path = self.rig.folder / "node.snapshot"
+        path.unlink(missing_ok=True)
+        return self.rig.node(SNAPSHOT__PATH=str(path), **settings)
+
+    def taker(self, **settings: str) -> Process:
+        """Begin to start the node that takes over through the relay."""
+        where = {
+            "TRANSPORT__MASKS": self._masks,
+            "TRANSPORT__CONTROL": self._control,
+            "SNAPSHOT__PATH": str(self.rig.folder / "taker.snapshot"),
+        }
+        return Process(
+            self.rig, ("run", "--restore-from", self.relay.endpoint), {**where, **LATE, **settings}
+        )
+
+    def doomed_taker(self, request: bytes, reply: bytes = b"") -> None:
+        """Start a taker, and kill it when this request, or the reply to it with this text, is on its way."""
+        doomed: list[Process] = []
+        self.relay.cut_at(request, reply, then=lambda: doomed[0].process.kill())
+        doomed.append(self.taker())
+        assert self.relay.was_cut.wait(READY_S), doomed[0].log.read_text()
+        doomed[0].process.wait(READY_S)
+
+    def of_taker(self) -> PerceptionClient:
+        return PerceptionClient(
+            self._masks, self._control, timeout_ms=10_000, on_restart=lambda restart: None
+        )
+
+    def of_node(self) -> PerceptionClient:
+        return PerceptionClient(
+            self.rig.masks, self.rig.control, timeout_ms=10_000, on_restart=lambda restart: None
+        )
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    cell = Cell(tmp_path_factory.mktemp("cell"))
+    yield cell
+    cell.relay.close()
+    cell.rig.close()
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_taker(cell: Cell) -> None:
+    (cell.rig.folder / "taker.snapshot").unlink(missing_ok=True)
+
+
+class OldNode:
+    """The control socket of a node of one object in this process."""
+
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
+        self.endpoint = f"ipc://{folder}/old"
+        self.snapshots = keeper(folder / "old.snapshot", with_object())
+        self._stop = threading.Event()
+        self._server = opened.enter_context(ControlServer(self.endpoint))
+        self._thread = threading.Thread(target=self._serve)
+        opened.callback(self._end)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            received = self._server.receive(20)
+            if received is None:
+                self.snapshots.turn()
+                continue
+            peer, request = received
+            host: Any = self  # of which snapshot operations use this field only
+            self._server.reply(peer, finish(handle_request(host, request)))
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.snapshots.close()
+
+    @property
+    def perception(self) -> Perception:
+        return self.snapshots._perception
+
+    def find_state(self) -> str:
+        return str((self.snapshots.describe()["hand_over"] or {}).get("state"))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[OldNode]:
+    with ExitStack() as opened:
+        yield OldNode(tmp_path, opened)
+
+
+def start(path: Path, source: str, max_age_s: float = 60.0) -> tuple[Snapshots, Perception]:
+    """Start a node that keeps its snapshot at a path."""
+    perception = served()
+    node = keeper(path, perception, max_age_s)
+    restore_at_start(node, source)
+    return node, perception
+
+
+def list_ids(perception: Perception) -> list[int]:
+    return [status.id for pipeline in perception.pipelines.values() for status in pipeline.objects]
+
+
+def find_epoch(perception: Perception) -> int | None:
+    return perception.pipelines["cam1"].epoch
+
+
+def test_a_taker_that_was_away_for_too_long_starts_without_objects(old: OldNode, tmp_path: Path) -> None:
+    """It would never start otherwise, as the old node does not hand over twice."""
+    node, taken = start(tmp_path / "new.snapshot", old.endpoint)
+    node.close()
+    assert (list_ids(taken), find_epoch(taken)) == ([1], find_epoch(old.perception))
+    node, late = start(tmp_path / "new.snapshot", old.endpoint, max_age_s=1e-6)
+    assert list_ids(late) == []
+    assert "expected a snapshot of the last" in node.describe()["refused"]
+    late.serve("cam1")
+    node.close()
+    node, again = start(tmp_path / "new.snapshot", old.endpoint)
+    node.close()
+    assert find_epoch(again) == find_epoch(late) != find_epoch(taken)
+    assert old.find_state() == "confirmed"
+    with pytest.raises(RequestError, match=r"was handed over to [0-9a-f]{16} on "):
+        start(tmp_path / "third.snapshot", old.endpoint)
+
+
+def test_a_taker_that_cannot_keep_the_state_lets_the_old_node_work_on_at_once(
+    old: OldNode, tmp_path: Path
+) -> None:
+    (tmp_path / "new.snapshot.unfinished").mkdir()  # no file can be written there
+    with pytest.raises(SnapshotError, match="could not be written"):
+        start(tmp_path / "new.snapshot", old.endpoint)
+    assert old.find_state() == "cancelled"
+    assert not old.perception.paused
+
+
+def test_a_taker_of_a_hand_over_that_is_past_takes_over_again(
+    old: OldNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed before it confirmed. Meanwhile the old node has been taken over by another one, and resumed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "_confirm", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(tmp_path / "new.snapshot", old.endpoint)
+    old.snapshots.take_back()
+    start(tmp_path / "other.snapshot", old.endpoint)[0].close()
+    old.snapshots.take_back()
+    epoch = find_epoch(old.perception)
+    node, taken = start(tmp_path / "new.snapshot", old.endpoint)
+    node.close()
+    assert (list_ids(taken), find_epoch(taken)) == ([1], epoch)
+    assert old.find_state() == "confirmed"
+
+
+def test_a_file_is_continued_once(old: OldNode, tmp_path: Path) -> None:
+    """A supervisor repeats the command. The second start must not give the ids of the first again."""
+    file = tmp_path / "copy"
+    old.snapshots.save()
+    file.write_bytes((tmp_path / "old.snapshot").read_bytes())
+    node, first = start(tmp_path / "new.snapshot", str(file))
+    first.pipelines["cam1"].step(picture(1))
+    first.pipelines["cam1"].add(FramePrompt(points=[(20, 20)]), "another", 1)
+    node.close()
+    file.unlink()
+    node, second = start(tmp_path / "new.snapshot", str(file))
+    node.close()
+    assert list_ids(second) == list_ids(first)
+    assert find_epoch(second) == find_epoch(first)
+    with pytest.raises(SnapshotError, match="cannot read the snapshot"):
+        start(tmp_path / "third.snapshot", str(file))
+
+
+def test_a_taker_may_not_name_itself_over_several_lines(old: OldNode) -> None:
+    for taker in ("", "a\nb", "\x1b[2J", "x" * 201):
+        with pytest.raises(RequestError, match="taker: expected 1 to 200 printable characters"):
+            SNAPSHOT_OPERATIONS["hand_over"][0](
+                old.snapshots, Fields({"taker": taker, "token": "t"}, "hand_over")
+            )
+
+
+def add_one(client: PerceptionClient) -> MaskFrame:
+    masks_where(client, bool, "masks of the camera")
+    client.add_object(points=[(100, 100)], label="thing")
+    return masks_where(client, lambda masks: len(ids(masks)) == 1, "masks of the object")
+
+
+def find_hand_over(client: PerceptionClient) -> str:
+    return str((client.status()["snapshot"]["hand_over"] or {}).get("state"))
+
+
+@pytest.mark.parametrize("cut", [(HAND_OVER, SNAPSHOT), (CONFIRM, b"")], ids=["reply", "confirmation"])
+def test_a_node_works_on_with_its_ids_if_its_taker_is_killed(cell: Cell, cut: tuple[bytes, bytes]) -> None:
+    """The taker is killed before the reply to `hand_over`, or its confirmation, arrives."""
+    node = cell.node(**SOON)
+    with cell.of_node() as client:
+        before = add_one(client)
+        cell.doomed_taker(*cut)
+        until(lambda: find_hand_over(client) == "expired", "the end of the hand-over")
+        paused = client.status()["cameras"]["cam0"]["last_seq"]
+        after = masks_where(client, lambda masks: masks.seq > paused, "masks again")
+        assert (after.epoch, ids(after)) == (before.epoch, ids(before))
+        assert client.add_object(points=[(60, 60)]).id == ids(before)[-1] + 1
+    assert "did not confirm in time" in node.log.read_text()
+    node.kill()
+
+
+def test_a_taker_that_is_started_again_continues_and_a_second_one_is_refused(cell: Cell) -> None:
+    node = cell.node(HEALTH__BIND="127.0.0.1:0", **LATE)
+    with cell.of_node() as client, cell.of_taker() as other:
+        before = add_one(client)
+
+        def check(process: Process, count: int) -> None:
+            process.next_line()
+            masks = masks_where(other, lambda masks: len(ids(masks)) == count, "masks of the taker")
+            assert (masks.epoch, ids(masks)[0]) == (before.epoch, ids(before)[0])
+
+        for cut in ((CONFIRM, b""), (CONFIRM, CONFIRMED)):  # killed before, and after the node has confirmed
+            cell.doomed_taker(*cut)
+            with pytest.raises(
+                (BusyError, RequestError), match=r"found that this node (has handed|was handed)"
+            ):
+                client.add_object(points=[(60, 60)])
+            cell.relay.heal()
+            taker = cell.taker()
+            check(taker, 1)
+            if not cut[1]:
+                taker.kill()
+                (cell.rig.folder / "taker.snapshot").unlink()
+                client.resume()
+                before = masks_where(client, lambda masks, old=before: masks.epoch != old.epoch, "new epochs")  # type: ignore[misc]
+        assert other.add_object(points=[(60, 60)]).id > 1
+        saved = other.status()["snapshot"]["saved"]
+        until(lambda: other.status()["snapshot"]["saved"] >= saved + 2, "snapshots of the taker")
+        taker.kill()
+        taker = cell.taker()
+        check(taker, 2)
+        second = cell.taker(
+            **{
+                f"{name}": f"ipc://{cell.rig.folder}/{name[-5:]}3"
+                for name in ("TRANSPORT__MASKS", "TRANSPORT__CONTROL")
+            },
+            SNAPSHOT__PATH=str(cell.rig.folder / "second.snapshot"),
+        )
+        assert second.process.wait(READY_S) == 2
+        assert "this node was handed over to " in second.log.read_text()
+        assert find_hand_over(client) == "confirmed"
+        address = re.search(r"health at (\S+)", node.log.read_text())
+        assert address is not None
+        status, text = ask(address[1], "/readyz")
+        assert (status, "stop this process" in text) == (503, True)
+        taker.kill()
+    node.kill()
+
+
+def test_nodes_that_cannot_reach_each_other_publish_with_different_epochs(cell: Cell) -> None:
+    """The confirmation is lost on its way: the node works on, and so does the taker."""
+    node = cell.node(**SOON)
+    with cell.of_node() as client, cell.of_taker() as other:
+        before = add_one(client)
+        cell.relay.cut_at(CONFIRM)
+        taker = cell.taker(**SOON)
+        taken = masks_where(other, ids, "masks of the taker")
+        until(lambda: find_hand_over(client) == "expired", "the end of the hand-over")
+        paused = client.status()["cameras"]["cam0"]["last_seq"]
+        after = masks_where(client, lambda masks: masks.seq > paused, "masks of the node")
+        assert (after.epoch, ids(after)) == (before.epoch, ids(before))
+        assert ids(taken) == ids(before)
+        assert taken.epoch != before.epoch
+        assert other.status()["snapshot"]["restored"]["ids_continue"] is False
+        assert "did not answer the confirmation" in taker.log.read_text()
+        taker.kill()
+    node.kill()
