@@ -36,26 +36,46 @@ def open_camera(
         return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
         scheme = ""
+    source = _open_recording(uri, scheme, address, settings, stop) or _open_device(
+        uri, scheme, address, settings, stop
+    )
+    if source is None:
+        raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
+    return source
+
+
+def _open_recording(
+    uri: str, scheme: str, address: str, settings: CameraSettings, stop: threading.Event
+) -> CameraSource | None:
+    """Open a scene, a recording, a video or a folder of images; None for another scheme."""
+    path, rate = Path(address).expanduser(), (settings.fps, settings.loop, stop)
     if uri == "scene:tabletop":
         from .bag import TABLETOP, BagSource
 
-        return BagSource(uri, TABLETOP, settings.fps, settings.loop, stop)
+        return BagSource(uri, TABLETOP, *rate)
     if scheme == "bag":
         from .bag import BagSource
 
-        return BagSource(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+        return BagSource(uri, path, *rate)
     if scheme == "video":
         from .bag import open_video
 
-        return open_video(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+        return open_video(uri, path, *rate)
     if scheme == "scene":
         from .scene import SceneSource
 
-        return SceneSource(uri, settings.fps, settings.loop, stop)
+        return SceneSource(uri, *rate)
     if scheme == "images":
         from .bag import open_images
 
-        return open_images(uri, Path(address).expanduser(), settings.fps, settings.loop, stop)
+        return open_images(uri, path, *rate)
+    return None
+
+
+def _open_device(
+    uri: str, scheme: str, address: str, settings: CameraSettings, stop: threading.Event
+) -> CameraSource | None:
+    """Open a camera of this machine, or a stream of the network; None for another scheme."""
     if scheme == "realsense":
         from .realsense import open_realsense
 
@@ -72,7 +92,7 @@ def open_camera(
         from .webcam import open_stream
 
         return open_stream(uri, settings, stop)
-    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
+    return None
 
 
 def _suggest_source(uri: str) -> str:
