@@ -47,7 +47,7 @@ class VideoBag(Closeable):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lost: str | None = None
-        if next(_Playback(path).frames(), None) is None:
+        if next(Playback(path).frames(), None) is None:
             raise BagError(
                 f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
             )
@@ -78,7 +78,7 @@ class VideoBag(Closeable):
         self._lost = None
         if self.topics[0].name not in topics:
             return
-        playback = _Playback(self.path, begin_ns)
+        playback = Playback(self.path, begin_ns)
         for number, stamp_ns, image in playback.frames():
             height, width = image.shape[:2]
             colour = Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
@@ -89,7 +89,7 @@ class VideoBag(Closeable):
         """Do nothing: only an iteration holds the file open."""
 
 
-class _Playback:
+class Playback:
     """One pass over a video, from `begin_ns` of its time."""
 
     def __init__(self, path: Path, begin_ns: int = 0) -> None:

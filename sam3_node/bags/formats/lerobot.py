@@ -1,0 +1,203 @@
+"""Reader of LeRobot datasets: all cameras of all episodes, from videos and from images in the tables.
+
+The number of a frame (`seq`) is the number of its row in the dataset. A frame's stamp is the time at which its row
+would be if the episodes followed each other at the dataset's rate: the beginning of the episode, by the number of its
+first row, plus the row's own timestamp. States and tasks are not read: no names say which frame they are in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import BagError, WireError
+from ...types import NANOSECONDS, Closeable, Image
+from ...wire.images import compressed_size
+from ..episodes import split_selection
+from ..isolated import IsolatedCalls
+from ..samples import Colour, Losses, Sample, Topic
+from .lerobot_layout import Episode, ImageFeature, LeRobotLayout, VideoPart, is_lerobot, read_layout
+from .video import Playback
+
+ROWS = 16
+"""Rows of a table in memory at once: they may hold images."""
+
+
+class _Row(NamedTuple):
+    number: int
+    time_s: float
+    images: dict[str, Any]
+
+
+class LeRobotBag(Closeable):
+    """A dataset as a SampleReader in which each picture feature is a camera. `PATH#episode=3` chooses episodes.
+
+    Rows whose picture is absent or cannot be decoded are passed over, and `lost` says so. Raises BagError for a damaged
+    description, MissingExtraError without pyarrow.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._selection = split_selection(path)
+        self._tables = IsolatedCalls("pyarrow", "lerobot")
+        self._losses = Losses()
+        try:
+            self.layout = read_layout(self._selection.path, self._tables)
+        except BaseException:
+            self._tables.close()
+            raise
+        chosen = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
+        if not chosen:
+            numbers = [episode.number for episode in self.layout.episodes]
+            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found none of them")
+        self._episodes = tuple(chosen)
+        self.episode_starts = tuple(episode.first_row for episode in chosen)
+        self.topics = tuple(_topic(image) for image in self.layout.images)
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Return True for the folder of a LeRobot dataset, also with a selection of episodes."""
+        return is_lerobot(split_selection(path).path)
+
+    @property
+    def lost(self) -> str | None:
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
+        return "; ".join([*self.layout.left_out, *filter(None, [self._losses.text()])]) or None
+
+    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
+        """Yield the pictures on these topics, row by row."""
+        yield from self.samples_from(topics, 0)
+
+    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        """Yield as `samples` does, from the row at `begin_ns`."""
+        self._losses = Losses()
+        images = [image for image in self.layout.images if _topic(image).name in topics]
+        for episode in self._episodes:
+            start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
+            if start_ns + round((episode.length + 1) / self.layout.fps * NANOSECONDS) < begin_ns or not images:
+                continue
+            reader = _EpisodeReader(self.layout, episode, images, self._tables, self._losses)
+            try:
+                yield from reader.samples(start_ns, begin_ns)
+            except BagError as error:
+                self._losses.add(f"episode {episode.number} is left out: {error}")
+
+    def close(self) -> None:
+        """End the process that reads the tables. Idempotent."""
+        self._tables.close()
+
+
+def _topic(image: ImageFeature) -> Topic:
+    return Topic(f"/{image.name}/image", "video" if image.is_video else "image", "colour")
+
+
+class _EpisodeReader:
+    """Reads the pictures of one episode."""
+
+    def __init__(
+        self,
+        layout: LeRobotLayout,
+        episode: Episode,
+        images: Sequence[ImageFeature],
+        tables: IsolatedCalls,
+        losses: Losses,
+    ) -> None:
+        self._episode, self._images, self._tables, self._losses = episode, images, tables, losses
+        self._period_ns = round(NANOSECONDS / layout.fps)
+
+    def samples(self, start_ns: int, begin_ns: int) -> Iterator[Sample]:
+        """Yield the pictures from `begin_ns`; the episode begins at `start_ns`."""
+        offset_ns = max(begin_ns - start_ns, 0)
+        videos = {
+            image.key: _VideoFrames(self._episode.videos[image.key], offset_ns, self._period_ns)
+            for image in self._images
+            if image.is_video
+        }
+        for row in self._rows():
+            if not math.isfinite(row.time_s) or not 0 <= row.time_s < 1e9:
+                self._losses.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
+                continue
+            time_ns = round(row.time_s * NANOSECONDS)
+            if time_ns < offset_ns:
+                continue
+            for image in self._images:
+                topic = _topic(image).name
+                try:
+                    if image.is_video:
+                        colour = videos[image.key].find(time_ns)
+                    else:
+                        colour = _decode_cell(row.images[image.key])
+                except BagError as error:
+                    self._losses.skip(topic, error)
+                    continue
+                stamp_ns = start_ns + time_ns
+                yield Sample(topic, stamp_ns, stamp_ns, colour, row.number)
+
+    def _rows(self) -> Iterator[_Row]:
+        episode, done = self._episode, 0
+        keys = [image.key for image in self._images if not image.is_video]
+        while done < episode.length:
+            found = self._tables.call(
+                "read_rows",
+                episode.table,
+                columns=["episode_index", "timestamp", *keys],
+                first=episode.table_row + done,
+                count=ROWS,
+            )
+            numbers = found["episode_index"][: episode.length - done]
+            if not numbers or any(number != episode.number for number in numbers):
+                raise BagError(
+                    f"{episode.table}: expected {episode.length} rows of episode {episode.number} from the row "
+                    f"{episode.table_row}, found {done}"
+                )
+            for index in range(len(numbers)):
+                time_s = found["timestamp"][index]
+                images = {key: found[key][index] for key in keys}
+                yield _Row(episode.first_row + done + index, _to_float(time_s), images)
+            done += len(numbers)
+
+
+def _to_float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _decode_cell(cell: object) -> Colour:
+    """Return the image in a cell of a table, {bytes, path}."""
+    data = cell.get("bytes") if isinstance(cell, dict) else None
+    if not isinstance(data, bytes):
+        raise BagError("expected the bytes of an image in the table, found none")
+    encoding = "png" if data.startswith(b"\x89PNG") else "jpeg"
+    try:
+        width, height = compressed_size(data, encoding)
+    except WireError as error:
+        raise BagError(str(error)) from error
+    return Colour(width, height, "png" if encoding == "png" else "jpeg", data)
+
+
+class _VideoFrames:
+    """The frames of an episode in a video, found by time, which does not go back."""
+
+    def __init__(self, part: VideoPart, offset_ns: int, period_ns: int) -> None:
+        self._path, self._half_ns = part.path, period_ns // 2
+        self._begin_ns = round(part.begin_s * NANOSECONDS)
+        first_ns = max(self._begin_ns + offset_ns - self._half_ns, 0)
+        self._frames = Playback(part.path, first_ns).frames()
+        self._next: tuple[int, Image] | None = None
+
+    def find(self, time_ns: int) -> Colour:
+        """Return the frame within half a period of a time of the episode. Raises BagError if there is none."""
+        wanted_ns = self._begin_ns + time_ns
+        while self._next is None or self._next[0] < wanted_ns - self._half_ns:
+            frame = next(self._frames, None)
+            if frame is None:
+                raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+            self._next = frame[1], frame[2]
+        stamp_ns, image = self._next
+        if stamp_ns > wanted_ns + self._half_ns:
+            raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+        height, width = image.shape[:2]
+        return Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
