@@ -23,6 +23,7 @@ CALL_S = 10
 """Processor time of one call."""
 MAX_CHUNK_BYTES = 64 << 20
 MAX_ITEMS = 20_000
+BUFFER_BYTES = 1 << 16  # of each column; tables of episodes have hundreds
 REPLY_BYTES = 16 << 20
 MAX_OPEN = 8
 """Files that stay open for their next rows: the cameras of a dataset may be read one beside the other."""
@@ -81,8 +82,17 @@ def _limit(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (_used_bytes() + BASE_BYTES + 4 * size, hard))
 
 
+class _NoPandas:
+    """Hides pandas, which pyarrow would import where it is installed, for nothing and with much memory."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
 def import_module(path: str) -> None:
     """Import the module named `path`, before memory is limited by what it takes itself."""
+    sys.meta_path.insert(0, _NoPandas())
     __import__(path)
     if path == "pyarrow":
         import pyarrow
@@ -101,7 +111,7 @@ class _Rows:
     def __init__(self, path: str, columns: list[str] | None, first: int, count: int) -> None:
         from pyarrow.parquet import ParquetFile
 
-        self.file = ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        self.file = ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
         names = self.file.schema_arrow.names
         absent = [name for name in columns or () if name not in names]
         if absent:
