@@ -1,6 +1,7 @@
 """The half that runs in lerobot's own environment: writes a dataset with its tools, opens one with its loader.
 
-It imports nothing of this project. `peer.py write FRAMES.npz ROOT` and `peer.py read ROOT`; both print JSON.
+It imports nothing of this project. `peer.py ANSWER write FRAMES.npz ROOT` and `peer.py ANSWER read ROOT` write what
+they found to the file ANSWER, as JSON.
 """
 
 import inspect
@@ -85,5 +86,5 @@ def _describe(dataset: LeRobotDataset, items: list, key: str) -> dict:
 
 
 if __name__ == "__main__":
-    outcome = {"write": write, "read": read}[sys.argv[1]](*sys.argv[2:])
-    Path("/dev/stdout").write_text(json.dumps(outcome, indent=1) + "\n")
+    outcome = {"write": write, "read": read}[sys.argv[2]](*sys.argv[3:])
+    Path(sys.argv[1]).write_text(json.dumps(outcome))
