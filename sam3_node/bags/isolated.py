@@ -32,6 +32,7 @@ class IsolatedCalls(Closeable):
         self._module, self._extra = module, extra
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
+        self._refused: set[Path] = set()
 
     def call(self, function: str, path: Path, **arguments: Any) -> Any:
         """Return what a function of `isolated_calls` gives for a file.
@@ -40,6 +41,8 @@ class IsolatedCalls(Closeable):
         library is absent.
         """
         with self._lock:
+            if path in self._refused:
+                raise BagError(self._describe_refusal(path))
             if self._child is None:
                 self._child = _start()
                 self._request("import_module", self._module, {})
@@ -63,10 +66,9 @@ class IsolatedCalls(Closeable):
             reply = self._exchange(request)
         except (OSError, EOFError, ValueError):
             self.close()
-            raise BagError(
-                f"{path}: expected a whole file, found one that {self._module} cannot read within its limits: damaged, "
-                "or larger unpacked than its size allows"
-            ) from None
+            if isinstance(path, Path):
+                self._refused.add(path)  # it would end the next child, too
+            raise BagError(self._describe_refusal(path)) from None
         except BaseException:  # the reply to this request would be taken for that to the next
             self.close()
             raise
@@ -79,6 +81,12 @@ class IsolatedCalls(Closeable):
         if "error" in reply:
             raise BagError(f"{path}: {reply['error']}")
         return reply["value"]
+
+    def _describe_refusal(self, path: Path | str) -> str:
+        return (
+            f"{path}: expected a whole file, found one that {self._module} cannot read within its limits: damaged, or "
+            "larger unpacked than its size allows"
+        )
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
         child = self._child
@@ -96,7 +104,9 @@ class IsolatedCalls(Closeable):
         data = child.stdout.read(size)
         if len(data) < size:
             raise EOFError
-        reply: dict[str, Any] = msgpack.unpackb(data, strict_map_key=False)
+        reply: dict[str, Any] = msgpack.unpackb(
+            data, strict_map_key=False, unicode_errors="surrogateescape"
+        )
         return reply
 
 

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgpack
 
@@ -25,6 +25,7 @@ MAX_CHUNK_BYTES = 64 << 20
 MAX_ITEMS = 20_000
 BUFFER_BYTES = 1 << 16  # of each column; tables of episodes have hundreds
 REPLY_BYTES = 16 << 20
+BATCH_ROWS = 32  # of a table in memory at once: they may hold images
 MAX_OPEN = 8
 """Files that stay open for their next rows: the cameras of a dataset may be read one beside the other."""
 
@@ -40,26 +41,28 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries may print
     while head := requests.read(4):
         request = msgpack.unpackb(requests.read(struct.unpack("<I", head)[0]))
-        _reply(replies, _answer(request))
+        answer = _answer(request)
+        replies.write(struct.pack("<I", len(answer)) + answer)
+        replies.flush()
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _answer(request: dict[str, Any]) -> bytes:
+    """Return the reply to a request, packed."""
     try:
         path = os.fsdecode(request["path"])
         _limit(os.path.getsize(path) if os.path.exists(path) else 0)
-        return {"value": FUNCTIONS[request["function"]](path, **request["arguments"])}
+        return _pack({"value": FUNCTIONS[request["function"]](path, **request["arguments"])})
     except ModuleNotFoundError as error:
-        return {"missing": error.name or str(error)}
+        return _pack({"missing": error.name or str(error)})
     except MemoryError:
-        return {"error": "expected content of a size that fits the file, found more"}
-    except Exception as error:  # each library has its own exceptions
-        return {"error": (str(error) or type(error).__name__)[:500]}
+        return _pack({"error": "expected content of a size that fits the file, found more"})
+    except Exception as error:  # each library has its own exceptions, and values that cannot be packed
+        return _pack({"error": (str(error) or type(error).__name__)[:500]})
 
 
-def _reply(replies: BinaryIO, answer: dict[str, Any]) -> None:
-    data = msgpack.packb(answer)
-    replies.write(struct.pack("<I", len(data)) + data)
-    replies.flush()
+def _pack(answer: dict[str, Any]) -> bytes:
+    data: bytes = msgpack.packb(answer, unicode_errors="surrogateescape")
+    return data
 
 
 @cache
@@ -106,9 +109,9 @@ def import_module(path: str) -> None:
 
 
 class _Rows:
-    """Rows of a Parquet file from a given one, in batches."""
+    """Rows of a Parquet file from a given one."""
 
-    def __init__(self, path: str, columns: list[str] | None, first: int, count: int) -> None:
+    def __init__(self, path: str, columns: list[str] | None, first: int) -> None:
         from pyarrow.parquet import ParquetFile
 
         self.file = ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
@@ -116,9 +119,9 @@ class _Rows:
         absent = [name for name in columns or () if name not in names]
         if absent:
             raise CallError(f"expected the column {absent[0]!r}, found {', '.join(names)[:300]}")
-        self.next_row, self._batches = first, self._read(columns, first, count)
+        self.next_row, self._batches, self._rest = first, self._read(columns, first), None
 
-    def _read(self, columns: list[str] | None, first: int, count: int) -> Iterator[Any]:
+    def _read(self, columns: list[str] | None, first: int) -> Iterator[Any]:
         metadata, groups = self.file.metadata, []
         for group in range(metadata.num_row_groups):
             rows = metadata.row_group(group).num_rows
@@ -126,34 +129,38 @@ class _Rows:
                 first -= rows
             else:
                 groups.append(group)
-        for batch in self.file.iter_batches(count, groups, columns, use_threads=False):
+        for batch in self.file.iter_batches(BATCH_ROWS, groups, columns, use_threads=False):
             if first < batch.num_rows:
                 yield batch.slice(first)
             first = max(first - batch.num_rows, 0)
 
-    def next(self) -> Any:
-        """Return the next batch, None at the end."""
-        batch = next(self._batches, None)
-        self.next_row += batch.num_rows if batch is not None else 0
+    def next(self, count: int) -> Any:
+        """Return the next rows, at most `count`; None at the end."""
+        batch = self._rest if self._rest is not None else next(self._batches, None)
+        if batch is None:
+            return None
+        self._rest = batch.slice(count) if batch.num_rows > count else None
+        batch = batch.slice(0, count)
+        self.next_row += batch.num_rows
         return batch
 
 
 _open_rows: dict[tuple[Any, ...], _Rows] = {}
 
 
-def read_rows(path: str, columns: list[str] | None, first: int, count: int) -> dict[str, list[Any]]:
+def read_rows(path: str, columns: list[str], first: int, count: int) -> dict[str, list[Any]]:
     """Return up to `count` rows of columns from the row `first`, lists by column; empty lists at the end."""
-    key = (path, tuple(columns or ()), count)
+    key = (path, *columns)
     rows = _open_rows.pop(key, None)
     if rows is None or rows.next_row != first:
-        rows = _Rows(path, columns, first, count)
-    batch = rows.next()
+        rows = _Rows(path, columns, first)
+    batch = rows.next(count)
     if batch is None:
-        return {name: [] for name in columns or rows.file.schema_arrow.names}
+        return {name: [] for name in columns}
     if len(_open_rows) >= MAX_OPEN:
         _open_rows.pop(next(iter(_open_rows)))
     _open_rows[key] = rows
-    return {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    return {name: batch.column(name).to_pylist() for name in columns}
 
 
 def list_columns(path: str) -> list[str]:
@@ -166,9 +173,9 @@ def list_columns(path: str) -> list[str]:
 class _Copy:
     """A Parquet file that is written anew with additional columns."""
 
-    def __init__(self, path: str, target: str, count: int) -> None:
-        self.rows, self.target = _Rows(path, None, 0, count), target
-        self.batch, self.writer = self.rows.next(), None
+    def __init__(self, path: str, target: str) -> None:
+        self.rows, self.target = _Rows(path, None, 0), target
+        self.batch, self.writer = self.rows.next(BATCH_ROWS), None
 
     def append(self, added: dict[str, list[Any]]) -> None:
         """Write the current batch with the additional columns, and go to the next one."""
@@ -185,7 +192,7 @@ class _Copy:
         if self.writer is None:
             self.writer = ParquetWriter(self.target, table.schema, compression="snappy")
         self.writer.write_table(table)
-        self.batch = self.rows.next()
+        self.batch = self.rows.next(BATCH_ROWS)
 
 
 def _image_type() -> Any:
@@ -209,9 +216,9 @@ def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> d
 _copies: dict[str, _Copy] = {}
 
 
-def begin_copy(path: str, target: str, count: int) -> int:
+def begin_copy(path: str, target: str) -> int:
     """Begin a copy of a file with more columns; return the number of rows of its first batch, 0 for no rows."""
-    _copies[path] = _Copy(path, target, count)
+    _copies[path] = _Copy(path, target)
     return _batch_rows(path)
 
 
@@ -247,6 +254,8 @@ def list_hdf5(path: str) -> dict[str, Any]:
             datasets[name] = {
                 "shape": list(item.shape or ()),
                 "type": f"list of {variable}" if variable else str(item.dtype),
+                "item_bytes": item.dtype.itemsize,
+                "stored_bytes": item.id.get_storage_size(),
             }
         else:
             attributes[name] = _list_attributes(item)

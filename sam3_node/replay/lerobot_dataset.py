@@ -35,9 +35,6 @@ NAMES = "meta/sam3_masks.json"
 STATS = "meta/stats.json"
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 CHANNELS = ("label", "object", "score")
-ROWS = 32
-"""Rows of a table in memory at once."""
-EPISODE_ROWS = 256
 COPIED = ("meta", "data", "videos", "images")
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
@@ -146,7 +143,7 @@ class _TableWriter:
         """Write one table."""
         first = next(episode for episode in self._episodes if episode.table == table)
         row = first.first_row - first.table_row
-        count = tables.call("begin_copy", table, target=target, count=ROWS)
+        count = tables.call("begin_copy", table, target=target)
         while count:
             added = {
                 FEATURE.format(camera): [
@@ -273,7 +270,7 @@ def _write_episodes_v3(
         place.parent.mkdir(parents=True, exist_ok=True)
         prefix = f"stats/{described}/"
         names = [name.removeprefix(prefix) for name in tables.call("list_columns", path) if name.startswith(prefix)]
-        done, count = 0, tables.call("begin_copy", path, target=place, count=EPISODE_ROWS)
+        done, count = 0, tables.call("begin_copy", path, target=place)
         while count:
             numbers = tables.call("read_rows", path, columns=["episode_index"], first=done, count=count)
             added: dict[str, list[Any]] = defaultdict(list)

@@ -8,6 +8,7 @@ a frame's stamp is its row by the rate that the file's attributes name, or `PATH
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -20,13 +21,14 @@ from ...wire.images import compressed_size
 from ..episodes import MAX_FPS, split_selection
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
-from ..samples import Colour, Losses, Sample, Topic, natural_order
+from ..samples import Colour, Losses, LossLimit, Sample, Topic, natural_order
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
 ROWS = 16
 MAX_PIXELS = 8192 * 8192
-MAX_ROWS = 10_000_000
+MAX_RATIO = 1100
+"""Maximum ratio of sizes unpacked and stored: a little over that of deflate."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
 
 
@@ -87,7 +89,7 @@ class Hdf5Bag(Closeable):
 
     def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         """Yield as `samples` does, from the row at `begin_ns`."""
-        self._losses = Losses()
+        self._losses, limit = Losses(), LossLimit()
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
             first = max(begin - episode.first_row, 0)
@@ -98,8 +100,12 @@ class Hdf5Bag(Closeable):
                 stamp_ns = round(number / self._fps * NANOSECONDS)
                 for name, images in cameras.items():
                     image = next(images, None)
-                    if isinstance(image, Colour):
+                    if image is not None:
+                        limit.reset()
                         yield Sample(f"/{name}/image", stamp_ns, stamp_ns, image, number)
+                    elif limit.is_reached():
+                        self._losses.add(f"nothing was read from the row {number} on, after many that are damaged")
+                        return
 
     def close(self) -> None:
         """End the process that reads the file. Idempotent."""
@@ -165,7 +171,7 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
         )
     first_row = 0
     for index, group in enumerate(sorted(groups, key=lambda name: natural_order(Path(name)))):
-        rows = min(max(stream.rows for stream in groups[group].values()), MAX_ROWS)
+        rows = max(stream.rows for stream in groups[group].values())
         digits = re.search(r"(\d{1,9})$", group)
         yield _Episode(int(digits[1]) if digits else index, first_row, rows, groups[group])
         first_row += rows
@@ -174,6 +180,9 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
 def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     """Return the stream of a dataset with images; None for another dataset."""
     shape, kind = dataset["shape"], dataset["type"]
+    size = math.prod(shape) * dataset["item_bytes"]
+    if size > MAX_RATIO * dataset["stored_bytes"]:
+        return None  # rows that were never written
     if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_PIXELS:
         return _Stream(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))

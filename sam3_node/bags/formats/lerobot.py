@@ -19,12 +19,13 @@ from ...types import NANOSECONDS, Closeable, Image
 from ...wire.images import compressed_size
 from ..episodes import split_selection
 from ..isolated import IsolatedCalls
-from ..samples import Colour, Losses, Sample, Topic
+from ..samples import Colour, Losses, LossLimit, Sample, Topic
 from .lerobot_layout import Episode, ImageFeature, LeRobotLayout, VideoPart, is_lerobot, read_layout
 from .video import Playback
 
 ROWS = 16
-"""Rows of a table in memory at once: they may hold images."""
+EPISODE_LOSSES = 20
+"""Losses that an episode counts for, of those that end the reading of a dataset."""
 
 
 class _Row(NamedTuple):
@@ -74,7 +75,7 @@ class LeRobotBag(Closeable):
 
     def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         """Yield as `samples` does, from the row at `begin_ns`."""
-        self._losses = Losses()
+        self._losses, limit = Losses(), LossLimit()
         images = [image for image in self.layout.images if _topic(image).name in topics]
         for episode in self._episodes:
             start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
@@ -82,9 +83,14 @@ class LeRobotBag(Closeable):
                 continue
             reader = _EpisodeReader(self.layout, episode, images, self._tables, self._losses)
             try:
-                yield from reader.samples(start_ns, begin_ns)
+                for sample in reader.samples(start_ns, begin_ns):
+                    limit.reset()
+                    yield sample
             except BagError as error:
-                self._losses.add(f"episode {episode.number} is left out: {error}")
+                self._losses.skip("episodes", f"episode {episode.number}: {error}")
+            if limit.is_reached(EPISODE_LOSSES if episode.table.exists() else 0):
+                self._losses.add(f"nothing was read from episode {episode.number} on, after many that are damaged")
+                return
 
     def close(self) -> None:
         """End the process that reads the tables. Idempotent."""
@@ -117,7 +123,10 @@ class _EpisodeReader:
             for image in self._images
             if image.is_video
         }
+        limit = LossLimit()
         for row in self._rows():
+            if limit.is_reached():
+                raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
             if not math.isfinite(row.time_s) or not 0 <= row.time_s < 1e9:
                 self._losses.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
                 continue
@@ -134,6 +143,7 @@ class _EpisodeReader:
                 except BagError as error:
                     self._losses.skip(topic, error)
                     continue
+                limit.reset()
                 stamp_ns = start_ns + time_ns
                 yield Sample(topic, stamp_ns, stamp_ns, colour, row.number)
 
@@ -146,9 +156,9 @@ class _EpisodeReader:
                 episode.table,
                 columns=["episode_index", "timestamp", *keys],
                 first=episode.table_row + done,
-                count=ROWS,
+                count=min(ROWS, episode.length - done),
             )
-            numbers = found["episode_index"][: episode.length - done]
+            numbers = found["episode_index"]
             if not numbers or any(number != episode.number for number in numbers):
                 raise BagError(
                     f"{episode.table}: expected {episode.length} rows of episode {episode.number} from the row "

@@ -27,7 +27,7 @@ VIDEO_V3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4
 EPISODES_V3 = "meta/episodes"
 ROWS = 256
 MAX_JSON = 64 << 20
-MAX_EPISODES = 1_000_000
+MAX_EPISODES = 200_000
 MAX_ROWS = 1 << 40
 _FIELD = re.compile(r"\{(\w+)(?::0?(\d))?d?\}")
 
@@ -179,6 +179,8 @@ def _read_episode_rows(
             if not count:
                 break
             first += count
+            if first > MAX_EPISODES:
+                raise BagError(f"{path}: expected at most {MAX_EPISODES} episodes, found more")
             for values in zip(*found.values(), strict=True):
                 yield path, dict(zip(found, values, strict=True))
 

@@ -108,6 +108,9 @@ class Playback:
             self._bad += 1
 
     def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, Image]]:
+        if stream.codec_context is None:  # of a codec that ffmpeg has not, or whose name is damaged
+            self._bad += 1
+            return
         stream.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
         rate = stream.average_rate or stream.guessed_rate
