@@ -100,7 +100,7 @@ class Playback:
     def frames(self) -> Iterator[tuple[int, int, Image]]:
         """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3]."""
         try:
-            with self._av.open(str(self._path)) as container:
+            with self._av.open(str(self._path), metadata_errors="replace") as container:
                 stream = next(iter(container.streams.video), None)
                 if stream is not None:
                     yield from self._decode(container, stream)

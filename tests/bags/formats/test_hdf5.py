@@ -91,6 +91,13 @@ def test_another_layout_is_named(tmp_path: Path) -> None:
         open_bag(tmp_path / "a.h5")
 
 
+def test_names_that_are_no_unicode_are_passed_over(tmp_path: Path) -> None:
+    path = write_aloha(tmp_path / "a.h5", {"high": make_pictures(3)}, fps=10)
+    path.write_bytes(path.read_bytes().replace(b"action", b"\xffction"))
+    with open_bag(path) as bag:
+        assert len(list(bag)) == 3
+
+
 def test_data_in_other_files_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(range(256)) * 36)
     shape = (3, HEIGHT, WIDTH, 3)

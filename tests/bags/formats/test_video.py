@@ -142,6 +142,19 @@ def test_a_stream_of_an_unknown_codec_is_refused(tmp_path: Path) -> None:
         VideoBag(path)
 
 
+def test_a_title_in_another_encoding_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "Gluehwein"
+        stream = container.add_stream("mpeg4", rate=FPS)
+        stream.height, stream.width = SIZE
+        for packet in (*stream.encode(av.VideoFrame.from_ndarray(frame(0), "bgr24")), *stream.encode()):
+            container.mux(packet)
+    path.write_bytes(path.read_bytes().replace(b"Gluehwein", b"Gl\xfcehwein"[:9]))
+    _, images, lost = read(path)
+    assert (len(images), lost) == (1, None)
+
+
 def test_other_files_are_not_taken_for_videos(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "one.png"), frame(0))
     (tmp_path / "empty.mp4").write_bytes(b"")
