@@ -20,7 +20,7 @@ from ..errors import BagError, MissingExtraError, install_advice
 from ..types import Closeable
 
 _CHILD = Path(__file__).with_name("isolated_calls.py")
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS")}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS"), "1")
 _NO_PLUGINS = {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE"}
 _MAX_REPLY = 1 << 30
 
@@ -104,9 +104,7 @@ class IsolatedCalls(Closeable):
         data = child.stdout.read(size)
         if len(data) < size:
             raise EOFError
-        reply: dict[str, Any] = msgpack.unpackb(
-            data, strict_map_key=False, unicode_errors="surrogateescape"
-        )
+        reply: dict[str, Any] = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogateescape")
         return reply
 
 

@@ -122,7 +122,8 @@ class _Rows:
         self.next_row, self._batches, self._rest = first, self._read(columns, first), None
 
     def _read(self, columns: list[str] | None, first: int) -> Iterator[Any]:
-        metadata, groups = self.file.metadata, []
+        metadata = self.file.metadata
+        groups: list[int] = []
         for group in range(metadata.num_row_groups):
             rows = metadata.row_group(group).num_rows
             if first >= rows and not groups:
@@ -175,7 +176,8 @@ class _Copy:
 
     def __init__(self, path: str, target: str) -> None:
         self.rows, self.target = _Rows(path, None, 0), target
-        self.batch, self.writer = self.rows.next(BATCH_ROWS), None
+        self.batch = self.rows.next(BATCH_ROWS)
+        self.writer: Any = None
 
     def append(self, added: dict[str, list[Any]]) -> None:
         """Write the current batch with the additional columns, and go to the next one."""

@@ -1,9 +1,9 @@
 """Writes masks into a copy of a LeRobot dataset, as an added feature of each camera that lerobot's own loader opens.
 
-The feature `observation.masks.<camera>` is a PNG in the table, which has no loss: pixels of (label, object, score x 255)
-of the size of the camera's frames, 0 for the background. Three channels, so that policies take it as any camera.
-Numbers of labels are those of the whole dataset, numbers of objects those of their episode and camera, both from 1;
-meta/sam3_masks.json names them. Its statistics are exact, in 0..1 as the loader gives the pixels.
+The feature `observation.masks.<camera>` is a PNG in the table, which has no loss, of the size of the camera's frames.
+Its pixels are (label, object, score x 255), 0 for the background: three channels, so that policies take it as any
+camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1;
+meta/sam3_masks.json names them. The statistics are exact, in 0..1 as the loader gives the pixels.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def write_lerobot(
         _write_meta(layout, target, writer, tables)
 
 
-def _scan(masks: Iterator[MaskFrame], numbers: NumberTable[str], labels: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _scan(
+    masks: Iterator[MaskFrame], numbers: NumberTable[str], labels: Sequence[str]
+) -> dict[str, tuple[int, int]]:
     """Number all labels, and return the size (width, height) of each camera."""
     sizes, found = {}, set()
     for frame in masks:
@@ -159,7 +161,11 @@ class _TableWriter:
         """Return the episode of a row; None for a row of a table that is longer than its episodes."""
         at = bisect_right(self._starts, row) - 1
         episode = self._episodes[at] if at >= 0 else None
-        return episode if episode and episode.table == table and row - episode.first_row < episode.length else None
+        return (
+            episode
+            if episode and episode.table == table and row - episode.first_row < episode.length
+            else None
+        )
 
     def _draw(self, camera: str, row: int, episode: Episode | None) -> bytes:
         """Return the PNG of a camera's masks in a row."""
@@ -182,7 +188,11 @@ class _TableWriter:
         known.setdefault(instance.id, instance.label)
         x0, y0, x1, y1 = instance.mask.box
         score = round(min(max(instance.score, 0.0), 1.0) * 255)
-        value = palette_index(self.numbers[instance.label]), palette_index(list(known).index(instance.id) + 1), score
+        value = (
+            palette_index(self.numbers[instance.label]),
+            palette_index(list(known).index(instance.id) + 1),
+            score,
+        )
         image[y0:y1, x0:x1][instance.mask.crop] = value
 
 
@@ -202,17 +212,29 @@ class _CameraRows:
 def _write_meta(layout: LeRobotLayout, target: Path, writer: _TableWriter, tables: IsolatedCalls) -> None:
     """Write what describes the added features: info, statistics and names."""
     info = dict(layout.info)
-    names = ["height", "width", "channels"]  # names that lerobot looks for; NAMES has the meaning of the channels
+    names = [
+        "height",
+        "width",
+        "channels",
+    ]  # names that lerobot looks for; NAMES has the meaning of the channels
     info["features"] = {
         **info["features"],
         **{
-            FEATURE.format(camera): {"dtype": "image", "shape": [height, width, len(CHANNELS)], "names": names}
+            FEATURE.format(camera): {
+                "dtype": "image",
+                "shape": [height, width, len(CHANNELS)],
+                "names": names,
+            }
             for camera, (width, height) in writer.cameras.items()
         },
     }
     (target / INFO).write_text(json.dumps(info, indent=4, ensure_ascii=False), encoding="utf-8")
-    (target / NAMES).write_text(json.dumps(_describe(writer), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    described = next(image.key for image in layout.images)  # its names of statistics are those that the loader needs
+    (target / NAMES).write_text(
+        json.dumps(_describe(writer), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    described = next(
+        image.key for image in layout.images
+    )  # its names of statistics are those that the loader needs
     _write_stats(layout, target, writer, described)
     if layout.version == "v3.0":
         _write_episodes_v3(layout, target, writer, described, tables)
@@ -239,7 +261,7 @@ def _write_stats(layout: LeRobotLayout, target: Path, writer: _TableWriter, desc
         return
     stats = json.loads(path.read_text(encoding="utf-8"))
     for camera in writer.cameras:
-        total = sum((writer.histograms[key] for key in writer.histograms if key[0] == camera))
+        total = sum(found for key, found in writer.histograms.items() if key[0] == camera)
         frames = sum(episode.length for episode in layout.episodes)
         stats[FEATURE.format(camera)] = _compute_stats(np.asarray(total), frames, stats.get(described, ()))
     path.write_text(json.dumps(stats, indent=4), encoding="utf-8")
@@ -269,7 +291,9 @@ def _write_episodes_v3(
         place = target / path.relative_to(layout.root)
         place.parent.mkdir(parents=True, exist_ok=True)
         prefix = f"stats/{described}/"
-        names = [name.removeprefix(prefix) for name in tables.call("list_columns", path) if name.startswith(prefix)]
+        names = [
+            name.removeprefix(prefix) for name in tables.call("list_columns", path) if name.startswith(prefix)
+        ]
         done, count = 0, tables.call("begin_copy", path, target=place)
         while count:
             numbers = tables.call("read_rows", path, columns=["episode_index"], first=done, count=count)
@@ -283,7 +307,9 @@ def _write_episodes_v3(
             count = tables.call("append_copy", path, added=dict(added))
 
 
-def _compute_stats(histogram: Histogram, frames: int, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+def _compute_stats(
+    histogram: Histogram, frames: int, names: Sequence[str] | Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the statistics with these names of pixels in 0..1, each [3][1][1]; `count` is [frames]."""
     values = np.arange(256) / 255
     total = np.maximum(histogram.sum(axis=1), 1)

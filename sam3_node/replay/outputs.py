@@ -56,8 +56,9 @@ def write_outputs(
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
     called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
-    were written before (`has_images`), and otherwise places in the `recording`. The kind lerobot needs the `dataset` that
-    was replayed. Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be written, and the exceptions of `masks` and `frames`.
+    were written before (`has_images`), and otherwise places in the `recording`. The kind lerobot needs the `dataset`
+    that was replayed. Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be
+    written, and the exceptions of `masks` and `frames`.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:

@@ -1,4 +1,4 @@
-"""Show that lerobot's own tools and loader agree with this package: dataset -> `sam3-node replay` -> dataset with masks.
+"""Show the way of a LeRobot dataset from lerobot's own tools through `sam3-node replay` to lerobot's own loader.
 
     python -m tools.lerobot_roundtrip --work /tmp/roundtrip --json tests/data/lerobot/outcome.json
 

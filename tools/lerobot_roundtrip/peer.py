@@ -9,6 +9,7 @@ import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -18,7 +19,7 @@ TASK = "put the blocks into the bin"
 STATE_NAMES = ["shoulder_pan.pos", "elbow_flex.pos", "gripper.pos"]
 
 
-def write(source: str, root: str) -> dict:
+def write(source: str, root: str) -> dict[str, Any]:
     """Write episodes of two cameras, one stored as video, one as images in the table."""
     frames = np.load(source)
     episodes = sorted({int(name.split("-")[0]) for name in frames.files})
@@ -53,7 +54,7 @@ def write(source: str, root: str) -> dict:
     return {"lerobot": version("lerobot"), "episodes": len(episodes), "frames": dataset.meta.total_frames}
 
 
-def read(root: str) -> dict:
+def read(root: str) -> dict[str, Any]:
     """Open a dataset as a policy's training does, and describe every item that a mask is in."""
     from torch.utils.data import DataLoader
 
@@ -73,7 +74,7 @@ def read(root: str) -> dict:
     }
 
 
-def _describe(dataset: LeRobotDataset, items: list, key: str) -> dict:
+def _describe(dataset: LeRobotDataset, items: list[Any], key: str) -> dict[str, Any]:
     labels = [np.round(item[key].numpy() * 255).astype(int) for item in items]
     return {
         "dtype": str(items[0][key].dtype),
@@ -86,5 +87,6 @@ def _describe(dataset: LeRobotDataset, items: list, key: str) -> dict:
 
 
 if __name__ == "__main__":
-    outcome = {"write": write, "read": read}[sys.argv[2]](*sys.argv[3:])
+    function = write if sys.argv[2] == "write" else read
+    outcome = function(*sys.argv[3:])
     Path(sys.argv[1]).write_text(json.dumps(outcome))

@@ -62,12 +62,15 @@ class Hdf5Bag(Closeable):
         try:
             content = self._calls.call("list_hdf5", self._selection.path)
             episodes = list(_find_episodes(self._selection.path, content["datasets"]))
-            self._fps = self._selection.fps or _find_rate(content["attributes"])
+            self._fps = self._selection.fps or _find_rate(self._selection.path, content["attributes"])
         except BaseException:
             self._calls.close()
             raise
         self._episodes = [episode for episode in episodes if self._selection.has(episode.number)]
-        self._check()
+        if not self._episodes:
+            self._calls.close()
+            numbers = ", ".join(str(episode.number) for episode in episodes[:20])
+            raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         names = dict.fromkeys(name for episode in self._episodes for name in episode.streams)
         self.topics = tuple(Topic(f"/{name}/image", "hdf5", "colour") for name in names)
@@ -104,23 +107,14 @@ class Hdf5Bag(Closeable):
                         limit.reset()
                         yield Sample(f"/{name}/image", stamp_ns, stamp_ns, image, number)
                     elif limit.is_reached():
-                        self._losses.add(f"nothing was read from the row {number} on, after many that are damaged")
+                        self._losses.add(
+                            f"nothing was read from the row {number} on, after many that are damaged"
+                        )
                         return
 
     def close(self) -> None:
         """End the process that reads the file. Idempotent."""
         self._calls.close()
-
-    def _check(self) -> None:
-        if self._fps is None:
-            self.close()
-            raise BagError(
-                f"{self.path}: expected the rate of the frames in an attribute ({', '.join(RATES)}), found none; add it "
-                f"to the path, such as {self._selection.path.name}#fps=50"
-            )
-        if not self._episodes:
-            self.close()
-            raise BagError(f"{self.path}: expected these episodes in the file, found none of them")
 
     def _images(self, stream: _Stream, first: int) -> Iterator[Colour | None]:
         """Yield the images of a stream from a row; None for one that cannot be read."""
@@ -166,8 +160,8 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
     if not groups:
         listed = ", ".join(f"{name} {found['type']} {found['shape']}" for name, found in datasets.items())
         raise BagError(
-            f"{path}: expected images as ALOHA (observations/images/CAMERA) or robomimic (data/demo_0/obs/CAMERA_image) "
-            f"have them, found {listed[:600] or 'no dataset'}"
+            f"{path}: expected images as ALOHA (observations/images/CAMERA) or robomimic "
+            f"(data/demo_0/obs/CAMERA_image) have them, found {listed[:600] or 'no dataset'}"
         )
     first_row = 0
     for index, group in enumerate(sorted(groups, key=lambda name: natural_order(Path(name)))):
@@ -191,7 +185,7 @@ def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     return None
 
 
-def _find_rate(attributes: Mapping[str, Mapping[str, Any]]) -> float | None:
+def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float:
     """Return the rate in the attributes of the file or of a group, or in robomimic's description of its environment."""
     for values in attributes.values():
         candidates = [values.get(name) for name in RATES]
@@ -204,4 +198,7 @@ def _find_rate(attributes: Mapping[str, Mapping[str, Any]]) -> float | None:
         for rate in candidates:
             if isinstance(rate, int | float) and 0 < rate <= MAX_FPS:
                 return float(rate)
-    return None
+    raise BagError(
+        f"{path}: expected the rate of the frames in an attribute ({', '.join(RATES)}), found none; add it to the "
+        f"path, such as {path.name}#fps=50"
+    )

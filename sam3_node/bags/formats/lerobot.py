@@ -79,7 +79,10 @@ class LeRobotBag(Closeable):
         images = [image for image in self.layout.images if _topic(image).name in topics]
         for episode in self._episodes:
             start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
-            if start_ns + round((episode.length + 1) / self.layout.fps * NANOSECONDS) < begin_ns or not images:
+            if (
+                start_ns + round((episode.length + 1) / self.layout.fps * NANOSECONDS) < begin_ns
+                or not images
+            ):
                 continue
             reader = _EpisodeReader(self.layout, episode, images, self._tables, self._losses)
             try:
@@ -89,7 +92,9 @@ class LeRobotBag(Closeable):
             except BagError as error:
                 self._losses.skip("episodes", f"episode {episode.number}: {error}")
             if limit.is_reached(EPISODE_LOSSES if episode.table.exists() else 0):
-                self._losses.add(f"nothing was read from episode {episode.number} on, after many that are damaged")
+                self._losses.add(
+                    f"nothing was read from episode {episode.number} on, after many that are damaged"
+                )
                 return
 
     def close(self) -> None:
@@ -136,10 +141,8 @@ class _EpisodeReader:
             for image in self._images:
                 topic = _topic(image).name
                 try:
-                    if image.is_video:
-                        colour = videos[image.key].find(time_ns)
-                    else:
-                        colour = _decode_cell(row.images[image.key])
+                    cell = row.images.get(image.key)
+                    colour = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell)
                 except BagError as error:
                     self._losses.skip(topic, error)
                     continue

@@ -121,9 +121,7 @@ def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[tuple[ImageFeatur
     return tuple(found), tuple(left_out)
 
 
-def _read_v2(
-    root: Path, info: Mapping[str, Any], keys: list[str], _: IsolatedCalls
-) -> Iterator[Episode]:
+def _read_v2(root: Path, info: Mapping[str, Any], keys: list[str], _: IsolatedCalls) -> Iterator[Episode]:
     path, first_row = root / "meta/episodes.jsonl", 0
     lines = [line for line in _read_text(path).splitlines() if line.strip()]
     size = max(_integer(root, {"chunks_size": 1000, **info}, "chunks_size"), 1)
@@ -150,13 +148,17 @@ def _read_v3(
         table = _fill(root, info.get("data_path") or DATA_V3, fields)
         begins = first_rows.setdefault(table, first_row)
         if end < first_row or first_row < begins:
-            raise BagError(f"{path}: expected episodes in the order of their rows, found {first_row} to {end}")
+            raise BagError(
+                f"{path}: expected episodes in the order of their rows, found {first_row} to {end}"
+            )
         videos = {key: _find_video(root, info, path, row, key) for key in keys}
         number = _integer(path, row, "episode_index")
         yield Episode(number, first_row, end - first_row, table, first_row - begins, videos)
 
 
-def _find_video(root: Path, info: Mapping[str, Any], path: Path, row: Mapping[str, Any], key: str) -> VideoPart:
+def _find_video(
+    root: Path, info: Mapping[str, Any], path: Path, row: Mapping[str, Any], key: str
+) -> VideoPart:
     fields: dict[str, int | str] = {
         name: _integer(path, row, f"videos/{key}/{name}") for name in ("chunk_index", "file_index")
     }

@@ -46,8 +46,7 @@ def read_damaged(path: Path) -> str:
         with open_bag(path) as bag:
             count = sum(1 for _ in bag)
             return f"{count} frames, {'told' if bag.lost else 'whole'}"
-    except BagError as error:
-        assert str(error)
+    except BagError:
         return "refused"
 
 

@@ -136,7 +136,7 @@ def test_a_compressed_cell_of_much_memory_is_refused(tmp_path: Path) -> None:
     dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
     path = dataset / "data/chunk-000/episode_000000.parquet"
     table = pyarrow.parquet.read_table(path)
-    images = [{"bytes": bytes(256 << 20), "path": None}] + [None] * 3
+    images = [{"bytes": bytes(192 << 20), "path": None}] + [None] * 3
     column = pyarrow.array(images, pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
     at = table.schema.get_field_index("observation.images.wrist")
     table = table.set_column(at, "observation.images.wrist", column)
