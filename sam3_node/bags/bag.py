@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import BagError
-from ..types import Closeable, Frame
+from ..types import Closeable, Frame, FramePose
 from .discovery import Camera, choose_cameras, settle_kinds
 from .episodes import split_selection
 from .formats.hdf5 import Hdf5Bag
@@ -61,6 +61,10 @@ class Bag(Closeable):
         """Numbers (`seq`) at which the episodes of a dataset begin; empty for any other recording."""
         return self._source.episode_starts
 
+    def robot_poses(self) -> Iterator[FramePose]:
+        """Yield the robot's poses: those that this package recorded, or that a LeRobot dataset names as such."""
+        return self._source.robot_poses()
+
     def close(self) -> None:
         """End every iteration at its next frame and close the files. Idempotent."""
         self._closed = True
@@ -90,6 +94,8 @@ class _Source(Protocol):
     def lost(self) -> str | None: ...
 
     def frames(self) -> Iterator[Frame]: ...
+
+    def robot_poses(self) -> Iterator[FramePose]: ...
 
     def close(self) -> None: ...
 
@@ -150,6 +156,9 @@ class _NativeSource:
                 if not count and path is self._files[-1]:
                     raise
                 self._losses.add(str(error))
+
+    def robot_poses(self) -> Iterator[FramePose]:
+        return RecordingReader(list(self._files)).robot_poses()
 
     def close(self) -> None:
         """Do nothing: a file is open only while it is read."""
@@ -229,6 +238,9 @@ class _SampledSource:
         for sample in self._samples():
             yield from pairing.add(sample)
         yield from pairing.flush()
+
+    def robot_poses(self) -> Iterator[FramePose]:
+        return self._reader.robot_poses() if isinstance(self._reader, LeRobotBag) else iter(())
 
     def _samples(self) -> Iterator[Sample]:
         self._losses = Losses()

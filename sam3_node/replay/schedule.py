@@ -124,6 +124,11 @@ class Schedule(Closeable):
         tracks: defaultdict[Clock, PoseTrack] = defaultdict(PoseTrack)
         for pose in self._read_gripper_poses():
             tracks[pose.clock].add(pose)
+        if not tracks:
+            self.notes.add(
+                "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of that "
+                "camera have no positions in the base"
+            )
         max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
 
         def find(frame: Frame) -> FramePose | None:
@@ -135,8 +140,7 @@ class Schedule(Closeable):
         return find
 
     def _read_gripper_poses(self) -> Iterator[FramePose]:
-        poses = self._recorded.robot_poses() if self._recorded else iter(())
-        gripper = [pose for pose in poses if (pose.frame, pose.parent) == (GRIPPER, BASE)]
+        gripper = [pose for pose in self._bag.robot_poses() if (pose.frame, pose.parent) == (GRIPPER, BASE)]
         if gripper:
             return iter(gripper)
         return (masks.robot_pose for masks in self.recorded_masks() if masks.robot_pose is not None)

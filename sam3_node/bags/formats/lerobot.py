@@ -2,36 +2,46 @@
 
 The number of a frame (`seq`) is the number of its row in the dataset. A frame's stamp is the time at which its row
 would be if the episodes followed each other at the dataset's rate: the beginning of the episode, by the number of its
-first row, plus the row's own timestamp. States and tasks are not read: no names say which frame they are in.
+first row, plus the row's own timestamp. A state is read as poses if its names are those that lerobot's own kinematics
+give the gripper in the robot's base, POSE. Other states, actions and tasks are not read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import BagError, WireError
-from ...types import NANOSECONDS, Closeable, Image
+from ...geometry import quaternion_from_rotation, rotation_from_vector
+from ...types import NANOSECONDS, Clock, Closeable, FramePose, Image
 from ...wire.images import compressed_size
 from ..episodes import split_selection
 from ..isolated import IsolatedCalls
+from ..pairing import UNIX_SINCE_NS
 from ..samples import Colour, Losses, LossLimit, Sample, Topic
 from .lerobot_layout import Episode, ImageFeature, LeRobotLayout, VideoPart, is_lerobot, read_layout
 from .video import Playback
 
 ROWS = 16
+MAX_TIME_S = 1e9
 EPISODE_LOSSES = 20
 """Losses that an episode counts for, of those that end the reading of a dataset."""
+
+
+POSE = ("ee.x", "ee.y", "ee.z", "ee.wx", "ee.wy", "ee.wz")
+"""Names of a position in metres and of a rotation vector in radians."""
+STATE = "observation.state"
 
 
 class _Row(NamedTuple):
     number: int
     time_s: float
-    images: dict[str, Any]
+    cells: dict[str, Any]
 
 
 class LeRobotBag(Closeable):
@@ -97,6 +107,20 @@ class LeRobotBag(Closeable):
                 )
                 return
 
+    def robot_poses(self) -> Iterator[FramePose]:
+        """Yield the gripper's poses in the base, with the stamps of the rows; none if the state has no names POSE."""
+        indices = _find_pose(self.layout.info)
+        if indices is None:
+            return
+        for episode in self._episodes:
+            start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
+            reader = _EpisodeReader(self.layout, episode, (), self._tables, self._losses)
+            with suppress(BagError):  # told where the episode's pictures are read
+                for time_ns, state in reader.states():
+                    pose = [state[index] for index in indices if index < len(state)]
+                    if len(pose) == len(POSE) and all(isinstance(value, float) for value in pose):
+                        yield _make_pose(start_ns + time_ns, pose)
+
     def close(self) -> None:
         """End the process that reads the tables. Idempotent."""
         self._tables.close()
@@ -106,8 +130,27 @@ def _topic(image: ImageFeature) -> Topic:
     return Topic(f"/{image.name}/image", "video" if image.is_video else "image", "colour")
 
 
+def _find_pose(info: Mapping[str, Any]) -> list[int] | None:
+    """Return where the values POSE are in the state; None if the state's names are others."""
+    feature = info["features"].get(STATE)
+    names = feature.get("names") if isinstance(feature, dict) else None
+    if isinstance(names, dict):  # version 2: {"motors": names}
+        names = next(iter(names.values()), None)
+    if not isinstance(names, list) or not set(POSE) <= {name for name in names if isinstance(name, str)}:
+        return None
+    return [names.index(name) for name in POSE]
+
+
+def _make_pose(stamp_ns: int, pose: Sequence[float]) -> FramePose:
+    x, y, z, *vector = pose
+    quaternion = quaternion_from_rotation(rotation_from_vector(vector))
+    clock: Clock = "system" if stamp_ns >= UNIX_SINCE_NS else "device"  # as of the frames
+    a, b, c, d = (float(value) for value in quaternion)
+    return FramePose("gripper", "base", stamp_ns, (x, y, z), (a, b, c, d), clock)
+
+
 class _EpisodeReader:
-    """Reads the pictures of one episode."""
+    """Reads the pictures and states of one episode."""
 
     def __init__(
         self,
@@ -129,10 +172,10 @@ class _EpisodeReader:
             if image.is_video
         }
         limit = LossLimit()
-        for row in self._rows():
+        for row in self._rows([image.key for image in self._images if not image.is_video]):
             if limit.is_reached():
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
-            if not math.isfinite(row.time_s) or not 0 <= row.time_s < 1e9:
+            if not math.isfinite(row.time_s) or not 0 <= row.time_s < MAX_TIME_S:
                 self._losses.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
                 continue
             time_ns = round(row.time_s * NANOSECONDS)
@@ -141,7 +184,7 @@ class _EpisodeReader:
             for image in self._images:
                 topic = _topic(image).name
                 try:
-                    cell = row.images.get(image.key)
+                    cell = row.cells.get(image.key)
                     colour = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell)
                 except BagError as error:
                     self._losses.skip(topic, error)
@@ -150,9 +193,15 @@ class _EpisodeReader:
                 stamp_ns = start_ns + time_ns
                 yield Sample(topic, stamp_ns, stamp_ns, colour, row.number)
 
-    def _rows(self) -> Iterator[_Row]:
+    def states(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the time in the episode, in ns, and the state of each row."""
+        for row in self._rows([STATE]):
+            state = row.cells[STATE]
+            if isinstance(state, list) and math.isfinite(row.time_s) and 0 <= row.time_s < MAX_TIME_S:
+                yield round(row.time_s * NANOSECONDS), state
+
+    def _rows(self, keys: Sequence[str]) -> Iterator[_Row]:
         episode, done = self._episode, 0
-        keys = [image.key for image in self._images if not image.is_video]
         while done < episode.length:
             found = self._tables.call(
                 "read_rows",
@@ -169,8 +218,8 @@ class _EpisodeReader:
                 )
             for index in range(len(numbers)):
                 time_s = found["timestamp"][index]
-                images = {key: found[key][index] for key in keys}
-                yield _Row(episode.first_row + done + index, _to_float(time_s), images)
+                cells = {key: found[key][index] for key in keys}
+                yield _Row(episode.first_row + done + index, _to_float(time_s), cells)
             done += len(numbers)
 
 

@@ -17,6 +17,7 @@ import pyarrow
 import pyarrow.parquet
 
 from sam3_node.bags import open_bag
+from sam3_node.bags.formats.lerobot import POSE
 from sam3_node.bags.time_span import TimeSpan
 from sam3_node.errors import BagError, MissingExtraError
 from sam3_node.types import NANOSECONDS
@@ -121,6 +122,33 @@ def test_depth_in_a_video_is_left_out(dataset: Path) -> None:
     frames, lost = read(dataset)
     assert {frame.camera for frame in frames} == {"wrist"}
     assert "observation.images.front is left out: depth" in str(lost)
+
+
+@pytest.mark.parametrize("names", [[*POSE, "ee.gripper_pos"], {"motors": ["ee.gripper_pos", *POSE]}])
+def test_a_state_that_is_named_as_one_is_the_gripper_s_pose(dataset: Path, names: Any) -> None:
+    info = json.loads((dataset / "meta/info.json").read_text())
+    with open_bag(dataset) as bag:
+        assert not list(bag.robot_poses())  # of joints
+    info["features"]["observation.state"] |= {"names": names, "shape": [7]}
+    change_info(dataset, features=info["features"])
+    turned = [0.1, 0.2, 0.3, 0.0, 0.0, np.pi / 2]
+    state = [[*turned, 9.0] if isinstance(names, list) else [9.0, *turned]]
+    for path in (dataset / "data").rglob("*.parquet"):
+        table = pyarrow.parquet.read_table(path)
+        at = table.schema.get_field_index("observation.state")
+        pyarrow.parquet.write_table(
+            table.set_column(at, "observation.state", pyarrow.array(state * table.num_rows)), path
+        )
+    with open_bag(dataset) as bag:
+        poses, stamps = (
+            list(bag.robot_poses()),
+            [frame.capture_ns for frame in bag if frame.camera == "wrist"],
+        )
+    assert [pose.stamp_ns for pose in poses] == stamps
+    assert {(pose.frame, pose.parent, pose.clock, pose.position_m) for pose in poses} == {
+        ("gripper", "base", "device", (0.1, 0.2, 0.3))
+    }
+    np.testing.assert_allclose(poses[0].quaternion_xyzw, [0, 0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-6)
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
