@@ -78,11 +78,16 @@ def _used_bytes() -> int:
 def _limit(size: int) -> None:
     """Set the limits of the next call on a file of `size` bytes."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CALL_S, hard))
+    _set_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + CALL_S)
     if _used_bytes():
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (_used_bytes() + BASE_BYTES + 4 * size, hard))
+        _set_limit(resource.RLIMIT_DATA, _used_bytes() + BASE_BYTES + 4 * size)
+
+
+def _set_limit(kind: int, value: int | None) -> None:
+    """Set a limit to a value, or as high as the system allows."""
+    _, hard = resource.getrlimit(kind)
+    is_allowed = value is not None and (hard == resource.RLIM_INFINITY or value <= hard)
+    resource.setrlimit(kind, (value if value is not None and is_allowed else hard, hard))
 
 
 class _NoPandas:
@@ -95,6 +100,7 @@ class _NoPandas:
 
 def import_module(path: str) -> None:
     """Import the module named `path`, before memory is limited by what it takes itself."""
+    _set_limit(resource.RLIMIT_DATA, None)
     sys.meta_path.insert(0, _NoPandas())
     __import__(path)
     if path == "pyarrow":
@@ -105,7 +111,6 @@ def import_module(path: str) -> None:
         pyarrow.set_io_thread_count(1)
         pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     _used_bytes.cache_clear()
-    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 class _Rows:

@@ -24,10 +24,11 @@ import numpy.typing as npt
 from ..bags.episodes import split_selection
 from ..bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, LeRobotLayout, is_lerobot, read_layout
 from ..bags.isolated import IsolatedCalls
-from ..errors import ReplayError
+from ..errors import BagError, ReplayError
 from ..types import Instance, MaskFrame
 from .coco import MaskSource, NumberTable
 from .davis_png import palette_index
+from .pixel_statistics import PixelStatistics, name_stats
 
 FOLDER = "lerobot"
 FEATURE = "observation.masks.{}"
@@ -36,10 +37,6 @@ STATS = "meta/stats.json"
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 CHANNELS = ("label", "object", "score")
 COPIED = ("meta", "data", "videos", "images")
-QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-
-Histogram = npt.NDArray[np.int64]
-"""Number of pixels of each value, [3 channels, 256]."""
 
 
 def check_lerobot(path: Path) -> None:
@@ -63,7 +60,8 @@ def write_lerobot(
     """Write the copy of the dataset at `path` into `folder`/lerobot. Videos are hard links where possible.
 
     `labels` are numbered first, in their order; others follow by name. Rows that have no masks, because they were not
-    replayed or could not be, have the background alone, and are counted in NAMES.
+    replayed or could not be, have the background alone, and are counted in NAMES. Raises BagError for a damaged
+    dataset.
     """
     check_lerobot(path)
     root, target = path, folder / FOLDER
@@ -77,7 +75,12 @@ def write_lerobot(
         writer = _TableWriter(layout, cameras, numbers, masks, progress)
         for table in dict.fromkeys(episode.table for episode in layout.episodes):
             writer.write(table, target / table.relative_to(root), tables)
-        _write_meta(layout, target, writer, tables)
+        try:
+            _write_meta(layout, target, writer, tables)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise BagError(
+                f"{root}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
+            ) from error
 
 
 def _scan(
@@ -133,9 +136,7 @@ class _TableWriter:
         """Labels by id, in the order of the objects' numbers, by camera and episode."""
         self.missing: Counter[int] = Counter()
         """Frames without masks, by episode."""
-        self.histograms: dict[tuple[str, int], Histogram] = defaultdict(
-            lambda: np.zeros((len(CHANNELS), 256), np.int64)
-        )
+        self.statistics = {camera: PixelStatistics() for camera in cameras}
         self._episodes = sorted(layout.episodes, key=lambda episode: episode.first_row)
         self._starts = [episode.first_row for episode in self._episodes]
         self._rows = {camera: _CameraRows(camera, masks()) for camera in cameras}
@@ -180,8 +181,7 @@ class _TableWriter:
             self._progress(self._written)
             for instance in sorted(masks.instances, key=lambda item: (item.score, -item.id)):
                 self._paint(image, instance, self.objects[camera, number])
-        for channel, histogram in enumerate(self.histograms[camera, number]):
-            histogram += np.bincount(image[..., channel].ravel(), minlength=256)
+        self.statistics[camera].add(number, image)
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
     def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, known: dict[int, str]) -> None:
@@ -239,7 +239,7 @@ def _write_meta(layout: LeRobotLayout, target: Path, writer: _TableWriter, table
     if layout.version == "v3.0":
         _write_episodes_v3(layout, target, writer, described, tables)
     else:
-        _write_episode_stats_v2(target, writer, described)
+        _write_episode_stats_v2(layout, target, writer, described)
 
 
 def _describe(writer: _TableWriter) -> dict[str, Any]:
@@ -260,25 +260,29 @@ def _write_stats(layout: LeRobotLayout, target: Path, writer: _TableWriter, desc
     if not path.is_file():
         return
     stats = json.loads(path.read_text(encoding="utf-8"))
-    for camera in writer.cameras:
-        total = sum(found for key, found in writer.histograms.items() if key[0] == camera)
-        frames = sum(episode.length for episode in layout.episodes)
-        stats[FEATURE.format(camera)] = _compute_stats(np.asarray(total), frames, stats.get(described, ()))
+    frames = sum(episode.length for episode in layout.episodes)
+    for camera, statistics in writer.statistics.items():
+        stats[FEATURE.format(camera)] = name_stats(
+            statistics.describe_all(), frames, stats.get(described, ())
+        )
     path.write_text(json.dumps(stats, indent=4), encoding="utf-8")
 
 
-def _write_episode_stats_v2(target: Path, writer: _TableWriter, described: str) -> None:
+def _write_episode_stats_v2(
+    layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str
+) -> None:
     path = target / EPISODE_STATS_V2
     if not path.is_file():
         return
+    lengths = {episode.number: episode.length for episode in layout.episodes}
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        frames = row["stats"]["index"]["count"][0] if "index" in row["stats"] else 1
-        for camera in writer.cameras:
-            histogram = writer.histograms[camera, row["episode_index"]]
+        number = row["episode_index"]
+        for camera, statistics in writer.statistics.items():
+            found = statistics.describe_episode(number)
             names = row["stats"].get(described, ())
-            row["stats"][FEATURE.format(camera)] = _compute_stats(histogram, frames, names)
+            row["stats"][FEATURE.format(camera)] = name_stats(found, lengths.get(number, 0), names)
         lines.append(json.dumps(row))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -287,45 +291,20 @@ def _write_episodes_v3(
     layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str, tables: IsolatedCalls
 ) -> None:
     lengths = {episode.number: episode.length for episode in layout.episodes}
+    prefix = f"stats/{described}/"
     for path in sorted((layout.root / EPISODES_V3).glob("*/*.parquet")):
         place = target / path.relative_to(layout.root)
         place.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f"stats/{described}/"
-        names = [
-            name.removeprefix(prefix) for name in tables.call("list_columns", path) if name.startswith(prefix)
-        ]
+        columns = tables.call("list_columns", path)
+        names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
         done, count = 0, tables.call("begin_copy", path, target=place)
         while count:
             numbers = tables.call("read_rows", path, columns=["episode_index"], first=done, count=count)
             added: dict[str, list[Any]] = defaultdict(list)
             for number in numbers["episode_index"]:
-                for camera in writer.cameras:
-                    found = _compute_stats(writer.histograms[camera, number], lengths.get(number, 0), names)
+                for camera, statistics in writer.statistics.items():
+                    found = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
                     for name, value in found.items():
                         added[f"stats/{FEATURE.format(camera)}/{name}"].append(value)
             done += count
             count = tables.call("append_copy", path, added=dict(added))
-
-
-def _compute_stats(
-    histogram: Histogram, frames: int, names: Sequence[str] | Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the statistics with these names of pixels in 0..1, each [3][1][1]; `count` is [frames]."""
-    values = np.arange(256) / 255
-    total = np.maximum(histogram.sum(axis=1), 1)
-    mean = histogram @ values / total
-    variance = np.maximum(histogram @ values**2 / total - mean**2, 0)
-    present = histogram > 0
-    known = {
-        "min": np.where(present.any(axis=1), values[present.argmax(axis=1)], 0),
-        "max": np.where(present.any(axis=1), values[255 - present[:, ::-1].argmax(axis=1)], 0),
-        "mean": mean,
-        "std": np.sqrt(variance),
-    }
-    cumulated = histogram.cumsum(axis=1)
-    for name, share in QUANTILES.items():
-        known[name] = values[(cumulated >= share * total[:, None]).argmax(axis=1)]
-    stats: dict[str, Any] = {
-        name: [[[float(value)]] for value in known[name]] for name in names if name in known
-    }
-    return {**stats, "count": [frames]} if "count" in names else stats

@@ -126,8 +126,8 @@ class Schedule(Closeable):
             tracks[pose.clock].add(pose)
         if not tracks:
             self.notes.add(
-                "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of that "
-                "camera have no positions in the base"
+                "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
+                "that camera have no positions in the base"
             )
         max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
 

@@ -21,7 +21,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow.parquet
 
-from sam3_node.errors import ReplayError
+from sam3_node.errors import BagError, ReplayError
 from sam3_node.replay.actions import Edit, Step
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
@@ -140,6 +140,30 @@ def test_the_copy_is_repeatable_and_replaces_an_older_one(tmp_path: Path) -> Non
     (tmp_path / "lerobot" / "data" / "stale").touch()
     assert digests(write(tmp_path, "v3.0")) == before
     assert [path.name for path in tmp_path.iterdir()] == ["lerobot"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "text"),
+    [
+        ("v2.1", "meta/episodes_stats.jsonl", '{"episode_index": 0}'),
+        ("v2.1", "meta/episodes_stats.jsonl", "{"),
+        ("v3.0", "meta/stats.json", "[" * 100_000),
+        ("v3.0", "meta/stats.json", "[]"),
+    ],
+)
+def test_damaged_statistics_are_an_error(version: str, name: str, text: str, tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / version, tmp_path / "dataset"))
+    (dataset / name).write_text(text)
+    with pytest.raises(BagError, match="expected statistics as lerobot writes them"):
+        write_outputs(
+            tmp_path / "out",
+            ["lerobot"],
+            all_masks,
+            lambda: iter(()),
+            lambda *_: None,
+            dataset=Dataset(dataset),
+        )
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_only_whole_datasets_can_have_masks(tmp_path: Path) -> None:
