@@ -10,6 +10,7 @@ import os
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -56,7 +57,8 @@ class IsolatedCalls(Closeable):
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 assert pipe is not None
-                pipe.close()
+                with suppress(OSError):  # a request may be left that the child did not read
+                    pipe.close()
 
     def _request(self, function: str, path: Path | str, arguments: dict[str, Any]) -> Any:
         request = msgpack.packb(

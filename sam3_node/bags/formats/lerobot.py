@@ -63,6 +63,7 @@ class LeRobotBag(Closeable):
             raise
         chosen = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
         if not chosen:
+            self._tables.close()
             numbers = [episode.number for episode in self.layout.episodes]
             raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found none of them")
         self._episodes = tuple(chosen)
