@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import BagError
-from ..types import Closeable, Frame
+from ..types import Closeable, Frame, FramePose
 from .discovery import Camera, choose_cameras, settle_kinds
+from .episodes import split_selection
+from .formats.hdf5 import Hdf5Bag
 from .formats.images import ImagesBag
+from .formats.lerobot import LeRobotBag
 from .formats.mcap import McapBag
 from .formats.mcap_stream import WHOLE, McapStream
 from .formats.realsense import RealSenseBag
@@ -25,7 +28,7 @@ from .video_packets import decode_packets
 
 FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "
-    "video files, folders of images"
+    "video files, folders of images, LeRobot datasets, HDF5 episodes (ALOHA, robomimic)"
 )
 
 
@@ -53,6 +56,15 @@ class Bag(Closeable):
     def lost(self) -> str | None:
         return self._source.lost
 
+    @property
+    def episode_starts(self) -> tuple[int, ...]:
+        """Numbers (`seq`) at which the episodes of a dataset begin; empty for any other recording."""
+        return self._source.episode_starts
+
+    def robot_poses(self) -> Iterator[FramePose]:
+        """Yield the robot's poses: those that this package recorded, or that a LeRobot dataset names as such."""
+        return self._source.robot_poses()
+
     def close(self) -> None:
         """End every iteration at its next frame and close the files. Idempotent."""
         self._closed = True
@@ -66,7 +78,7 @@ def open_bag(path: Path, topics: Collection[str] = (), span: TimeSpan = WHOLE) -
     `span`, only the frames that were recorded in it come; recordings of this package and videos are not read before it.
     Raises BagError for a recording that is absent, empty, of an unknown format or without such a camera, and
     MissingExtraError if a format's library is absent; the iteration raises BagError for a span in Unix time of a
-    recording whose times are none.
+    recording whose times are none. `PATH#episode=3` reads one episode of a dataset (`episodes`).
     """
     path = Path(path)
     return Bag(_open_native(path, topics, span) or _open_foreign(path, topics, span))
@@ -76,11 +88,14 @@ class _Source(Protocol):
     """Source of a bag's frames."""
 
     cameras: tuple[str, ...]
+    episode_starts: tuple[int, ...]
 
     @property
     def lost(self) -> str | None: ...
 
     def frames(self) -> Iterator[Frame]: ...
+
+    def robot_poses(self) -> Iterator[FramePose]: ...
 
     def close(self) -> None: ...
 
@@ -105,6 +120,8 @@ def _list_colour_topics(path: Path) -> dict[str, str]:
 
 class _NativeSource:
     """Frames that this package recorded, from one file after the other."""
+
+    episode_starts: tuple[int, ...] = ()
 
     def __init__(
         self, path: Path, files: dict[Path, dict[str, str]], chosen: Collection[str], span: TimeSpan
@@ -139,6 +156,9 @@ class _NativeSource:
                 if not count and path is self._files[-1]:
                     raise
                 self._losses.add(str(error))
+
+    def robot_poses(self) -> Iterator[FramePose]:
+        return RecordingReader(list(self._files)).robot_poses()
 
     def close(self) -> None:
         """Do nothing: a file is open only while it is read."""
@@ -207,6 +227,7 @@ class _SampledSource:
         self._losses = Losses()
         self._chosen = tuple(cameras)
         self.cameras = tuple(camera.name for camera in cameras)
+        self.episode_starts: tuple[int, ...] = getattr(reader, "episode_starts", ())
 
     @property
     def lost(self) -> str | None:
@@ -217,6 +238,9 @@ class _SampledSource:
         for sample in self._samples():
             yield from pairing.add(sample)
         yield from pairing.flush()
+
+    def robot_poses(self) -> Iterator[FramePose]:
+        return self._reader.robot_poses() if isinstance(self._reader, LeRobotBag) else iter(())
 
     def _samples(self) -> Iterator[Sample]:
         self._losses = Losses()
@@ -246,9 +270,10 @@ class _Format(Protocol):
 
 def _open_reader(path: Path) -> SampleReader:
     """Open the reader that recognises the content; BagError if none does."""
-    formats: tuple[_Format, ...] = (McapBag, RealSenseBag, RosBag, VideoBag, ImagesBag)
-    for format_ in formats:
-        if path.exists() and format_.recognises(path):
+    formats: tuple[_Format, ...] = (McapBag, RealSenseBag, RosBag, VideoBag, LeRobotBag, Hdf5Bag, ImagesBag)
+    with_episodes: tuple[_Format, ...] = (LeRobotBag, Hdf5Bag)
+    for format_ in formats if path.exists() else with_episodes:
+        if split_selection(path).path.exists() and format_.recognises(path):
             return format_(path)
     raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}")
 

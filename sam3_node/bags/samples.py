@@ -117,6 +117,22 @@ class Losses:
         return "; ".join([*self._reasons, *skipped]) or None
 
 
+class LossLimit:
+    """Ends the reading of a dataset after many losses one after the other: a small file can declare endless rows."""
+
+    def __init__(self, limit: int = 2000) -> None:
+        self._limit, self._count = limit, 0
+
+    def reset(self) -> None:
+        """Note that something could be read."""
+        self._count = 0
+
+    def is_reached(self, count: int = 1) -> bool:
+        """Note `count` losses; return True if there were too many since the last success."""
+        self._count += count
+        return self._count > self._limit
+
+
 def natural_order(path: Path) -> tuple[tuple[int, str], ...]:
     """Return a sort key that orders the files of a recording by their numbers: `bag_2` comes before `bag_10`."""
     return tuple(

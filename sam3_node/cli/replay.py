@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.summary import Summary
 
-OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images")
+OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot")
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
 REPORT = "bill.json"

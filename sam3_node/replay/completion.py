@@ -142,6 +142,7 @@ class Completion:
                     on_progress,
                     recording=PurePosixPath(summary.bag).name,
                     has_images="images" in summary.outputs,
+                    dataset=self.schedule.dataset,
                 )
             )
         if missing or self.read_finished() is None:

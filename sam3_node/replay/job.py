@@ -22,7 +22,7 @@ from ..settings import Settings
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional", "multi-shot"]
-Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images"]
+Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)

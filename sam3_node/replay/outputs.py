@@ -1,4 +1,4 @@
-"""Writes the outputs of a replay: masks as MCAP, COCO JSON and palette PNGs, videos with masks drawn in, and images.
+"""Writes the outputs of a replay: masks as MCAP, COCO JSON, palette PNGs and in a LeRobot dataset, videos, and images.
 
 Each output is complete or absent. File names from a recording never lead out of the folder of the outputs.
 """
@@ -22,8 +22,16 @@ from ..wire import decode_image, pack_masks
 from .coco import MaskSource, write_coco
 from .davis_png import write_palette_pngs
 from .images import QUALITY, CameraFrames, FrameSource, compress_frame, join_frames, name_images, write_images
+from .lerobot_dataset import write_lerobot
 
 T = TypeVar("T", MaskFrame, Frame)
+
+
+class Dataset(NamedTuple):
+    """A dataset that the recording is, and the names to detect, in their order."""
+
+    path: Path
+    prompts: Sequence[str] = ()
 
 
 class _Sources(NamedTuple):
@@ -31,6 +39,7 @@ class _Sources(NamedTuple):
     frames: FrameSource
     recording: str
     has_images: bool
+    dataset: Dataset | None
 
 
 def write_outputs(
@@ -41,19 +50,21 @@ def write_outputs(
     progress: Callable[[str, int], None],
     recording: str = "recording",
     has_images: bool = False,
+    dataset: Dataset | None = None,
 ) -> list[Path]:
     """Write outputs of these KINDS into the folder `out`. Returns the files and folders written.
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
     called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
-    were written before (`has_images`), and otherwise places in the `recording`. Raises ReplayError for an unknown kind
-    before anything is written, OutputError if `out` cannot be written, and the exceptions of `masks` and `frames`.
+    were written before (`has_images`), and otherwise places in the `recording`. The kind lerobot needs the `dataset`
+    that was replayed. Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be
+    written, and the exceptions of `masks` and `frames`.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
     written: list[Path] = []
-    sources = _Sources(masks, frames, recording, has_images or "images" in kinds)
+    sources = _Sources(masks, frames, recording, has_images or "images" in kinds, dataset)
     for kind in dict.fromkeys(kinds):
         with _replace_when_complete(out, kind, written) as folder:
             _WRITERS[kind](folder, sources, partial(progress, kind))
@@ -139,6 +150,12 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
         count += film.frames
 
 
+def _write_lerobot(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    if sources.dataset is None:
+        raise ReplayError("the output lerobot: expected a LeRobot dataset to add masks to, found none")
+    write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
+
+
 _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "mcap": _write_mcap,
     "mcap-images": _write_mcap_with_images,
@@ -146,10 +163,11 @@ _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "png": _write_png,
     "overlay": _write_overlays,
     "images": _write_images,
+    "lerobot": _write_lerobot,
 }
 KINDS = tuple(_WRITERS)
 """masks.mcap, a recording of masks alone, or (mcap-images) with their frames; masks.json in COCO format; png/<camera>/
-in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames."""
+in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames; lerobot/, the dataset with masks."""
 
 
 def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:

@@ -46,12 +46,12 @@ from .summary import ReplayCounts, Summary
 
 Load = Callable[[Settings], Perception]
 LIMITS = ShardLimits()
-SPAN_FINDERS: dict[Strategy, Callable[[Iterable[MaskFrame], float], Iterator[Span]]] = {
+SPAN_FINDERS: dict[Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[Span]]] = {
     "bidirectional": find_bidirectional_spans,
     "multi-shot": find_multi_shot_spans,
 }
-"""For each strategy with a second pass: finds the spans to track again, from the first pass's masks and
-`detector.min_track_score`."""
+"""For each strategy with a second pass: finds the spans to track again, from the first pass's masks,
+`detector.min_track_score`, and the numbers at which episodes begin."""
 
 
 class PerceptionCache:
@@ -178,7 +178,8 @@ class _JobRun(Completion):
         """Run the strategy's second pass if it has spans to track again, and add its time to the first pass's."""
         masks, detector = Shards(self.store).masks, self.schedule.settings.detector
         find_spans = SPAN_FINDERS.get(self.schedule.job.strategy)
-        spans = list(find_spans(masks(), detector.min_track_score)) if find_spans else []
+        starts = self.schedule.episode_starts
+        spans = list(find_spans(masks(), detector.min_track_score, starts)) if find_spans else []
         if not spans:
             return _SecondPassResult(0, [])
         with ReverseFrameBuffer(self.store.folder) as buffer:

@@ -6,6 +6,7 @@ to. The recording's index gives the number of frames, for progress.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -28,6 +29,8 @@ from .actions import ADD_EVERYTHING, Action, Edit, Notes, Step
 from .davis_png import read_mask
 from .event_log import LogEntry, LoggedStep, match_frames, read_event_log
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
+from .lerobot_dataset import check_lerobot
+from .outputs import Dataset
 
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
@@ -47,7 +50,9 @@ class Schedule(Closeable):
     """
 
     def __init__(self, job: Job, path: Path) -> None:
-        self.job = job
+        self.job, self._path = job, path
+        if "lerobot" in job.outputs:
+            check_lerobot(path)
         self.notes = Notes(job.allow_gaps)
         self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _open_recorded(self._files)
@@ -63,6 +68,16 @@ class Schedule(Closeable):
     def cameras(self) -> tuple[str, ...]:
         """The cameras to replay."""
         return self._bag.cameras
+
+    @property
+    def dataset(self) -> Dataset:
+        """The recording as a dataset to write masks into."""
+        return Dataset(self._path, self.job.names or self.settings.detector.prompts)
+
+    @property
+    def episode_starts(self) -> tuple[int, ...]:
+        """Numbers of the first frames of episodes; empty for a recording without them."""
+        return self._bag.episode_starts
 
     @property
     def has_recorded_joins(self) -> bool:
@@ -94,6 +109,7 @@ class Schedule(Closeable):
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
         steps = step_all_frames(frames, edits, find_robot)
+        steps = separate_episodes(steps, self.episode_starts, self.dataset.prompts)
         actions = add_objects(steps, self.job.objects, self.notes)
         yield from add_everything(actions) if self.job.everything else actions
 
@@ -108,6 +124,11 @@ class Schedule(Closeable):
         tracks: defaultdict[Clock, PoseTrack] = defaultdict(PoseTrack)
         for pose in self._read_gripper_poses():
             tracks[pose.clock].add(pose)
+        if not tracks:
+            self.notes.add(
+                "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
+                "that camera have no positions in the base"
+            )
         max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
 
         def find(frame: Frame) -> FramePose | None:
@@ -119,8 +140,7 @@ class Schedule(Closeable):
         return find
 
     def _read_gripper_poses(self) -> Iterator[FramePose]:
-        poses = self._recorded.robot_poses() if self._recorded else iter(())
-        gripper = [pose for pose in poses if (pose.frame, pose.parent) == (GRIPPER, BASE)]
+        gripper = [pose for pose in self._bag.robot_poses() if (pose.frame, pose.parent) == (GRIPPER, BASE)]
         if gripper:
             return iter(gripper)
         return (masks.robot_pose for masks in self.recorded_masks() if masks.robot_pose is not None)
@@ -251,6 +271,25 @@ def step_all_frames(
         yield Step(frame, received_ns, edits=tuple(edits.on.pop(place, ())), robot_pose=find_robot(frame))
 
 
+def separate_episodes(
+    actions: Iterable[Action], starts: Sequence[int], prompts: Sequence[str]
+) -> Iterator[Action]:
+    """Yield the actions. Between two episodes, all objects are removed, and `prompts` are detected anew.
+
+    `starts` are the numbers of the episodes' first frames. Ids go on over all episodes.
+    """
+    last = None
+    for action in actions:
+        if isinstance(action, Step) and starts:
+            episode = bisect_right(starts, action.frame.seq)
+            if last not in (None, episode):
+                yield Edit("reset")
+                if prompts:
+                    yield Edit("set_prompts", {"prompts": list(prompts)})
+            last = episode
+        yield action
+
+
 def add_objects(
     actions: Iterable[Action], objects: Sequence[ObjectOnFrame], notes: Notes
 ) -> Iterator[Action]:
@@ -273,9 +312,11 @@ def add_objects(
 
 
 def add_everything(actions: Iterable[Action]) -> Iterator[Action]:
-    """Yield the actions, with all that can be segmented on the first frame of each camera added on it."""
+    """Yield the actions, with all that can be segmented on the first frame of each camera and episode added on it."""
     begun: set[str] = set()
     for action in actions:
+        if isinstance(action, Edit) and action.op == "reset":
+            begun.clear()
         if isinstance(action, Step) and action.frame.camera not in begun:
             begun.add(action.frame.camera)
             edit = Edit(ADD_EVERYTHING, {"camera": action.frame.camera, "seq": action.frame.seq})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -55,17 +56,20 @@ class Span:
         return cls(key.camera, key.id, first, last, encode_mask(instance.mask))
 
 
-def find_bidirectional_spans(masks: Iterable[MaskFrame], min_score: float) -> Iterator[Span]:
-    """Yield a span for each object, from its prompt frame back to its camera's first frame.
+def find_bidirectional_spans(
+    masks: Iterable[MaskFrame], min_score: float, episode_starts: Sequence[int] = ()
+) -> Iterator[Span]:
+    """Yield a span for each object, from its prompt frame back to its camera's first frame, or that of the episode.
 
     `masks` are all of the forward pass. The prompt frame is the one that the object was marked on. For other objects
     (detected by name, or added without a frame) it is the first frame with the object in view and a score of at least
     `min_score`; an object without such a frame has no span. False detections are tracked backward as well.
     """
-    first_frames: dict[str, int] = {}
+    first_frames: dict[tuple[str, int], int] = {}
     with_span: set[ObjectKey] = set()
     for index, frame_masks in enumerate(masks):
-        first = first_frames.setdefault(frame_masks.camera, index)
+        episode = bisect_right(episode_starts, frame_masks.seq)
+        first = first_frames.setdefault((frame_masks.camera, episode), index)
         for instance in frame_masks.instances:
             key = ObjectKey(frame_masks.camera, instance.id)
             if key not in with_span and (_is_prompt_frame(instance) or is_confident(instance, min_score)):
@@ -92,7 +96,9 @@ class _LastConfident:
     uncertain: int = 0
 
 
-def find_multi_shot_spans(masks: Iterable[MaskFrame], min_score: float) -> Iterator[Span]:
+def find_multi_shot_spans(
+    masks: Iterable[MaskFrame], min_score: float, _: Sequence[int] = ()
+) -> Iterator[Span]:
     """Yield a span for each gap of MIN_FRAMES or more frames of a camera between confident frames of an object.
 
     `masks` are all of the forward pass. In the gap, the object is out of view or scores below `min_score`. The mask on

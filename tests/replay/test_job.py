@@ -58,7 +58,7 @@ def test_a_job_comes_back_from_json() -> None:
         ({"strategy": "sideways"}, "strategy: expected one of"),
         (
             {"outputs": ("avi",)},
-            "output: expected one of mcap, mcap-images, coco, png, overlay, images, found 'avi'",
+            "output: expected one of mcap, mcap-images, coco, png, overlay, images, lerobot, found 'avi'",
         ),
         ({"settings": {"camera": {}}}, "settings: expected one of model, tracker, detector, engine"),
         ({"bags": ()}, "bags: expected at least one"),

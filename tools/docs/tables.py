@@ -13,6 +13,7 @@ _FILES = {
     "png": "`png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` says which index is which object",
     "overlay": "`overlay-<camera>.mp4`",
     "images": "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` names them",
+    "lerobot": "`lerobot/`: the LeRobot dataset with masks as an added feature of each camera",
 }
 
 

@@ -47,7 +47,7 @@ class VideoBag(Closeable):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lost: str | None = None
-        if next(_Playback(path).frames(), None) is None:
+        if next(Playback(path).frames(), None) is None:
             raise BagError(
                 f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
             )
@@ -78,7 +78,7 @@ class VideoBag(Closeable):
         self._lost = None
         if self.topics[0].name not in topics:
             return
-        playback = _Playback(self.path, begin_ns)
+        playback = Playback(self.path, begin_ns)
         for number, stamp_ns, image in playback.frames():
             height, width = image.shape[:2]
             colour = Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
@@ -89,7 +89,7 @@ class VideoBag(Closeable):
         """Do nothing: only an iteration holds the file open."""
 
 
-class _Playback:
+class Playback:
     """One pass over a video, from `begin_ns` of its time."""
 
     def __init__(self, path: Path, begin_ns: int = 0) -> None:
@@ -100,7 +100,7 @@ class _Playback:
     def frames(self) -> Iterator[tuple[int, int, Image]]:
         """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3]."""
         try:
-            with self._av.open(str(self._path)) as container:
+            with self._av.open(str(self._path), metadata_errors="replace") as container:
                 stream = next(iter(container.streams.video), None)
                 if stream is not None:
                     yield from self._decode(container, stream)
@@ -108,6 +108,9 @@ class _Playback:
             self._bad += 1
 
     def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, Image]]:
+        if stream.codec_context is None:  # of a codec that ffmpeg has not, or whose name is damaged
+            self._bad += 1
+            return
         stream.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
         rate = stream.average_rate or stream.guessed_rate

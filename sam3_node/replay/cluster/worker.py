@@ -176,7 +176,10 @@ def join_segments(
             summary = _summarize(job, [_read_summary(segment) for segment in segments], masks(), on_output)
         missing = [kind for kind in job.outputs if kind not in summary.outputs]
         has_images, name = "images" in summary.outputs, PurePosixPath(job.bags[0]).name
-        store.keep(write_outputs(store.folder, missing, masks, schedule.frames, on_output, name, has_images))
+        written = write_outputs(
+            store.folder, missing, masks, schedule.frames, on_output, name, has_images, schedule.dataset
+        )
+        store.keep(written)
         summary = replace(summary, outputs=[*summary.outputs, *missing])
         store.write(SUMMARY, summary.to_json().encode())
     return summary

@@ -9,7 +9,7 @@ import pytest
 from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
-from tests.support.paths import SHARED
+from tests.support.paths import ROOT, SHARED
 
 av = pytest.importorskip("av")
 
@@ -18,6 +18,9 @@ SIZE = (48, 64)
 FPS = 25
 FRAMES = 30
 CODECS = {"mp4": "mp4v", "mov": "mp4v", "avi": "MJPG", "mkv": "mp4v", "webm": "VP80", "ts": "mpg2"}
+
+
+DATASET = ROOT / "tests" / "data" / "lerobot" / "v3.0"
 
 
 def frame(index: int) -> np.ndarray:
@@ -129,6 +132,27 @@ def test_files_without_a_frame_are_refused(tmp_path: Path) -> None:
     assert VideoBag.recognises(cut)
     with pytest.raises(BagError, match=r"expected a video at .*, found no frame"):
         VideoBag(cut)
+
+
+def test_a_stream_of_an_unknown_codec_is_refused(tmp_path: Path) -> None:
+    whole = next(DATASET.rglob("*.mp4")).read_bytes()
+    path = tmp_path / "a.mp4"
+    path.write_bytes(whole.replace(b"av01\0", b"zz01\0"))
+    with pytest.raises(BagError, match="found no frame that can be decoded"):
+        VideoBag(path)
+
+
+def test_a_title_in_another_encoding_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "Gluehwein"
+        stream = container.add_stream("mpeg4", rate=FPS)
+        stream.height, stream.width = SIZE
+        for packet in (*stream.encode(av.VideoFrame.from_ndarray(frame(0), "bgr24")), *stream.encode()):
+            container.mux(packet)
+    path.write_bytes(path.read_bytes().replace(b"Gluehwein", b"Gl\xfcehwein"[:9]))
+    _, images, lost = read(path)
+    assert (len(images), lost) == (1, None)
 
 
 def test_other_files_are_not_taken_for_videos(tmp_path: Path) -> None:

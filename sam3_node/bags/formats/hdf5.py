@@ -1,0 +1,204 @@
+"""Reader of HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image).
+
+The layouts are those that ALOHA's record_episodes and robomimic's dataset_states_to_obs write. Raw images are RGB.
+Compressed ones are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The files have no times:
+a frame's stamp is its row by the rate that the file's attributes name, or `PATH#fps=50`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import BagError, WireError
+from ...types import NANOSECONDS, Closeable
+from ...wire.images import compressed_size
+from ..episodes import MAX_FPS, split_selection
+from ..isolated import IsolatedCalls
+from ..messages.ros import first_bytes
+from ..samples import Colour, Losses, LossLimit, Sample, Topic, natural_order
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+RATES = ("fps", "frequency", "control_freq", "hz")
+ROWS = 16
+MAX_PIXELS = 8192 * 8192
+MAX_RATIO = 1100
+"""Maximum ratio of sizes unpacked and stored: a little over that of deflate."""
+_CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
+
+
+class _Stream(NamedTuple):
+    """The images of one camera in one episode; `size` is (width, height), None for compressed images."""
+
+    dataset: str
+    rows: int
+    size: tuple[int, int] | None
+
+
+class _Episode(NamedTuple):
+    number: int
+    first_row: int
+    rows: int
+    streams: dict[str, _Stream]
+
+
+class Hdf5Bag(Closeable):
+    """The episodes of an HDF5 file as a SampleReader. `PATH#episode=3&fps=50` chooses episodes, and gives the rate.
+
+    The number of a frame is that of its row, counted over all episodes of the file. Raises BagError for a damaged file,
+    one of another layout, or one without a rate, MissingExtraError without h5py.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._selection = split_selection(path)
+        self._calls = IsolatedCalls("h5py", "hdf5")
+        self._losses = Losses()
+        try:
+            content = self._calls.call("list_hdf5", self._selection.path)
+            episodes = list(_find_episodes(self._selection.path, content["datasets"]))
+            self._fps = self._selection.fps or _find_rate(self._selection.path, content["attributes"])
+        except BaseException:
+            self._calls.close()
+            raise
+        self._episodes = [episode for episode in episodes if self._selection.has(episode.number)]
+        if not self._episodes:
+            self._calls.close()
+            numbers = ", ".join(str(episode.number) for episode in episodes[:20])
+            raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
+        self.episode_starts = tuple(episode.first_row for episode in self._episodes)
+        names = dict.fromkeys(name for episode in self._episodes for name in episode.streams)
+        self.topics = tuple(Topic(f"/{name}/image", "hdf5", "colour") for name in names)
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Return True for an HDF5 file, also with a selection of episodes."""
+        file = split_selection(path).path
+        return file.is_file() and first_bytes(file, len(SIGNATURE)) == SIGNATURE
+
+    @property
+    def lost(self) -> str | None:
+        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
+        return self._losses.text()
+
+    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
+        """Yield the images on these topics, row by row."""
+        yield from self.samples_from(topics, 0)
+
+    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        """Yield as `samples` does, from the row at `begin_ns`."""
+        self._losses, limit = Losses(), LossLimit()
+        begin = int(begin_ns * self._fps / NANOSECONDS)
+        for episode in self._episodes:
+            first = max(begin - episode.first_row, 0)
+            cameras = {name: self._images(stream, first) for name, stream in episode.streams.items()}
+            cameras = {name: images for name, images in cameras.items() if f"/{name}/image" in topics}
+            for row in range(first, episode.rows if cameras else 0):
+                number = episode.first_row + row
+                stamp_ns = round(number / self._fps * NANOSECONDS)
+                for name, images in cameras.items():
+                    image = next(images, None)
+                    if image is not None:
+                        limit.reset()
+                        yield Sample(f"/{name}/image", stamp_ns, stamp_ns, image, number)
+                    elif limit.is_reached():
+                        self._losses.add(
+                            f"nothing was read from the row {number} on, after many that are damaged"
+                        )
+                        return
+
+    def close(self) -> None:
+        """End the process that reads the file. Idempotent."""
+        self._calls.close()
+
+    def _images(self, stream: _Stream, first: int) -> Iterator[Colour | None]:
+        """Yield the images of a stream from a row; None for one that cannot be read."""
+        while first < stream.rows:
+            try:
+                rows = self._calls.call(
+                    "read_hdf5", self._selection.path, name=stream.dataset, first=first, count=ROWS
+                )
+            except BagError as error:
+                rows = []
+                self._losses.skip(stream.dataset, error)
+            for data in rows or [b""]:
+                try:
+                    yield _decode(stream, data)
+                except BagError as error:
+                    if rows:
+                        self._losses.skip(stream.dataset, error)
+                    yield None
+            first += len(rows) or 1
+
+
+def _decode(stream: _Stream, data: bytes) -> Colour:
+    if stream.size is not None:
+        width, height = stream.size
+        if len(data) != width * height * 3:
+            raise BagError(f"expected {width} x {height} RGB pixels, found {len(data)} bytes")
+        return Colour(width, height, "rgb8", data)
+    is_png = data.startswith(b"\x89PNG")
+    data = data if is_png else data.rstrip(b"\0")  # rows are padded to the longest image
+    try:
+        width, height = compressed_size(data, "png" if is_png else "jpeg")
+    except WireError as error:
+        raise BagError(str(error)) from error
+    return Colour(width, height, "png" if is_png else "jpeg", data)
+
+
+def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:
+    groups: defaultdict[str, dict[str, _Stream]] = defaultdict(dict)
+    for name, dataset in datasets.items():
+        place, stream = _CAMERA.fullmatch(name), _make_stream(name, dataset)
+        if place is not None and stream is not None:
+            groups[place[1] or ""][place[2].removesuffix("_image")] = stream
+    if not groups:
+        listed = ", ".join(f"{name} {found['type']} {found['shape']}" for name, found in datasets.items())
+        raise BagError(
+            f"{path}: expected images as ALOHA (observations/images/CAMERA) or robomimic "
+            f"(data/demo_0/obs/CAMERA_image) have them, found {listed[:600] or 'no dataset'}"
+        )
+    first_row = 0
+    for index, group in enumerate(sorted(groups, key=lambda name: natural_order(Path(name)))):
+        rows = max(stream.rows for stream in groups[group].values())
+        digits = re.search(r"(\d{1,9})$", group)
+        yield _Episode(int(digits[1]) if digits else index, first_row, rows, groups[group])
+        first_row += rows
+
+
+def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
+    """Return the stream of a dataset with images; None for another dataset."""
+    shape, kind = dataset["shape"], dataset["type"]
+    size = math.prod(shape) * dataset["item_bytes"]
+    if size > MAX_RATIO * dataset["stored_bytes"]:
+        return None  # rows that were never written
+    if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_PIXELS:
+        return _Stream(name, shape[0], (shape[2], shape[1]))
+    is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))
+    if is_list or (kind == "uint8" and len(shape) == 2):
+        return _Stream(name, shape[0], None)
+    return None
+
+
+def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return the rate in the attributes of the file or of a group, or in robomimic's description of its environment."""
+    for values in attributes.values():
+        candidates = [values.get(name) for name in RATES]
+        text = values.get("env_args")
+        try:
+            arguments = json.loads(text) if isinstance(text, str) else {}
+            candidates.append(arguments["env_kwargs"]["control_freq"])
+        except (ValueError, RecursionError, KeyError, TypeError):
+            pass
+        for rate in candidates:
+            if isinstance(rate, int | float) and 0 < rate <= MAX_FPS:
+                return float(rate)
+    raise BagError(
+        f"{path}: expected the rate of the frames in an attribute ({', '.join(RATES)}), found none; add it to the "
+        f"path, such as {path.name}#fps=50"
+    )

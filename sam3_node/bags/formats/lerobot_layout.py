@@ -1,0 +1,238 @@
+"""The layout of LeRobot datasets, versions 2.0, 2.1 and 3.0: cameras, and where each episode's rows and videos are.
+
+Up to version 2.1 each episode has a Parquet file and a video of each camera. In version 3.0 files hold several
+episodes, and tables in meta/episodes say where each begins. The numbers of all rows count from 0 over the dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import BagError
+from ..episodes import MAX_FPS
+from ..isolated import IsolatedCalls
+
+INFO = "meta/info.json"
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+DATA_V2 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO_V2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+DATA_V3 = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_V3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_V3 = "meta/episodes"
+ROWS = 256
+MAX_JSON = 64 << 20
+MAX_EPISODES = 200_000
+MAX_ROWS = 1 << 40
+_FIELD = re.compile(r"\{(\w+)(?::0?(\d))?d?\}")
+
+
+class ImageFeature(NamedTuple):
+    """A camera: the feature's key, the name of its last part, and whether its frames are in videos."""
+
+    key: str
+    name: str
+    is_video: bool
+
+
+class VideoPart(NamedTuple):
+    """The part of a video file that an episode is in, from `begin_s` on."""
+
+    path: Path
+    begin_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """An episode's rows: `length` of them, from `first_row` of the dataset, from `table_row` of the file `table`."""
+
+    number: int
+    first_row: int
+    length: int
+    table: Path
+    table_row: int
+    videos: Mapping[str, VideoPart]
+
+
+@dataclass(frozen=True, slots=True)
+class LeRobotLayout:
+    """A dataset's description: its info.json, its cameras, and its episodes in their order."""
+
+    root: Path
+    version: str
+    fps: float
+    info: Mapping[str, Any]
+    images: tuple[ImageFeature, ...]
+    left_out: tuple[str, ...]
+    episodes: tuple[Episode, ...]
+
+
+def is_lerobot(root: Path) -> bool:
+    """Return True for a folder with the description of a LeRobot dataset."""
+    return (root / INFO).is_file()
+
+
+def read_layout(root: Path, tables: IsolatedCalls) -> LeRobotLayout:
+    """Read a dataset's description. Raises BagError for a damaged one, or one of another version."""
+    info = _parse_json(root / INFO, _read_text(root / INFO))
+    version = str(info.get("codebase_version"))
+    if version not in VERSIONS:
+        raise BagError(
+            f"{root / INFO}: expected a LeRobot dataset of version {', '.join(VERSIONS)}, found {version:.40}; convert "
+            "it with lerobot's own tools"
+        )
+    fps = _number(root, info, "fps")
+    if not 0 < fps <= MAX_FPS:
+        raise BagError(f"{root / INFO}: expected fps up to {MAX_FPS:.0f}, found {fps}")
+    images, left_out = _list_images(root, info)
+    keys = [image.key for image in images if image.is_video]
+    read = _read_v3 if version == "v3.0" else _read_v2
+    episodes = tuple(read(root, info, keys, tables))
+    if not episodes:
+        raise BagError(f"{root}: expected at least one episode, found none")
+    return LeRobotLayout(root, version, fps, info, images, left_out, episodes)
+
+
+def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[tuple[ImageFeature, ...], tuple[str, ...]]:
+    """Return the cameras, and the keys of features that are pictures of another kind."""
+    features = info.get("features")
+    if not isinstance(features, dict):
+        raise BagError(f"{root / INFO}: expected a map of features, found {features!r:.60}")
+    found, left_out = [], []
+    for key, feature in features.items():
+        kind = feature.get("dtype") if isinstance(feature, dict) else None
+        if kind not in ("image", "video") or ".masks." in key:
+            continue
+        described = {**feature, **(feature.get("info") or feature.get("video_info") or {})}
+        if described.get("video.is_depth_map"):
+            left_out.append(f"{key} is left out: depth in a compressed video has no exact values")
+        else:
+            name = key.removeprefix("observation.").removeprefix("images.").replace("/", "_")
+            found.append(ImageFeature(key, name, kind == "video"))
+    if not found:
+        raise BagError(
+            f"{root}: expected a feature of the type image or video, found {', '.join(features)[:300]}"
+        )
+    return tuple(found), tuple(left_out)
+
+
+def _read_v2(root: Path, info: Mapping[str, Any], keys: list[str], _: IsolatedCalls) -> Iterator[Episode]:
+    path, first_row = root / "meta/episodes.jsonl", 0
+    lines = [line for line in _read_text(path).splitlines() if line.strip()]
+    size = max(_integer(root, {"chunks_size": 1000, **info}, "chunks_size"), 1)
+    for line in lines[:MAX_EPISODES]:
+        row = _parse_json(path, line)
+        number, length = _integer(path, row, "episode_index"), _integer(path, row, "length")
+        fields = {"episode_chunk": number // size, "episode_index": number}
+        data = _fill(root, info.get("data_path") or DATA_V2, fields)
+        videos = {
+            key: VideoPart(_fill(root, info.get("video_path") or VIDEO_V2, {**fields, "video_key": key}), 0.0)
+            for key in keys
+        }
+        yield Episode(number, first_row, length, data, 0, videos)
+        first_row += length
+
+
+def _read_v3(
+    root: Path, info: Mapping[str, Any], keys: list[str], tables: IsolatedCalls
+) -> Iterator[Episode]:
+    first_rows: dict[Path, int] = {}
+    for path, row in _read_episode_rows(root, keys, tables):
+        first_row, end = (_integer(path, row, f"dataset_{edge}_index") for edge in ("from", "to"))
+        fields = {name: _integer(path, row, f"data/{name}") for name in ("chunk_index", "file_index")}
+        table = _fill(root, info.get("data_path") or DATA_V3, fields)
+        begins = first_rows.setdefault(table, first_row)
+        if end < first_row or first_row < begins:
+            raise BagError(
+                f"{path}: expected episodes in the order of their rows, found {first_row} to {end}"
+            )
+        videos = {key: _find_video(root, info, path, row, key) for key in keys}
+        number = _integer(path, row, "episode_index")
+        yield Episode(number, first_row, end - first_row, table, first_row - begins, videos)
+
+
+def _find_video(
+    root: Path, info: Mapping[str, Any], path: Path, row: Mapping[str, Any], key: str
+) -> VideoPart:
+    fields: dict[str, int | str] = {
+        name: _integer(path, row, f"videos/{key}/{name}") for name in ("chunk_index", "file_index")
+    }
+    file = _fill(root, info.get("video_path") or VIDEO_V3, {**fields, "video_key": key})
+    return VideoPart(file, _number(path, row, f"videos/{key}/from_timestamp"))
+
+
+def _read_episode_rows(
+    root: Path, keys: list[str], tables: IsolatedCalls
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    columns = ["episode_index", "dataset_from_index", "dataset_to_index"]
+    columns += ["data/chunk_index", "data/file_index"]
+    names = ("chunk_index", "file_index", "from_timestamp")
+    columns += [f"videos/{key}/{name}" for key in keys for name in names]
+    for path in sorted((root / EPISODES_V3).glob("*/*.parquet")):
+        first = 0
+        while True:
+            found = tables.call("read_rows", path, columns=columns, first=first, count=ROWS)
+            count = len(found["episode_index"])
+            if not count:
+                break
+            first += count
+            if first > MAX_EPISODES:
+                raise BagError(f"{path}: expected at most {MAX_EPISODES} episodes, found more")
+            for values in zip(*found.values(), strict=True):
+                yield path, dict(zip(found, values, strict=True))
+
+
+def _fill(root: Path, template: object, fields: Mapping[str, int | str]) -> Path:
+    """Return the path of a template such as data/chunk-{chunk_index:03d}; it stays inside the dataset."""
+
+    def replace(match: re.Match[str]) -> str:
+        value = fields.get(match[1])
+        if value is None:
+            raise BagError(f"{root / INFO}: expected {', '.join(fields)} in a path, found {match[0]!r:.60}")
+        return str(value).zfill(int(match[2] or 0)) if isinstance(value, int) else value
+
+    path = Path(_FIELD.sub(replace, template) if isinstance(template, str) else "")
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(path):
+        raise BagError(f"{root / INFO}: expected paths inside the dataset, found {template!r:.100}")
+    return root / path
+
+
+def _read_text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON or not path.is_file():
+            raise BagError(f"{path}: expected at most {MAX_JSON} bytes of JSON, found {size}")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BagError(f"{path}: expected a file of a LeRobot dataset ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise BagError(f"{path}: expected JSON, found other bytes") from error
+
+
+def _parse_json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BagError(f"{path}: expected JSON, found {str(error)[:100]}") from error
+    if not isinstance(value, dict):
+        raise BagError(f"{path}: expected a map, found {value!r:.60}")
+    return value
+
+
+def _number(path: Path, values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_ROWS:
+        raise BagError(f"{path}: expected a number as {name}, found {value!r:.60}")
+    return float(value)
+
+
+def _integer(path: Path, values: Mapping[str, Any], name: str) -> int:
+    number = _number(path, values, name)
+    if not math.isfinite(number) or number != int(number):
+        raise BagError(f"{path}: expected a whole number as {name}, found {number}")
+    return int(number)

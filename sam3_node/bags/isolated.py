@@ -1,0 +1,122 @@
+"""Calls of pyarrow and h5py in a child process.
+
+Both libraries can crash on damaged files, and allocate what a file of some kilobytes declares. The child has limits of
+memory and processor time (`isolated_calls`). If it ends, the call raises BagError, and the next one starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import msgpack
+
+from ..errors import BagError, MissingExtraError, install_advice
+from ..types import Closeable
+
+_CHILD = Path(__file__).with_name("isolated_calls.py")
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS"), "1")
+_NO_PLUGINS = {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE"}
+_MAX_REPLY = 1 << 30
+
+
+class IsolatedCalls(Closeable):
+    """Calls of one library, `module`, which the package's `extra` installs. The child starts with the first call."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self._module, self._extra = module, extra
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+        self._refused: set[Path] = set()
+
+    def call(self, function: str, path: Path, **arguments: Any) -> Any:
+        """Return what a function of `isolated_calls` gives for a file.
+
+        Raises BagError that names the file if the function fails or exceeds its limits, MissingExtraError if the
+        library is absent.
+        """
+        with self._lock:
+            if path in self._refused:
+                raise BagError(self._describe_refusal(path))
+            if self._child is None:
+                self._child = _start()
+                self._request("import_module", self._module, {})
+            return self._request(function, path, arguments)
+
+    def close(self) -> None:
+        """End the child. Idempotent."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                assert pipe is not None
+                with suppress(OSError):  # a request may be left that the child did not read
+                    pipe.close()
+
+    def _request(self, function: str, path: Path | str, arguments: dict[str, Any]) -> Any:
+        request = msgpack.packb(
+            {"function": function, "path": os.fsencode(path), "arguments": arguments}, default=os.fspath
+        )
+        try:
+            reply = self._exchange(request)
+        except (OSError, EOFError, ValueError):
+            self.close()
+            if isinstance(path, Path):
+                self._refused.add(path)  # it would end the next child, too
+            raise BagError(self._describe_refusal(path)) from None
+        except BaseException:  # the reply to this request would be taken for that to the next
+            self.close()
+            raise
+        if "missing" in reply:
+            self.close()
+            raise MissingExtraError(
+                f"{reply['missing']} is not installed; it comes with the extra '{self._extra}': "
+                f"{install_advice(self._extra)}"
+            )
+        if "error" in reply:
+            raise BagError(f"{path}: {reply['error']}")
+        return reply["value"]
+
+    def _describe_refusal(self, path: Path | str) -> str:
+        return (
+            f"{path}: expected a whole file, found one that {self._module} cannot read within its limits: damaged, or "
+            "larger unpacked than its size allows"
+        )
+
+    def _exchange(self, request: bytes) -> dict[str, Any]:
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(struct.pack("<I", len(request)) + request)
+        child.stdin.flush()
+        head = child.stdout.read(4)
+        if len(head) < 4:
+            raise EOFError
+        (size,) = struct.unpack("<I", head)
+        if size > _MAX_REPLY:
+            raise ValueError(size)
+        data = child.stdout.read(size)
+        if len(data) < size:
+            raise EOFError
+        reply: dict[str, Any] = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogateescape")
+        return reply
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: this package's folder is no place to import from, it has an mcap.py
+    return subprocess.Popen(
+        [sys.executable, "-P", str(_CHILD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **_ONE_THREAD, **_NO_PLUGINS},
+        start_new_session=True,  # an interrupt is for the caller, which may still have to read
+    )

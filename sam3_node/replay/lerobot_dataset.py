@@ -1,0 +1,310 @@
+"""Writes masks into a copy of a LeRobot dataset, as an added feature of each camera that lerobot's own loader opens.
+
+The feature `observation.masks.<camera>` is a PNG in the table, which has no loss, of the size of the camera's frames.
+Its pixels are (label, object, score x 255), 0 for the background: three channels, so that policies take it as any
+camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1;
+meta/sam3_masks.json names them. The statistics are exact, in 0..1 as the loader gives the pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from ..bags.episodes import split_selection
+from ..bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, LeRobotLayout, is_lerobot, read_layout
+from ..bags.isolated import IsolatedCalls
+from ..errors import BagError, ReplayError
+from ..types import Instance, MaskFrame
+from .coco import MaskSource, NumberTable
+from .davis_png import palette_index
+from .pixel_statistics import PixelStatistics, name_stats
+
+FOLDER = "lerobot"
+FEATURE = "observation.masks.{}"
+NAMES = "meta/sam3_masks.json"
+STATS = "meta/stats.json"
+EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
+CHANNELS = ("label", "object", "score")
+COPIED = ("meta", "data", "videos", "images")
+
+
+def check_lerobot(path: Path) -> None:
+    """Raise ReplayError unless a recording is a LeRobot dataset as a whole, whose copy can have masks."""
+    selection = split_selection(path)
+    if not is_lerobot(selection.path):
+        raise ReplayError(f"the output lerobot: expected a LeRobot dataset to add masks to, found {path}")
+    if not selection.is_whole:
+        raise ReplayError(
+            "the output lerobot: expected all episodes, because it is a copy of the dataset; found a selection of them"
+        )
+
+
+def write_lerobot(
+    folder: Path,
+    path: Path,
+    masks: MaskSource,
+    progress: Callable[[int], None],
+    labels: Sequence[str] = (),
+) -> None:
+    """Write the copy of the dataset at `path` into `folder`/lerobot. Videos are hard links where possible.
+
+    `labels` are numbered first, in their order; others follow by name. Rows that have no masks, because they were not
+    replayed or could not be, have the background alone, and are counted in NAMES. Raises BagError for a damaged
+    dataset.
+    """
+    check_lerobot(path)
+    root, target = path, folder / FOLDER
+    with IsolatedCalls("pyarrow", "lerobot-datasets") as tables:
+        layout = read_layout(root, tables)
+        numbers = NumberTable[str]()
+        cameras = _scan(masks(), numbers, labels)
+        if not cameras:
+            raise ReplayError("the output lerobot: expected masks of at least one frame, found none")
+        _copy_files(root, target, {episode.table for episode in layout.episodes})
+        writer = _TableWriter(layout, cameras, numbers, masks, progress)
+        for table in dict.fromkeys(episode.table for episode in layout.episodes):
+            writer.write(table, target / table.relative_to(root), tables)
+        try:
+            _write_meta(layout, target, writer, tables)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise BagError(
+                f"{root}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
+            ) from error
+
+
+def _scan(
+    masks: Iterator[MaskFrame], numbers: NumberTable[str], labels: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """Number all labels, and return the size (width, height) of each camera."""
+    sizes, found = {}, set()
+    for frame in masks:
+        sizes[frame.camera] = frame.width, frame.height
+        found |= {instance.label for instance in frame.instances}
+    for label in (*labels, *sorted(found - set(labels))):
+        _ = numbers[label]
+    return dict(sorted(sizes.items()))
+
+
+def _copy_files(root: Path, target: Path, tables: set[Path]) -> None:
+    """Link or copy all files but the tables of rows and episodes."""
+    for name in COPIED:
+        for path in sorted((root / name).rglob("*")):
+            place = target / path.relative_to(root)
+            is_episodes = (root / EPISODES_V3) in path.parents
+            if not path.is_file() or path in tables or is_episodes:
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if name == "meta":
+                shutil.copyfile(path, place)
+            else:
+                _link(path, place)
+    for table in tables:
+        (target / table.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _link(path: Path, place: Path) -> None:
+    try:
+        os.link(path.resolve(), place)  # behind the links of a download cache
+    except OSError:
+        shutil.copyfile(path, place)
+
+
+class _TableWriter:
+    """Writes tables with a column of masks for each camera, and gathers statistics and names meanwhile."""
+
+    def __init__(
+        self,
+        layout: LeRobotLayout,
+        cameras: Mapping[str, tuple[int, int]],
+        numbers: NumberTable[str],
+        masks: MaskSource,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.cameras, self.numbers = cameras, numbers
+        self.objects: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        """Labels by id, in the order of the objects' numbers, by camera and episode."""
+        self.missing: Counter[int] = Counter()
+        """Frames without masks, by episode."""
+        self.statistics = {camera: PixelStatistics() for camera in cameras}
+        self._episodes = sorted(layout.episodes, key=lambda episode: episode.first_row)
+        self._starts = [episode.first_row for episode in self._episodes]
+        self._rows = {camera: _CameraRows(camera, masks()) for camera in cameras}
+        self._progress, self._written = progress, 0
+
+    def write(self, table: Path, target: Path, tables: IsolatedCalls) -> None:
+        """Write one table."""
+        first = next(episode for episode in self._episodes if episode.table == table)
+        row = first.first_row - first.table_row
+        count = tables.call("begin_copy", table, target=target)
+        while count:
+            added = {
+                FEATURE.format(camera): [
+                    {"bytes": self._draw(camera, number, self._find_episode(table, number)), "path": None}
+                    for number in range(row, row + count)
+                ]
+                for camera in self.cameras
+            }
+            row += count
+            count = tables.call("append_copy", table, added=added)
+
+    def _find_episode(self, table: Path, row: int) -> Episode | None:
+        """Return the episode of a row; None for a row of a table that is longer than its episodes."""
+        at = bisect_right(self._starts, row) - 1
+        episode = self._episodes[at] if at >= 0 else None
+        return (
+            episode
+            if episode and episode.table == table and row - episode.first_row < episode.length
+            else None
+        )
+
+    def _draw(self, camera: str, row: int, episode: Episode | None) -> bytes:
+        """Return the PNG of a camera's masks in a row."""
+        masks = self._rows[camera].find(row) if episode else None
+        width, height = self.cameras[camera]
+        image = np.zeros((height, width, len(CHANNELS)), np.uint8)
+        number = episode.number if episode else -1
+        if masks is None or (masks.width, masks.height) != (width, height):
+            self.missing[number] += 1
+        else:
+            self._written += 1
+            self._progress(self._written)
+            for instance in sorted(masks.instances, key=lambda item: (item.score, -item.id)):
+                self._paint(image, instance, self.objects[camera, number])
+        self.statistics[camera].add(number, image)
+        return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
+
+    def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, known: dict[int, str]) -> None:
+        known.setdefault(instance.id, instance.label)
+        x0, y0, x1, y1 = instance.mask.box
+        score = round(min(max(instance.score, 0.0), 1.0) * 255)
+        value = (
+            palette_index(self.numbers[instance.label]),
+            palette_index(list(known).index(instance.id) + 1),
+            score,
+        )
+        image[y0:y1, x0:x1][instance.mask.crop] = value
+
+
+class _CameraRows:
+    """Finds the masks of one camera by their row, in ascending order."""
+
+    def __init__(self, camera: str, masks: Iterator[MaskFrame]) -> None:
+        self._masks = (frame for frame in masks if frame.camera == camera)
+        self._next = next(self._masks, None)
+
+    def find(self, row: int) -> MaskFrame | None:
+        while self._next is not None and self._next.seq < row:
+            self._next = next(self._masks, None)
+        return self._next if self._next is not None and self._next.seq == row else None
+
+
+def _write_meta(layout: LeRobotLayout, target: Path, writer: _TableWriter, tables: IsolatedCalls) -> None:
+    """Write what describes the added features: info, statistics and names."""
+    info = dict(layout.info)
+    names = [
+        "height",
+        "width",
+        "channels",
+    ]  # names that lerobot looks for; NAMES has the meaning of the channels
+    info["features"] = {
+        **info["features"],
+        **{
+            FEATURE.format(camera): {
+                "dtype": "image",
+                "shape": [height, width, len(CHANNELS)],
+                "names": names,
+            }
+            for camera, (width, height) in writer.cameras.items()
+        },
+    }
+    (target / INFO).write_text(json.dumps(info, indent=4, ensure_ascii=False), encoding="utf-8")
+    (target / NAMES).write_text(
+        json.dumps(_describe(writer), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    described = next(
+        image.key for image in layout.images
+    )  # its names of statistics are those that the loader needs
+    _write_stats(layout, target, writer, described)
+    if layout.version == "v3.0":
+        _write_episodes_v3(layout, target, writer, described, tables)
+    else:
+        _write_episode_stats_v2(layout, target, writer, described)
+
+
+def _describe(writer: _TableWriter) -> dict[str, Any]:
+    return {
+        "channels": CHANNELS,
+        "labels": {number: label for label, number in writer.numbers},
+        "objects": [
+            {"episode": episode, "camera": camera, "index": index, "id": object_id, "label": label}
+            for (camera, episode), known in sorted(writer.objects.items())
+            for index, (object_id, label) in enumerate(known.items(), start=1)
+        ],
+        "frames_without_masks": dict(sorted(writer.missing.items())),
+    }
+
+
+def _write_stats(layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str) -> None:
+    path = target / STATS
+    if not path.is_file():
+        return
+    stats = json.loads(path.read_text(encoding="utf-8"))
+    frames = sum(episode.length for episode in layout.episodes)
+    for camera, statistics in writer.statistics.items():
+        stats[FEATURE.format(camera)] = name_stats(
+            statistics.describe_all(), frames, stats.get(described, ())
+        )
+    path.write_text(json.dumps(stats, indent=4), encoding="utf-8")
+
+
+def _write_episode_stats_v2(
+    layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str
+) -> None:
+    path = target / EPISODE_STATS_V2
+    if not path.is_file():
+        return
+    lengths = {episode.number: episode.length for episode in layout.episodes}
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        number = row["episode_index"]
+        for camera, statistics in writer.statistics.items():
+            found = statistics.describe_episode(number)
+            names = row["stats"].get(described, ())
+            row["stats"][FEATURE.format(camera)] = name_stats(found, lengths.get(number, 0), names)
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_episodes_v3(
+    layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str, tables: IsolatedCalls
+) -> None:
+    lengths = {episode.number: episode.length for episode in layout.episodes}
+    prefix = f"stats/{described}/"
+    for path in sorted((layout.root / EPISODES_V3).glob("*/*.parquet")):
+        place = target / path.relative_to(layout.root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        columns = tables.call("list_columns", path)
+        names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
+        done, count = 0, tables.call("begin_copy", path, target=place)
+        while count:
+            numbers = tables.call("read_rows", path, columns=["episode_index"], first=done, count=count)
+            added: dict[str, list[Any]] = defaultdict(list)
+            for number in numbers["episode_index"]:
+                for camera, statistics in writer.statistics.items():
+                    found = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
+                    for name, value in found.items():
+                        added[f"stats/{FEATURE.format(camera)}/{name}"].append(value)
+            done += count
+            count = tables.call("append_copy", path, added=dict(added))

@@ -1,0 +1,143 @@
+"""HDF5 episodes of ALOHA and robomimic, from files in the layouts that their own tools write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("h5py")
+
+import h5py
+
+from sam3_node.bags import open_bag
+from sam3_node.bags.time_span import TimeSpan
+from sam3_node.errors import BagError
+from sam3_node.types import NANOSECONDS
+from sam3_node.wire import decode_image
+from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
+
+
+def test_an_aloha_episode_has_all_cameras_at_the_given_rate(tmp_path: Path) -> None:
+    pictures = {"cam_high": make_pictures(40), "cam_left_wrist": make_pictures(40, 1)}
+    path = write_aloha(tmp_path / "episode_0.hdf5", pictures)
+    with pytest.raises(
+        BagError, match=r"expected the rate of the frames in an attribute .* episode_0.hdf5#fps=50"
+    ):
+        open_bag(path)
+    with open_bag(Path(f"{path}#fps=50")) as bag:
+        assert bag.cameras == ("cam_high", "cam_left_wrist")
+        frames = list(bag)
+        assert bag.lost is None
+    assert [frame.capture_ns for frame in frames[::2]] == [row * NANOSECONDS // 50 for row in range(40)]
+    for frame in frames:
+        assert (frame.width, frame.height, frame.encoding) == (WIDTH, HEIGHT, "rgb8")
+        assert np.array_equal(decode_image(frame)[..., ::-1], pictures[frame.camera][frame.seq])
+
+
+def test_padded_jpeg_rows_and_a_rate_in_an_attribute(tmp_path: Path) -> None:
+    pictures = {"cam_high": make_pictures(5), "cam_low": make_pictures(5, 1)}
+    with open_bag(write_aloha(tmp_path / "episode_0.hdf5", pictures, compress=True, fps=25)) as bag:
+        frames = list(bag)
+    assert [(frame.camera, frame.seq) for frame in frames[:3]] == [
+        ("cam_high", 0),
+        ("cam_low", 0),
+        ("cam_high", 1),
+    ]
+    assert frames[2].capture_ns == NANOSECONDS // 25
+    for frame in frames:
+        assert frame.encoding == "jpeg"
+        expected = pictures[frame.camera][frame.seq].astype(int)
+        assert np.abs(decode_image(frame)[..., ::-1] - expected).mean() < 4
+        assert bytes(frame.colour).endswith(b"\xff\xd9")
+
+
+def test_images_in_variable_and_fixed_byte_strings(tmp_path: Path) -> None:
+    import cv2
+
+    encoded = [cv2.imencode(".png", image[..., ::-1])[1].ravel() for image in make_pictures(3)]
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file.attrs["fps"] = 10
+        listed = file.create_dataset("observations/images/listed", 3, h5py.vlen_dtype(np.uint8))
+        for row, data in enumerate(encoded):
+            listed[row] = data
+        file["observations/images/fixed"] = np.array([data.tobytes() for data in encoded])
+    with open_bag(tmp_path / "a.hdf5") as bag:
+        frames = list(bag)
+    assert len(frames) == 6
+    for frame in frames:
+        assert np.array_equal(decode_image(frame)[..., ::-1], make_pictures(3)[frame.seq])
+
+
+def test_demonstrations_of_robomimic_are_episodes(tmp_path: Path) -> None:
+    demos = {0: make_pictures(3), 2: make_pictures(4, 2), 10: make_pictures(5, 10)}
+    path = write_robomimic(tmp_path / "image.hdf5", demos)
+    with open_bag(path) as bag:
+        assert (bag.cameras, bag.episode_starts) == (("agentview",), (0, 3, 7))
+        frames = list(bag)
+    assert [frame.seq for frame in frames] == list(range(12))
+    assert frames[-1].capture_ns == 11 * NANOSECONDS // 20
+    assert np.array_equal(decode_image(frames[7])[..., ::-1], demos[10][0])
+    with open_bag(Path(f"{path}#episode=2-10&fps=10")) as bag:
+        assert [frame.capture_ns // 10**8 for frame in bag] == list(range(3, 12))
+    with open_bag(path, span=TimeSpan(3 * NANOSECONDS // 20, 5 * NANOSECONDS // 20)) as bag:
+        assert [frame.seq for frame in bag] == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["image.hdf5#episode=5", "image.hdf5#episode=x", "image.hdf5#rate=3"])
+def test_wrong_selections_are_refused(tmp_path: Path, name: str) -> None:
+    write_robomimic(tmp_path / "image.hdf5", {0: make_pictures(3)})
+    with pytest.raises(BagError, match=r"expected (these episodes|#episode=3)"):
+        open_bag(tmp_path / name)
+
+
+def test_another_layout_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["points"] = np.zeros((5, 3))
+    with pytest.raises(BagError, match=r"as ALOHA .* found points float64 \[5, 3\]"):
+        open_bag(tmp_path / "a.h5")
+
+
+def test_names_that_are_no_unicode_are_passed_over(tmp_path: Path) -> None:
+    path = write_aloha(tmp_path / "a.h5", {"high": make_pictures(3)}, fps=10)
+    path.write_bytes(path.read_bytes().replace(b"qpos", b"qp\xfcs"))
+    with open_bag(path) as bag:
+        assert len(list(bag)) == 3
+
+
+def test_data_in_other_files_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(range(256)) * 36)
+    shape = (3, HEIGHT, WIDTH, 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["fps"] = 10
+        outside = [(str(tmp_path / "secret"), 0, h5py.h5f.UNLIMITED)]
+        file.create_dataset("observations/images/outside", shape, np.uint8, external=outside)
+        file["observations/images/inside"] = make_pictures(3)
+        file["observations/images/linked"] = h5py.ExternalLink("other.h5", "/data")
+    with open_bag(tmp_path / "a.h5") as bag:
+        assert {frame.camera for frame in bag} == {"inside"}
+        assert "found a reference to others" in str(bag.lost)
+
+
+def test_rows_that_were_never_written_are_not_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["fps"] = 10
+        shape = (10**9, HEIGHT, WIDTH, 3)
+        file.create_dataset("observations/images/empty", shape, np.uint8, chunks=(1, HEIGHT, WIDTH, 3))
+    with pytest.raises(BagError, match="expected images"):
+        open_bag(tmp_path / "a.h5")
+
+
+def test_large_chunks_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["fps"] = 10
+        shape = (30, 1000, 1000, 3)
+        data = file.create_dataset(
+            "observations/images/cam", shape, np.uint8, chunks=shape, compression="gzip"
+        )
+        data[0] = 1
+    assert (tmp_path / "a.h5").stat().st_size < 2 << 20
+    with open_bag(tmp_path / "a.h5") as bag:
+        assert not list(bag)
+        assert "expected chunks of at most 67108864 bytes, found 90000000" in str(bag.lost)

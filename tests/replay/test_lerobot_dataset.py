@@ -1,0 +1,219 @@
+"""Masks in a copy of a LeRobot dataset; that lerobot's own loader opens it is shown by tools/lerobot_roundtrip."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mcap")
+pytest.importorskip("av")
+pytest.importorskip("pyarrow")
+
+import pyarrow.parquet
+
+from sam3_node.errors import BagError, ReplayError
+from sam3_node.replay.actions import Edit, Step
+from sam3_node.replay.completion import StoppedError
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.lerobot_dataset import NAMES
+from sam3_node.replay.outputs import Dataset, write_outputs
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.schedule import add_everything, separate_episodes
+from sam3_node.replay.second_pass import find_bidirectional_spans
+from sam3_node.replay.shards import ShardLimits, Shards
+from sam3_node.replay.store import FolderStore
+from sam3_node.types import Instance, Mask, MaskFrame
+from tests.replay.test_outputs import digests
+from tests.support.live import tiny_settings
+from tests.support.paths import ROOT
+from tests.support.replay_logs import make_frame
+
+DATA = ROOT / "tests" / "data" / "lerobot"
+SIZES = {"front": (160, 120), "wrist": (96, 72)}
+STARTS = (0, 4, 9)
+MUG = {0: 1, 1: 2, 2: 4}
+"""Ids of the mug by episode; in the last one, a bowl came before."""
+
+
+def masks_in(camera: str, row: int) -> MaskFrame:
+    width, height = SIZES[camera]
+    episode = sum(start <= row for start in STARTS) - 1
+    instances = []
+    for object_id, label, x0 in ((MUG[episode], "mug", 5), (3, "bowl", 15)):
+        full = np.zeros((height, width), np.bool_)
+        full[10:30, x0 + row : x0 + row + 20] = True
+        score = 0.8 if label == "mug" else 0.4
+        instances.append(Instance(object_id, label, score, "tracked", 1, 0, Mask.from_full(full)))
+    shown = instances[::-1] if episode == 2 else instances[:1]
+    return MaskFrame(camera, row, row * 10**8, width, height, instances=tuple(shown))
+
+
+def all_masks() -> Iterator[MaskFrame]:
+    for row in range(15):
+        yield masks_in("front", row)
+        if row != 5:  # could not be read
+            yield masks_in("wrist", row)
+
+
+def write(out: Path, version: str) -> Path:
+    dataset = Dataset(DATA / version, ("cup", "mug"))
+    (written,) = write_outputs(
+        out, ["lerobot"], all_masks, lambda: iter(()), lambda *_: None, dataset=dataset
+    )
+    return written
+
+
+def read_rows(dataset: Path) -> list[dict[str, Any]]:
+    tables = sorted((dataset / "data").rglob("*.parquet"))
+    return [row for table in tables for row in pyarrow.parquet.read_table(table).to_pylist()]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path) -> None:
+    written = write(tmp_path, version)
+    before, after = read_rows(DATA / version), read_rows(written)
+    for camera in SIZES:
+        for row, masks in enumerate(after):
+            image = cv2.imdecode(
+                np.frombuffer(masks.pop(f"observation.masks.{camera}")["bytes"], np.uint8), -1
+            )
+            labels, objects, scores = np.moveaxis(image[..., ::-1], -1, 0)
+            expected = masks_in(camera, row)
+            if (camera, row) == ("wrist", 5):
+                assert not image.any()
+                continue
+            mug = next(item for item in expected.instances if item.label == "mug")
+            assert (set(labels[mug.mask.full()]), set(scores[mug.mask.full()])) == ({2}, {204})
+            assert set(objects[mug.mask.full()]) == {2 if row >= 9 else 1}
+            shown = {(0, 0), (2, 2), (3, 1)} if row >= 9 else {(0, 0), (2, 1)}
+            assert set(zip(labels.ravel(), objects.ravel(), strict=True)) == shown
+    assert after == before
+    names = json.loads((written / NAMES).read_text())
+    assert names["labels"] == {"1": "cup", "2": "mug", "3": "bowl"}
+    assert {"episode": 2, "camera": "wrist", "index": 2, "id": 4, "label": "mug"} in names["objects"]
+    assert names["frames_without_masks"] == {"1": 1}
+    source = {path.relative_to(DATA / version) for path in (DATA / version).rglob("*") if path.is_file()}
+    assert {path.relative_to(written) for path in written.rglob("*") if path.is_file()} == source | {
+        Path(NAMES)
+    }
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_the_description_names_the_features_and_their_statistics(version: str, tmp_path: Path) -> None:
+    written = write(tmp_path, version)
+    info = json.loads((written / "meta/info.json").read_text())
+    feature = {"dtype": "image", "shape": [72, 96, 3], "names": ["height", "width", "channels"]}
+    assert info["features"]["observation.masks.wrist"] == feature
+    table = pyarrow.parquet.read_schema(next((written / "data").rglob("*.parquet")))
+    described = json.loads(table.metadata[b"huggingface"])["info"]["features"]
+    assert described["observation.masks.front"] == {"_type": "Image"}
+    covered = 20 * 20 / (120 * 160)
+    if version == "v2.1":
+        lines = (written / "meta/episodes_stats.jsonl").read_text().splitlines()
+        stats = json.loads(lines[1])["stats"]["observation.masks.front"]
+    else:
+        path = next((written / "meta/episodes").rglob("*.parquet"))
+        row = pyarrow.parquet.read_table(path).to_pylist()[1]
+        prefix = "stats/observation.masks.front/"
+        stats = {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+        whole = json.loads((written / "meta/stats.json").read_text())["observation.masks.front"]
+        assert (whole["count"], whole["max"][0]) == ([15], [[3 / 255]])
+        assert (stats["q90"], stats["q99"][0]) == ([[[0.0]]] * 3, [[2 / 255]])
+    assert (stats["count"], stats["min"], stats["max"][2]) == ([5], [[[0.0]]] * 3, [[204 / 255]])
+    np.testing.assert_allclose(np.ravel(stats["mean"]), [covered * value / 255 for value in (2, 1, 204)])
+    deviation = np.sqrt(covered * (1 - covered))
+    np.testing.assert_allclose(np.ravel(stats["std"]), [deviation * value / 255 for value in (2, 1, 204)])
+
+
+def test_the_copy_is_repeatable_and_replaces_an_older_one(tmp_path: Path) -> None:
+    before = digests(write(tmp_path, "v3.0"))
+    (tmp_path / "lerobot" / "data" / "stale").touch()
+    assert digests(write(tmp_path, "v3.0")) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["lerobot"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "text"),
+    [
+        ("v2.1", "meta/episodes_stats.jsonl", '{"episode_index": 0}'),
+        ("v2.1", "meta/episodes_stats.jsonl", "{"),
+        ("v3.0", "meta/stats.json", "[" * 100_000),
+        ("v3.0", "meta/stats.json", "[]"),
+    ],
+)
+def test_damaged_statistics_are_an_error(version: str, name: str, text: str, tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / version, tmp_path / "dataset"))
+    (dataset / name).write_text(text)
+    with pytest.raises(BagError, match="expected statistics as lerobot writes them"):
+        write_outputs(
+            tmp_path / "out",
+            ["lerobot"],
+            all_masks,
+            lambda: iter(()),
+            lambda *_: None,
+            dataset=Dataset(dataset),
+        )
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_only_whole_datasets_can_have_masks(tmp_path: Path) -> None:
+    for bag, found in (
+        (ROOT / "sam3_node/assets/tabletop.mcap", "found "),
+        (f"{DATA}/v3.0#episode=1", "a selection"),
+    ):
+        with pytest.raises(ReplayError, match=f"the output lerobot: expected .*{found}"):
+            run_job(Job((str(bag),), str(tmp_path / "out"), outputs=("lerobot",)))
+
+
+def test_objects_end_with_their_episode() -> None:
+    steps = [Step(make_frame(row, camera), 0) for row in range(4) for camera in "ab"]
+    actions = list(add_everything(separate_episodes(steps, (0, 2), ("mug",))))
+    assert actions[4:6] == [Edit("reset"), Edit("set_prompts", {"prompts": ["mug"]})]
+    assert [len(action.edits) for action in actions if isinstance(action, Step)] == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert list(separate_episodes(steps, (), ("mug",))) == steps
+
+
+def test_objects_are_tracked_backward_to_the_beginning_of_their_episode() -> None:
+    masks = [masks for masks in all_masks() if masks.camera == "front"]
+    masks = [replace(item, instances=() if item.seq in (0, 4) else item.instances) for item in masks]
+    spans = list(find_bidirectional_spans(masks, 0.5, STARTS))
+    assert [(span.id, span.first, span.last) for span in spans] == [(1, 0, 1), (2, 4, 5)]
+
+
+def test_a_replay_of_all_episodes_goes_on_after_a_stop(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / "v3.0", tmp_path / "dataset"))
+    box = (20, 20, 60, 50)
+    objects = tuple(ObjectOnFrame(camera="wrist", seq=row, box=box, label=f"row {row}") for row in (0, 9))
+    settings = {"model": tiny_settings(tmp_path).model.model_dump(mode="json", exclude_unset=True)}
+    bags, out = (str(dataset),), str(tmp_path / "out")
+    job = Job(bags, out, topics=("wrist",), objects=objects, settings=settings, outputs=("lerobot",))
+    load, stop = PerceptionCache(), threading.Event()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if what == "replaying" and done == 6:
+            stop.set()
+
+    with pytest.raises(StoppedError):
+        run_job(job, load, progress, stop, limits=ShardLimits(frames=5))
+    names = json.loads((tmp_path / "out/lerobot" / NAMES).read_text())
+    assert names["frames_without_masks"] == {"1": 3, "2": 6}
+    summary = run_job(job, load, limits=ShardLimits(frames=5))
+    assert (summary.complete, summary.resumed_from, summary.frames) == (True, 6, 15)
+    ids = {
+        masks.seq: {item.id for item in masks.instances}
+        for masks in Shards(FolderStore(tmp_path / "out")).masks()
+    }
+    assert [ids[row] for row in (0, 3, 4, 8, 9, 14)] == [{1}, {1}, set(), set(), {2}, {2}]
+    whole = replace(job, out=str(tmp_path / "whole"))
+    run_job(whole, load)
+    assert digests(tmp_path / "out/lerobot") == digests(tmp_path / "whole/lerobot")
