@@ -97,6 +97,13 @@ def levels(frames: list[Frame]) -> Iterator[float]:
     return (float(decode_image(frame).mean()) for frame in frames)
 
 
+@pytest.mark.verifies(
+    "recording",
+    "`foxglove.CompressedVideo` and `FFMPEGPacket`",
+    "other implementation",
+    "ffmpeg encodes AV1, VP8, VP9, MPEG-4; foxglove-schemas-protobuf and rosbags write the messages",
+    "a recording of ffmpeg_image_transport",
+)
 @pytest.mark.parametrize(
     ("codec", "name"), [("libvpx-vp9", "vp9"), ("libsvtav1", "av1"), ("libvpx", "vp8"), ("mpeg4", "mpeg4")]
 )
@@ -135,6 +142,9 @@ def test_an_unknown_codec_is_named(tmp_path: Path) -> None:
         open_bag(path)
 
 
+@pytest.mark.verifies(
+    "recording", "`foxglove.CompressedVideo` and `FFMPEGPacket`", "real data", "H.264 of a camera"
+)
 def test_real_h264_is_what_ffmpeg_decodes(tmp_path: Path) -> None:
     source = SHARED / "data" / "video" / "16_robotarm.mp4"
     if not source.is_file():

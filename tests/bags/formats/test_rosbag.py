@@ -45,6 +45,13 @@ def unindexed(path: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.verifies(
+    "recording",
+    "ROS 1 `.bag`",
+    "other implementation",
+    "rosbags writes it, chunks plain, bz2 and lz4",
+    "a bag of ROS 1's own recorder",
+)
 @pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
 def test_a_bag_of_ros_1_is_read_to_the_last_pixel(tmp_path: Path, compression: str | None) -> None:
     path = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression)
@@ -54,6 +61,13 @@ def test_a_bag_of_ros_1_is_read_to_the_last_pixel(tmp_path: Path, compression: s
     assert lost is None
 
 
+@pytest.mark.verifies(
+    "recording",
+    "ROS 2 folder, `.db3` and `.mcap`",
+    "other implementation",
+    "rosbags writes it, plain and with zstd of messages, chunks and files",
+    "a folder of ROS 2's own recorder",
+)
 @pytest.mark.parametrize(
     ("storage", "compression"),
     [

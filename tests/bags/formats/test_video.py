@@ -66,6 +66,7 @@ def read(path: Path) -> tuple[list[int], list[np.ndarray], str | None]:
         return stamps, images, bag.lost
 
 
+@pytest.mark.verifies("recording", "video: avi, mkv, mp4, webm", "other implementation", "OpenCV writes it")
 @pytest.mark.parametrize("suffix", CODECS)
 def test_every_frame_comes_at_its_time(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"take.{suffix}")
@@ -94,6 +95,9 @@ def test_a_video_that_begins_later_is_whole_and_counts_from_its_first_frame(
     check(images)
 
 
+@pytest.mark.verifies(
+    "recording", "video: avi, mkv, mp4, webm", "other implementation", "ffmpeg writes it interlaced"
+)
 def test_interlaced_frames_are_those_of_the_video(tmp_path: Path) -> None:
     path = write_by_ffmpeg(tmp_path / "take.mkv", interlaced=True)
     with av.open(str(path)) as container:
@@ -138,6 +142,7 @@ def test_other_files_are_not_taken_for_videos(tmp_path: Path) -> None:
         assert not VideoBag.recognises(path)
 
 
+@pytest.mark.verifies("recording", "video: avi, mkv, mp4, webm", "real data", "H.264 of a camera")
 def test_a_real_video_is_read_to_its_end() -> None:
     path = VIDEOS / "16_robotarm.mp4"
     if not path.is_file():

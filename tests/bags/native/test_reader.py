@@ -123,6 +123,13 @@ def test_masks_and_events_come_back_in_their_order(tmp_path: Path) -> None:
     assert plain(second.masks) == plain(masks())
 
 
+@pytest.mark.verifies(
+    "results",
+    "MCAP of this package in Foxglove",
+    "own package",
+    "mcap and foxglove-schemas-protobuf read images",
+    "Foxglove's application",
+)
 def test_images_are_foxgloves(tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", [frame(0), frame(1, "jpeg"), frame(2, depth=depth("z16"))])
     (raw_kind, raw), (jpeg_kind, jpeg), _ = decoded(path, "/cam0/image")
@@ -139,6 +146,7 @@ def test_images_are_foxgloves(tmp_path: Path) -> None:
     assert found.data == depth("z16").data
 
 
+@pytest.mark.verifies("results", "MCAP of this package in Foxglove", "own package", "calibration")
 @pytest.mark.parametrize(
     ("model", "coeffs", "name", "count"),
     [
@@ -164,6 +172,7 @@ def test_calibrations_are_foxgloves(
     assert [found.intrinsics for found in read_frames(path)] == [known, known, other, None, other]
 
 
+@pytest.mark.verifies("results", "MCAP of this package in Foxglove", "own package", "annotations")
 def test_annotations_are_foxgloves(tmp_path: Path) -> None:
     with RecordingWriter(tmp_path / "r.mcap") as writer:
         writer.write_masks(pack_masks(masks())[1], masks(), 5)
