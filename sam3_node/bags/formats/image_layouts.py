@@ -17,13 +17,14 @@ from typing import Literal, NamedTuple
 
 from ...errors import BagError
 from ...types import NANOSECONDS, Intrinsics
+from .. import still_images
 from ..messages.ros_images import MILLIMETRE
 from ..samples import natural_order
 
 FPS = 24
 """Images per second where a folder has no stamps, as in DAVIS."""
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png", *still_images.SUFFIXES)
 
 _DAVIS = "JPEGImages"
 _MAX_DEPTH = 3  # folders from JPEGImages to images: JPEGImages/480p/SEQUENCE
@@ -229,9 +230,11 @@ def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageF
         intrinsics = Intrinsics(fx, fy, cx, cy)
         scale_m = MILLIMETRE * float(camera.get("depth_scale", 1.0))  # type: ignore[arg-type]
     stamp_ns = int(path.stem) * NANOSECONDS // FPS
-    depth = path.parent.parent / "depth" / f"{path.stem}.png"
-    if depth.is_file():
-        yield ImageFile(stamp_ns, "depth", depth, scale_m, aligned=True)
+    for suffix in (".png", ".tif"):  # some of its sets have colour and depth in TIFF
+        depth = path.parent.parent / "depth" / f"{path.stem}{suffix}"
+        if depth.is_file():
+            yield ImageFile(stamp_ns, "depth", depth, scale_m, aligned=True)
+            break
     yield ImageFile(stamp_ns, "colour", path, intrinsics=intrinsics)
 
 

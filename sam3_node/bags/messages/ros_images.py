@@ -17,6 +17,7 @@ from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
+from .. import still_images
 from ..samples import Colour, Kind, Payload, VideoPacket
 from .rvl import decode_rvl
 
@@ -272,12 +273,26 @@ def _compressed(message: Any, topic: str) -> Colour | Depth:
     data, format_ = _flat(_bytes(message.data)), str(message.format)
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
-    if is_depth_png(data) and ("16UC1" in format_ or _names_depth(topic)):
+    is_depth = "16UC1" in format_ or _names_depth(topic)
+    if still_images.recognise(data) is not None:
+        return _still(data, is_depth, topic)
+    if is_depth and is_depth_png(data):
         return Depth(*_size(data, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), data)
     encoding = _image_format(data)
     if encoding is None:
-        raise MessageError(f"{topic}: expected a jpeg or png, found {bytes(data[:4])!r}... ({format_!r})")
+        raise MessageError(
+            f"{topic}: expected a jpeg, png, webp, avif, tiff or bmp, found {bytes(data[:4])!r}... ({format_!r})"
+        )
     return Colour(*_size(data, encoding, topic), encoding, data)  # type: ignore[arg-type]
+
+
+def _still(data: Buffer, is_depth: bool, topic: str) -> Colour | Depth:
+    try:
+        if is_depth:
+            return still_images.decode_depth(data, MILLIMETRE, _is_aligned(topic))
+        return still_images.decode_colour(data)
+    except ValueError as error:
+        raise MessageError(f"{topic}: {error}") from error
 
 
 def _image_format(data: Buffer) -> str | None:
