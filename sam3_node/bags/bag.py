@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..errors import BagError
 from ..types import Closeable, Frame
-from .discovery import Camera, choose_cameras, settle_kinds
+from .discovery import Camera, choose_cameras, probe, settle_kinds
 from .formats.images import ImagesBag
 from .formats.mcap import McapBag
 from .formats.mcap_stream import WHOLE, McapStream
@@ -168,33 +168,25 @@ def _drop_unreadable(
 
     Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
     """
+    firsts = probe(reader, [topic for camera in cameras for topic in camera.topics])
+    obstacles = {name: first for name, first in firsts.items() if isinstance(first, BagError)}
     left: list[Camera] = []
     for camera in cameras:
-        error = _find_obstacle(reader, camera.colour)
+        error = obstacles.get(camera.colour)
         if error is not None and (len(cameras) == 1 or chosen):
             raise error
+        if error is not None:
+            losses.add(f"the camera {camera.name} is left out: {error}")
+            continue
         for topic in (camera.depth, camera.intrinsics):
-            obstacle = _find_obstacle(reader, topic) if error is None and topic is not None else None
-            if obstacle is not None:
-                losses.add(f"{topic} is left out: {obstacle}")
+            if topic in obstacles:
+                losses.add(f"{topic} is left out: {obstacles[topic]}")
                 is_depth = topic == camera.depth
                 camera = replace(camera, depth=None) if is_depth else replace(camera, intrinsics=None)
-        if error is None:
-            left.append(camera)
-        else:
-            losses.add(f"the camera {camera.name} is left out: {error}")
+        left.append(camera)
     if not left:
         raise BagError(f"expected a camera that can be read, found none: {losses.text()}")
     return left
-
-
-def _find_obstacle(reader: SampleReader, topic: str) -> BagError | None:
-    """Return why the first message of a topic cannot be read, None if it can."""
-    try:
-        next(iter(reader.samples({topic})), None)
-    except BagError as error:
-        return error
-    return None
 
 
 class _SampledSource:

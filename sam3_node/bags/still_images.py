@@ -1,7 +1,7 @@
 """Decoding of single WebP, AVIF, TIFF and BMP images. JPEG and PNG stay encoded, as frames hold them.
 
 ffmpeg's decoders refuse an image of too many pixels by its own header, before they allocate memory for it. The limit
-grows with the file, so that some kilobytes cannot fill the memory: small files have at most MIN_LIMIT pixels.
+grows with the file, so that some kilobytes cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..errors import require
 from ..types import Buffer, Depth
 from ..wire import encode_depth
 from ..wire.codec import MAX_SIDE
+from .decompression import max_pixels
 from .samples import Colour
 
 SUFFIXES = (".webp", ".avif", ".tiff", ".tif", ".bmp")
 
-MIN_LIMIT = 1 << 23
-"""Pixels that an image may have whatever its size in bytes: over 3840 x 2160."""
+MIN_PIXELS = 1920 * 1200
+"""Pixels that an image may have, whatever its size in bytes."""
 
-MAX_LIMIT = 8192 * 8192
-_MAX_RATIO = 128  # pixels for each byte
+_MAX_RATIO = 1024  # pixels for each byte of a small image
 
 _BEGINS = {
     "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
@@ -50,7 +50,8 @@ def decode_still(data: Buffer) -> npt.NDArray[Any]:
     """
     av = require("av", "bags")
     name = recognise(data)
-    limit = min(MAX_LIMIT, max(MIN_LIMIT, _MAX_RATIO * memoryview(data).nbytes))
+    size = memoryview(data).nbytes
+    limit = max(MIN_PIXELS, min(_MAX_RATIO * size, max_pixels(size)))
     if name is None:
         raise ValueError(f"expected {', '.join(_BEGINS)}, found {bytes(data[:4])!r}")
     try:
@@ -79,12 +80,13 @@ def _decode_packet(av: Any, name: str, data: bytes, limit: str) -> Any:
 
 def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
     """Return the first image of an AVIF file; None if there is none."""
-    with av.open(io.BytesIO(data), format="mov", options={"max_pixels": limit}) as container:
+    file, options = io.BytesIO(data), {"max_pixels": limit}
+    with av.open(file, format="mov", options=options, metadata_errors="replace") as container:
         stream = next(iter(container.streams.video), None)
-        if stream is None:
+        if stream is None or stream.codec_context is None:  # None: an unknown codec
             return None
         stream.codec_context.thread_count = 1
-        stream.codec_context.options = {"max_pixels": limit}
+        stream.codec_context.options = options
         return next(container.decode(stream), None)
 
 

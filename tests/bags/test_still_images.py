@@ -15,7 +15,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 pytest.importorskip("rosbags")
 
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.still_images import MIN_LIMIT, decode_still
+from sam3_node.bags.still_images import MIN_PIXELS, decode_still
 from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.mcap_files import T0, WRITERS, Moment
@@ -113,9 +113,9 @@ def declare(name: str, width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["webp", "tiff", "bmp"])
-@pytest.mark.parametrize("size", [(16383, 16383), (2**14 - 1, MIN_LIMIT // 2**14 + 1)])
+@pytest.mark.parametrize("size", [(16383, 16383), (16000, MIN_PIXELS // 16000 + 1)])
 def test_a_size_beyond_the_limit_is_refused_before_it_is_allocated(name: str, size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=rf"expected a {name} image of at most {MIN_LIMIT} pixels"):
+    with pytest.raises(ValueError, match=rf"expected a {name} image of at most \d+ pixels"):
         decode_still(declare(name, *size))
 
 

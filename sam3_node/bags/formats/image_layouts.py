@@ -105,13 +105,16 @@ def _tum(folder: Path) -> Iterator[ImageSequence]:
 
 
 def _listed(path: Path) -> list[tuple[int, Path]]:
-    """Return stamps in ns and files of a list of `SECONDS FILE`."""
+    """Return stamps in ns and files of a list of `SECONDS FILE`; each file once."""
     if not path.is_file():
         return []
-    rows = (line.split() for line in _lines(path))
-    return [
-        (_seconds(row[0], path), path.parent / row[1]) for row in rows if len(row) >= 2 and _is_below(row[1])
-    ]
+    rows = [row for row in map(str.split, _lines(path)) if len(row) >= 2 and _is_below(row[1])]
+    return [(_seconds(row[0], path), path.parent / row[1]) for row in _distinct(rows)]
+
+
+def _distinct(rows: Iterable[list[str]]) -> Iterable[list[str]]:
+    """Return the rows without those whose second item, the name of a file, has come before."""
+    return {row[1].strip(): row for row in reversed([*rows])}.values()
 
 
 def _is_below(name: str) -> bool:
@@ -127,11 +130,11 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "data.csv").is_file() or not (folder / "data").is_dir():
         return
     intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
-    rows = (line.split(",") for line in _lines(folder / "data.csv"))
+    rows = _distinct(row for line in _lines(folder / "data.csv") if len(row := line.split(",")) == 2)
     files = [
         ImageFile(_integer(row[0], folder / "data.csv"), "colour", folder / "data" / row[1].strip())
         for row in rows
-        if len(row) == 2 and _is_below(row[1].strip())
+        if _is_below(row[1].strip())
     ]
     if files:
         yield ImageSequence(
