@@ -28,6 +28,12 @@ FORMATS = (
     "video files, folders of images"
 )
 
+_NOT_READ = {
+    ".zgroup": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
+    "zarr.json": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
+    "*.tfrecord*": "an RLDS dataset (TFRecord), which is not read: write its images as video or as a folder of images",
+}
+
 
 class Bag(Closeable):
     """An open recording. Iterates the Frames of `cameras` in the order of the recording, colour and depth still
@@ -247,7 +253,10 @@ def _open_reader(path: Path) -> SampleReader:
 
 def _describe_other(path: Path) -> str:
     if path.is_dir():
-        return f"found a folder without one at {path}"
+        known = next((text for pattern, text in _NOT_READ.items() if next(path.glob(pattern), None)), None)
+        return f"found {known or 'a folder without one'} at {path}"
     if not path.is_file():
         return f"found no file at {path}"
+    if path.suffix == ".zip" and ".zarr" in path.suffixes:
+        return f"found {_NOT_READ['.zgroup']} at {path}"
     return f"found {'another file' if path.stat().st_size else 'an empty one'} at {path}"

@@ -22,8 +22,10 @@ MAX_LISTED_TOPICS = 30
 MAX_TOPICS = 1024
 """Maximum number of topics with images or calibration."""
 
-MAX_PASSES, MAX_OTHERS = 32, 200
-"""Maximum number of passes that look for first messages, and of messages of topics whose first has come."""
+MAX_FAILURES = 32
+"""Maximum number of topics that cannot be read, each of which costs a pass over the recording."""
+
+_MAX_OTHERS = 200  # messages of topics whose first has come, before a pass begins anew without these topics
 
 _TRANSPORTS = {"compressed", "compressedDepth", "ffmpeg"}
 _IMAGE = re.compile(r"image(_(raw|rect|rectified|mono|colou?r|rgb|bgr|depth|compressed))*", re.IGNORECASE)
@@ -136,23 +138,38 @@ def _is_open(topic: Topic) -> bool:
 def probe(reader: SampleReader, topics: Collection[str]) -> dict[str, type[Payload] | BagError]:
     """Return the type of the first payload of each topic, or why it cannot be read; nothing for a silent topic.
 
-    One pass serves all topics, as far as they begin together and can be read. There are at most MAX_PASSES.
+    One pass serves all topics that begin together and can be read, unless the reader reads single topics cheaply. After
+    MAX_FAILURES topics that cannot be read, the topics that have not come are not read either.
     """
     found: dict[str, type[Payload] | BagError] = {}
-    for _ in range(MAX_PASSES):
+    is_sequential = getattr(reader, "is_sequential", False)
+    for group in [{name} for name in topics] if is_sequential else [set(topics)]:
+        _probe_group(reader, group, found)
+    return found
+
+
+def _probe_group(
+    reader: SampleReader, topics: Collection[str], found: dict[str, type[Payload] | BagError]
+) -> None:
+    for _ in range(MAX_FAILURES):
         waiting = set(topics) - found.keys()
         try:
-            if not waiting or _probe_together(reader, waiting, found):
-                return found
+            while waiting and not _probe_together(reader, waiting, found):
+                waiting -= found.keys()
+            return
         except UnreadableTopicError as error:
             found[error.topic] = error
-        except BagError as error:
+        except BagError as error:  # of one of the topics, or of all
+            name = min(set(topics) - found.keys())
             if len(waiting) == 1:
-                return found | dict.fromkeys(waiting, error)
-            first = min(waiting)
-            found |= probe(reader, [first]) or {first: error}
-    reason = "too many topics begin late or cannot be read"
-    return found | {name: UnreadableTopicError(name, reason) for name in set(topics) - found.keys()}
+                found[name] = error
+            else:
+                _probe_group(reader, {name}, found)
+                found.setdefault(name, error)
+    for name in set(topics) - found.keys():
+        found[name] = UnreadableTopicError(
+            name, f"expected fewer than {MAX_FAILURES} topics that cannot be read"
+        )
 
 
 def _probe_together(
@@ -168,7 +185,7 @@ def _probe_together(
         others += 1
         if not left:
             return True
-        if others > MAX_OTHERS and len(left) < len(waiting):
+        if others > _MAX_OTHERS and len(left) < len(waiting):
             return False
     return True
 

@@ -232,9 +232,7 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
     if summary.failed == summary.frames:
-        print(
-            f"{job.bags[0]}: no frame was replayed: expected frames, found {summary.failed} that all failed"
-        )
+        print(f"{job.bags[0]}: no frame was replayed: expected frames, found none ({summary.failed} failed)")
         return 1
     return _compare(job) if args.compare else 0
 

@@ -188,4 +188,4 @@ def test_images_that_cannot_be_decoded_are_no_success(
     options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
     command = ["replay", str(tmp_path / "desk"), "-o", str(tmp_path / "out"), "--box", "4,4,20,20"]
     assert main([*command, *options]) == 1
-    assert "found 2 that all failed" in capsys.readouterr().out
+    assert "found none (2 failed)" in capsys.readouterr().out

@@ -29,6 +29,9 @@ class ImagesBag(Closeable):
     images.
     """
 
+    is_sequential = True
+    """True if the samples of one topic are read without those of the others: `probe` then reads each alone."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._losses = Losses()

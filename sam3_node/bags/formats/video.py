@@ -106,7 +106,11 @@ class _Playback:
                 stream = next(iter(container.streams.video), None)
                 if stream is not None and stream.codec_context is not None:  # None: an unknown codec
                     yield from self._decode(container, stream)
-        except (self._av.error.FFmpegError, OSError, IndexError):  # PyAV lacks streams that begin after the first
+        except (
+            self._av.error.FFmpegError,
+            OSError,
+            IndexError,
+        ):  # PyAV lacks streams that begin after the first
             self._bad += 1
 
     def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, Image]]:
