@@ -46,8 +46,8 @@ def max_pixels(encoded_bytes: int) -> int:
 
 
 def max_video_pixels(encoded_bytes: int) -> int:
-    """Return the most pixels of all pictures of a video: 2^30, or 16384 a byte, at which nothing moves any more."""
-    return max(1 << 30, 16384 * encoded_bytes)
+    """Return the most pixels of all pictures of a video: 2^31, or 32768 a byte, more than where nothing moves."""
+    return max(1 << 31, 32768 * encoded_bytes)
 
 
 class Expansion:

@@ -101,11 +101,19 @@ def levels(frames: list[Frame]) -> Iterator[float]:
     "recording",
     "`foxglove.CompressedVideo` and `FFMPEGPacket`",
     "other implementation",
-    "ffmpeg encodes AV1, VP8, VP9, MPEG-4; foxglove-schemas-protobuf and rosbags write the messages",
+    "ffmpeg encodes H.264, H.265, AV1, VP8, VP9, MPEG-4; foxglove-schemas-protobuf and rosbags write the messages",
     "a recording of ffmpeg_image_transport",
 )
 @pytest.mark.parametrize(
-    ("codec", "name"), [("libvpx-vp9", "vp9"), ("libsvtav1", "av1"), ("libvpx", "vp8"), ("mpeg4", "mpeg4")]
+    ("codec", "name"),
+    [
+        ("libx264", "h264"),
+        ("libx265", "h265"),
+        ("libvpx-vp9", "vp9"),
+        ("libsvtav1", "av1"),
+        ("libvpx", "vp8"),
+        ("mpeg4", "mpeg4"),
+    ],
 )
 @pytest.mark.parametrize("write", [write_foxglove, write_ros])
 def test_every_packet_becomes_its_image(tmp_path: Path, codec: str, name: str, write: Any) -> None:

@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.bags.formats import video
 from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
@@ -116,6 +117,17 @@ def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> N
     assert stamps == sorted(stamps)
     assert lost is not None
     assert "of 1.2 s" in lost
+
+
+def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "take.avi")
+    monkeypatch.setattr(video, "max_video_pixels", lambda _: 10 * frame(0).shape[0] * frame(0).shape[1])
+    _, images, lost = read(path)
+    assert len(images) == 10
+    assert lost is not None
+    assert "more pictures than a file of its size can hold" in lost
 
 
 def test_a_topic_is_named_by_the_file_and_every_reading_begins_anew(tmp_path: Path) -> None:
