@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..errors import BagError
 from ..types import Closeable, Frame, FramePose
-from .discovery import Camera, choose_cameras, settle_kinds
+from .discovery import Camera, choose_cameras, probe, settle_kinds
 from .episodes import split_selection
 from .formats.hdf5 import Hdf5Bag
 from .formats.images import ImagesBag
@@ -30,6 +30,12 @@ FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "
     "video files, folders of images, LeRobot datasets, HDF5 episodes (ALOHA, robomimic)"
 )
+
+_NOT_READ = {
+    ".zgroup": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
+    "zarr.json": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
+    "*.tfrecord*": "an RLDS dataset (TFRecord), which is not read: write it as a LeRobot dataset, or its images as video",
+}
 
 
 class Bag(Closeable):
@@ -188,33 +194,25 @@ def _drop_unreadable(
 
     Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
     """
+    firsts = probe(reader, [topic for camera in cameras for topic in camera.topics])
+    obstacles = {name: first for name, first in firsts.items() if isinstance(first, BagError)}
     left: list[Camera] = []
     for camera in cameras:
-        error = _find_obstacle(reader, camera.colour)
+        error = obstacles.get(camera.colour)
         if error is not None and (len(cameras) == 1 or chosen):
             raise error
+        if error is not None:
+            losses.add(f"the camera {camera.name} is left out: {error}")
+            continue
         for topic in (camera.depth, camera.intrinsics):
-            obstacle = _find_obstacle(reader, topic) if error is None and topic is not None else None
-            if obstacle is not None:
-                losses.add(f"{topic} is left out: {obstacle}")
+            if topic in obstacles:
+                losses.add(f"{topic} is left out: {obstacles[topic]}")
                 is_depth = topic == camera.depth
                 camera = replace(camera, depth=None) if is_depth else replace(camera, intrinsics=None)
-        if error is None:
-            left.append(camera)
-        else:
-            losses.add(f"the camera {camera.name} is left out: {error}")
+        left.append(camera)
     if not left:
         raise BagError(f"expected a camera that can be read, found none: {losses.text()}")
     return left
-
-
-def _find_obstacle(reader: SampleReader, topic: str) -> BagError | None:
-    """Return why the first message of a topic cannot be read, None if it can."""
-    try:
-        next(iter(reader.samples({topic})), None)
-    except BagError as error:
-        return error
-    return None
 
 
 class _SampledSource:
@@ -280,7 +278,10 @@ def _open_reader(path: Path) -> SampleReader:
 
 def _describe_other(path: Path) -> str:
     if path.is_dir():
-        return f"found a folder without one at {path}"
+        known = next((text for pattern, text in _NOT_READ.items() if next(path.glob(pattern), None)), None)
+        return f"found {known or 'a folder without one'} at {path}"
     if not path.is_file():
         return f"found no file at {path}"
+    if path.suffix == ".zip" and ".zarr" in path.suffixes:
+        return f"found {_NOT_READ['.zgroup']} at {path}"
     return f"found {'another file' if path.stat().st_size else 'an empty one'} at {path}"

@@ -19,7 +19,10 @@ from ..types import Buffer
 _PIECE = 1 << 20
 _MIB = 1 << 20
 _MAX_WINDOW = 1 << 27
+_MIN_CONTENT = 32 * _MIB  # a raw image of 11 million pixels
+_MIN_FILE = 64 * _MIB
 _MAX_FILE_RATIO = 1000
+_MIN_RECORDS, _BYTES_PER_RECORD = 10_000, 8
 _SPARE_BYTES = 1 << 30  # of a disk, when a file has been decompressed
 
 
@@ -28,8 +31,47 @@ class DecompressionError(ValueError):
 
 
 def max_content(compressed_bytes: int) -> int:
-    """Return the most bytes that a chunk or message may expand to: 256 MiB, or 16 times its size up to 1 GiB."""
-    return min(1 << 30, max(256 * _MIB, 16 * compressed_bytes))
+    """Return the most bytes that a chunk or message may expand to: 32 MiB, or 16 times its size up to 1 GiB."""
+    return min(1 << 30, max(_MIN_CONTENT, 16 * compressed_bytes))
+
+
+def max_file_content(file_bytes: int) -> int:
+    """Return the most bytes that a file may expand to: 64 MiB, or 1000 times its size."""
+    return max(_MIN_FILE, _MAX_FILE_RATIO * file_bytes)
+
+
+def max_pixels(encoded_bytes: int) -> int:
+    """Return the most pixels of a picture in this many bytes: 3840 x 2160, or 128 a byte up to 8192 x 8192."""
+    return min(8192 * 8192, max(1 << 23, 128 * encoded_bytes))
+
+
+def max_video_pixels(encoded_bytes: int) -> int:
+    """Return the most pixels of all pictures of a video: 2^31, or 32768 a byte, more than where nothing moves."""
+    return max(1 << 31, 32768 * encoded_bytes)
+
+
+class Expansion:
+    """Limits what all chunks of a file expand to in one pass: to `max_file_content`, and to a number of records.
+
+    A record takes 8 bytes of the file at least, however well the chunks are compressed; 10000 records are allowed to
+    any file. Both methods raise DecompressionError beyond the limits.
+    """
+
+    def __init__(self, file_bytes: int) -> None:
+        self._bytes_left = max_file_content(file_bytes)
+        self._records_left = max(_MIN_RECORDS, file_bytes // _BYTES_PER_RECORD)
+
+    def add_bytes(self, count: int) -> None:
+        """Count the content of a chunk."""
+        self._bytes_left -= count
+        if self._bytes_left < 0:
+            raise DecompressionError("its chunks expand to 1000 times its size and more")
+
+    def add_record(self) -> None:
+        """Count a record in a chunk."""
+        self._records_left -= 1
+        if self._records_left < 0:
+            raise DecompressionError("its chunks have more records than a file of its size can hold")
 
 
 def decompress(data: Buffer, compression: str, declared: int | None = None) -> bytearray:
@@ -58,11 +100,10 @@ def decompress(data: Buffer, compression: str, declared: int | None = None) -> b
 def decompress_file(source: Path, target: Path) -> None:
     """Decompress a file of zstd.
 
-    Raises DecompressionError for damaged data, and where it is more than 256 MiB and 1000 times the file's size, or
-    would leave less than 1 GiB on the disk. Raises OSError.
+    Raises DecompressionError for damaged data, and where it is more than `max_file_content`, or would leave less than
+    1 GiB on the disk. Raises OSError.
     """
-    limit = max(256 * _MIB, _MAX_FILE_RATIO * source.stat().st_size)
-    limit = min(limit, shutil.disk_usage(target.parent).free - _SPARE_BYTES)
+    limit = min(max_file_content(source.stat().st_size), shutil.disk_usage(target.parent).free - _SPARE_BYTES)
     written = 0
     with source.open("rb") as packed, target.open("wb") as file:
         reader = _zstd().stream_reader(packed, read_across_frames=True)

@@ -15,10 +15,17 @@ from pathlib import Path
 
 from ..errors import BagError
 from ..types import Depth
-from .samples import Kind, SampleReader, Topic
+from .samples import Kind, Payload, SampleReader, Topic, UnreadableTopicError
 
 MAX_NAME = 64
 MAX_LISTED_TOPICS = 30
+MAX_TOPICS = 1024
+"""Maximum number of topics with images or calibration."""
+
+MAX_FAILURES = 32
+"""Maximum number of topics that cannot be read, each of which costs a pass over the recording."""
+
+_MAX_OTHERS = 200  # messages of topics whose first has come, before a pass begins anew without these topics
 
 _TRANSPORTS = {"compressed", "compressedDepth", "ffmpeg"}
 _IMAGE = re.compile(r"image(_(raw|rect|rectified|mono|colou?r|rgb|bgr|depth|compressed))*", re.IGNORECASE)
@@ -104,21 +111,83 @@ def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tu
 
 def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
     """Return a reader's topics with corrected kinds: if a name leaves colour or depth open, the first image decides."""
-    return tuple(topic._replace(kind=_kind(reader, topic)) for topic in reader.topics)
+    topics = [_settle_by_name(topic) for topic in reader.topics]
+    if sum(topic.kind != "other" for topic in topics) > MAX_TOPICS:
+        raise BagError(f"{reader.path}: expected at most {MAX_TOPICS} topics of cameras, found {len(topics)}")
+    firsts = probe(reader, [topic.name for topic in topics if _is_open(topic)])
+    kinds: dict[str, Kind] = {
+        name: "depth" if first is Depth else "colour"
+        for name, first in firsts.items()
+        if not isinstance(first, BagError)  # an unknown encoding is an error only if the topic is read
+    }
+    return tuple(topic._replace(kind=kinds.get(topic.name, topic.kind)) for topic in topics)
 
 
-def _kind(reader: SampleReader, topic: Topic) -> Kind:
+def _settle_by_name(topic: Topic) -> Topic:
+    is_image = topic.kind in ("colour", "depth") and topic.type.endswith("Image")
+    return topic._replace(kind="other") if is_image and _NO_PICTURE.search(topic.name) else topic
+
+
+def _is_open(topic: Topic) -> bool:
     if topic.kind not in ("colour", "depth"):
-        return topic.kind
-    if topic.type.endswith("Image") and _NO_PICTURE.search(topic.name):
-        return "other"
-    if not _INTO_DEPTH.search(topic.name) and (topic.kind == "depth" or _COLOUR.search(topic.name)):
-        return topic.kind
-    try:
-        first = next(iter(reader.samples({topic.name})), None)
-    except BagError:  # an unknown encoding is an error only if the topic is read
-        return topic.kind
-    return topic.kind if first is None else "depth" if isinstance(first.payload, Depth) else "colour"
+        return False
+    is_named = topic.kind == "depth" or _COLOUR.search(topic.name)
+    return not is_named or _INTO_DEPTH.search(topic.name) is not None
+
+
+def probe(reader: SampleReader, topics: Collection[str]) -> dict[str, type[Payload] | BagError]:
+    """Return the type of the first payload of each topic, or why it cannot be read; nothing for a silent topic.
+
+    One pass serves all topics that begin together and can be read, unless the reader reads single topics cheaply. After
+    MAX_FAILURES topics that cannot be read, the topics that have not come are not read either.
+    """
+    found: dict[str, type[Payload] | BagError] = {}
+    is_sequential = getattr(reader, "is_sequential", False)
+    for group in [{name} for name in topics] if is_sequential else [set(topics)]:
+        _probe_group(reader, group, found)
+    return found
+
+
+def _probe_group(
+    reader: SampleReader, topics: Collection[str], found: dict[str, type[Payload] | BagError]
+) -> None:
+    for _ in range(MAX_FAILURES):
+        waiting = set(topics) - found.keys()
+        try:
+            while waiting and not _probe_together(reader, waiting, found):
+                waiting -= found.keys()
+            return
+        except UnreadableTopicError as error:
+            found[error.topic] = error
+        except BagError as error:  # of one of the topics, or of all
+            name = min(set(topics) - found.keys())
+            if len(waiting) == 1:
+                found[name] = error
+            else:
+                _probe_group(reader, {name}, found)
+                found.setdefault(name, error)
+    for name in set(topics) - found.keys():
+        found[name] = UnreadableTopicError(
+            name, f"expected fewer than {MAX_FAILURES} topics that cannot be read"
+        )
+
+
+def _probe_together(
+    reader: SampleReader, waiting: Collection[str], found: dict[str, type[Payload] | BagError]
+) -> bool:
+    """Add to `found` in one pass; return False where it is better to begin anew with fewer topics."""
+    left, others = set(waiting), 0
+    for sample in reader.samples(waiting):
+        if sample.topic in left:
+            found[sample.topic] = type(sample.payload)
+            left.remove(sample.topic)
+            others = 0
+        others += 1
+        if not left:
+            return True
+        if others > _MAX_OTHERS and len(left) < len(waiting):
+            return False
+    return True
 
 
 class _Place:
@@ -194,11 +263,13 @@ def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str
         if len(colours) == 1 or colour.namespace == depth.namespace
     ]
     served: dict[str, _Place] = {}
+    taken: set[str] = set()
     devices: set[tuple[str, ...]] = set()  # devices with a colour camera that has depth
     for _, colour, depth in sorted(pairs, key=lambda pair: pair[0]):
-        taken = colour.topic in served or depth in served.values()
-        if not taken and not (colour.is_infrared and colour.namespace in devices):
+        is_free = colour.topic not in served and depth.topic not in taken
+        if is_free and not (colour.is_infrared and colour.namespace in devices):
             served[colour.topic] = depth
+            taken.add(depth.topic)
             devices.add(colour.namespace)
     return served
 

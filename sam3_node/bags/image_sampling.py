@@ -12,8 +12,9 @@ from ..errors import BagError, WireError
 from ..types import Image
 from ..wire import decode_image
 from .bag import open_bag
+from .still_images import SUFFIXES
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", *SUFFIXES}
 _log = logging.getLogger(__name__)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from ..errors import BagError
 from ..types import Buffer, ColourEncoding, Depth, Intrinsics
 
 Kind = Literal["colour", "depth", "intrinsics", "other"]
@@ -59,6 +60,14 @@ class Sample(NamedTuple):
     number: int | None = None
 
 
+class UnreadableTopicError(BagError):
+    """A topic whose messages have an unknown encoding; its neighbours may be read."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"{topic}: {reason}")
+        self.topic = topic
+
+
 class SampleReader(Protocol):
     """An open recording of a known format, with at least one topic.
 
@@ -75,7 +84,8 @@ class SampleReader(Protocol):
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
         """Yield the messages on these topics in the order of the recording; from the beginning each time.
 
-        Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding.
+        Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding, an
+        UnreadableTopicError where it has a topic of its own.
         """
 
     def close(self) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import require
+from .decompression import max_pixels, max_video_pixels
 from .samples import Colour, Losses, Sample, VideoPacket
-
-MAX_PIXELS = 8192 * 8192
 
 
 def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample]:
@@ -24,7 +23,7 @@ def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample
             yield sample
             continue
         if sample.topic not in streams:
-            streams[sample.topic] = _Stream(sample.payload.codec, losses)
+            streams[sample.topic] = _Stream(sample.payload, losses)
         yield from streams[sample.topic].decode(sample, sample.payload)
     for stream in streams.values():
         yield from stream.flush()
@@ -33,16 +32,22 @@ def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample
 class _Stream:
     """The decoder of one topic. A decoder may give an image some packets later; its number leads back to its packet."""
 
-    def __init__(self, codec: str, losses: Losses) -> None:
+    def __init__(self, first: VideoPacket, losses: Losses) -> None:
         self._av, self._losses = require("av", "bags"), losses
-        self._context = self._av.CodecContext.create(codec, "r")
+        self._context = self._av.CodecContext.create(first.codec, "r")
         self._context.thread_count = 1  # several threads hold images back
-        self._context.options = {"max_pixels": str(MAX_PIXELS), "flags": "low_delay"}
+        limit = max_pixels(memoryview(first.data).nbytes)
+        self._context.options = {"max_pixels": str(limit), "flags": "low_delay"}
+        self._pixels = self._bytes = 0
         self._number = 0
         self._waiting: dict[int, Sample] = {}
 
     def decode(self, sample: Sample, payload: VideoPacket) -> Iterator[Sample]:
+        if self._pixels > max_video_pixels(self._bytes):
+            self._lose(sample.topic, "there are more pictures than so few bytes can hold")
+            return
         packet = self._av.Packet(bytes(payload.data))
+        self._bytes += packet.size
         packet.pts = packet.dts = self._number
         self._waiting[self._number] = sample
         self._number += 1
@@ -66,6 +71,7 @@ class _Stream:
                 self._lose(topic, error)
             return
         for frame in frames:
+            self._pixels += frame.width * frame.height
             sample = self._waiting.pop(frame.pts, None)
             if sample is not None:
                 image = np.ascontiguousarray(frame.to_ndarray(format="bgr24"))

@@ -168,7 +168,7 @@ def _add_part(parser: ArgumentParser) -> None:
 def replay(args: Namespace, settings: Settings) -> int:
     """Replay each recording.
 
-    Returns 0 if all are done, 1 if --compare finds a difference or a recording gave no frame, 130 if interrupted.
+    Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
     """
     # set before torch is imported: threads that spin long at barriers take cores from the decoding threads
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -231,8 +231,8 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     print(*summary.lines(), sep="\n")
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
-    if not summary.frames:
-        print(f"{job.bags[0]}: no frame was replayed: expected frames to read in this part of the recording")
+    if summary.failed == summary.frames:
+        print(f"{job.bags[0]}: no frame was replayed: expected frames, found none ({summary.failed} failed)")
         return 1
     return _compare(job) if args.compare else 0
 

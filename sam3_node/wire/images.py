@@ -21,8 +21,9 @@ MAX_FRAME_PIXELS = 8192 * 8192
 """Default for the maximum number of pixels of an image that is decoded."""
 
 _MAX_SAMPLES = 3  # work of decoding, for each pixel that is allowed: that of a plain image of 8 bits
-# best compression ratio of JPEG: a bit for each block of the two components that 32 x 32 pixels need at least
-_MAX_JPEG_RATIO = 1032
+# pixels for each byte: an even grey has 171 with the best tables, a bit for each block and table of 16 x 16 pixels;
+# the decoder of a progressive JPEG holds all its coefficients in memory
+_MAX_JPEG_RATIO = 256
 _PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 _PNG_GREY16 = b"\x10\x00"
 

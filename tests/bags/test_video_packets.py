@@ -97,8 +97,23 @@ def levels(frames: list[Frame]) -> Iterator[float]:
     return (float(decode_image(frame).mean()) for frame in frames)
 
 
+@pytest.mark.verifies(
+    "recording",
+    "`foxglove.CompressedVideo` and `FFMPEGPacket`",
+    "other implementation",
+    "ffmpeg encodes H.264, H.265, AV1, VP8, VP9, MPEG-4; foxglove-schemas-protobuf and rosbags write the messages",
+    "a recording of ffmpeg_image_transport",
+)
 @pytest.mark.parametrize(
-    ("codec", "name"), [("libvpx-vp9", "vp9"), ("libsvtav1", "av1"), ("libvpx", "vp8"), ("mpeg4", "mpeg4")]
+    ("codec", "name"),
+    [
+        ("libx264", "h264"),
+        ("libx265", "h265"),
+        ("libvpx-vp9", "vp9"),
+        ("libsvtav1", "av1"),
+        ("libvpx", "vp8"),
+        ("mpeg4", "mpeg4"),
+    ],
 )
 @pytest.mark.parametrize("write", [write_foxglove, write_ros])
 def test_every_packet_becomes_its_image(tmp_path: Path, codec: str, name: str, write: Any) -> None:
@@ -135,6 +150,9 @@ def test_an_unknown_codec_is_named(tmp_path: Path) -> None:
         open_bag(path)
 
 
+@pytest.mark.verifies(
+    "recording", "`foxglove.CompressedVideo` and `FFMPEGPacket`", "real data", "H.264 of a camera"
+)
 def test_real_h264_is_what_ffmpeg_decodes(tmp_path: Path) -> None:
     source = SHARED / "data" / "video" / "16_robotarm.mp4"
     if not source.is_file():

@@ -62,6 +62,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.verifies(
+    "stream", "RealSense", "own package", "pyrealsense2 plays a recorded software device", "a real camera"
+)
 def test_a_recording_gives_each_image_once_with_its_aligned_depth(recording: Path) -> None:
     source = open_camera(f"realsense:{recording}", CameraSettings(fps=500))
     assert source.is_finite

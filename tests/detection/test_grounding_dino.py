@@ -60,6 +60,7 @@ def test_text_and_pixels_are_those_of_the_processor(folder: Path) -> None:
     assert (pixels - wanted.pixel_values).abs().max() < 0.05
 
 
+@pytest.mark.verifies("network", "Grounding DINO", "own package", "transformers", "public weights")
 @pytest.mark.parametrize("names", [NAMES, ["mug", "red mug", "a mug"]])
 def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names: list[str]) -> None:
     """Compared in what words score: the processor lets full stops compete as well."""

@@ -67,6 +67,7 @@ def same(found: list[Detection], wanted: list[Detection]) -> None:
     np.testing.assert_allclose([d.box for d in found], [d.box for d in wanted], atol=1e-2)
 
 
+@pytest.mark.verifies("network", "SAM 3: objects by name", "own package", "transformers", "public weights")
 @pytest.mark.parametrize("names", [NAMES, [f"{a} mug" for a in LETTERS[: 2 * PHRASE_BATCH + 1]]])
 def test_boxes_and_scores_are_those_of_the_whole_model(folder: Path, names: list[str]) -> None:
     image, detector = picture(), everything(folder)

@@ -137,6 +137,13 @@ def test_a_failure_of_torch_is_told() -> None:
         torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
+@pytest.mark.verifies(
+    "network",
+    "YOLO-World",
+    "real data",
+    "the public checkpoint on frames of DAVIS",
+    "the public implementation beside it: `python -m tools.bench.accuracy.yolo_parity` compares",
+)
 @pytest.mark.skipif(not PUBLIC.exists(), reason="the public checkpoint is not here")
 def test_public_weights_find_what_is_there(tmp_path: Path) -> None:
     names = read_source(SHARED / "weights/vocabulary/clip_vit_b32_104.json", "openai/clip-vit-base-patch32")

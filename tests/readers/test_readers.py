@@ -95,6 +95,13 @@ def _frame(value: Frame) -> list[str]:
     return lines
 
 
+@pytest.mark.verifies(
+    "reader",
+    "C++17 and Rust",
+    "layout",
+    "golden files of wire version 1",
+    "big-endian machines",
+)
 @pytest.mark.parametrize("name", READABLE)
 def test_golden_files_are_read(reader: Path, name: str) -> None:
     assert read(reader, [golden(name)]) == expected(EXAMPLES[name].value)

@@ -109,6 +109,7 @@ def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
     assert [len(row.decoded_message.points) for row in rows] == [2] * 6
 
 
+@pytest.mark.verifies("results", "COCO with RLE masks", "own package", "pycocotools reads it")
 def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
     coco_of = pytest.importorskip("pycocotools.coco").COCO
     write_outputs(tmp_path, ["coco"], all_masks, all_frames, told)
@@ -221,6 +222,9 @@ def test_json_of_no_masks_is_still_coco(tmp_path: Path) -> None:
     assert found == {"images": [], "annotations": [], "videos": [], "tracks": [], "categories": []}
 
 
+@pytest.mark.verifies(
+    "results", "DAVIS' palette PNG", "layout", "names and palette as published", "DAVIS' own evaluation"
+)
 def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
     write_outputs(tmp_path, ["png"], all_masks, all_frames, told)
     right = tmp_path / "png/right"

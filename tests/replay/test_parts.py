@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -170,3 +172,20 @@ def test_a_part_without_frames_is_no_success(
     command = ["replay", str(live), "-o", str(tmp_path / "out"), "--box", "4,4,20,20", "--from", "1e6"]
     assert main([*command, *options]) == 1
     assert "no frame was replayed" in capsys.readouterr().out
+
+
+def test_images_that_cannot_be_decoded_are_no_success(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray(
+        cv2.imencode(".png", np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8))[1]
+    )
+    data[data.index(b"IDAT") + 20] ^= 0xFF
+    (tmp_path / "desk").mkdir()
+    for index in range(2):
+        (tmp_path / "desk" / f"{index}.png").write_bytes(data)
+    model: dict[str, Any] = dict(job.settings["model"])
+    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
+    command = ["replay", str(tmp_path / "desk"), "-o", str(tmp_path / "out"), "--box", "4,4,20,20"]
+    assert main([*command, *options]) == 1
+    assert "found none (2 failed)" in capsys.readouterr().out

@@ -5,7 +5,12 @@ from __future__ import annotations
 import av
 import numpy as np
 
-OPTIONS = {"libsvtav1": {"svtav1-params": "pred-struct=1"}, "mpeg4": {}}
+OPTIONS = {
+    "libsvtav1": {"svtav1-params": "pred-struct=1"},
+    "mpeg4": {},
+    "libx264": {"tune": "zerolatency"},
+    "libx265": {"tune": "zerolatency", "x265-params": "pools=1:log-level=none"},
+}
 USUAL_OPTIONS = {"lag-in-frames": "0", "deadline": "realtime"}
 """of libvpx, which must not wait for later pictures"""
 

@@ -57,6 +57,13 @@ def compare(
     return seen
 
 
+@pytest.mark.verifies(
+    "network",
+    "SAM 3, SAM 2.1, EdgeTAM: video",
+    "own package",
+    "transformers, logits within 0.001",
+    "public weights of the video models",
+)
 @pytest.mark.parametrize("family", ["sam3", "sam2", "edgetam"])
 def test_equals_transformers_streaming_inference(family: str) -> None:
     seen = compare(family, three_objects(SIZES[family]), frames=60, removals={50: 2})
@@ -90,6 +97,9 @@ def test_a_prompt_on_a_past_frame_equals_one_given_in_time() -> None:
         assert (tracks.logits[0] - truth[5]).abs().max() < TOLERANCE
 
 
+@pytest.mark.verifies(
+    "network", "SAM 3, SAM 2.1, EdgeTAM: video", "own package", "also corrections of past frames"
+)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [

@@ -88,6 +88,9 @@ def test_round_trip(full, encoding):
     assert np.array_equal(back.full(), full)
 
 
+@pytest.mark.verifies(
+    "reader", "masks as RLE of COCO", "own package", "pycocotools encodes and decodes the same"
+)
 @given(images)
 def test_rle_equals_pycocotools_on_any_image(full):
     assert encode_mask(Mask.from_full(full), "rle")["data"] == coco_counts(full)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .command_line import command_reference
+from .compatibility import compatibility_table
 from .errors import error_table
 from .layers import layer_diagram, size_table
 from .operations import operation_table
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "layers": layer_diagram,
     "size": size_table,
     "cli": command_reference,
+    "compatibility": compatibility_table,
     "hex-frame": frame_hex,
     "hex-bits": bits_hex,
     "hex-rle": rle_hex,

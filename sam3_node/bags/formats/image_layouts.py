@@ -17,13 +17,14 @@ from typing import Literal, NamedTuple
 
 from ...errors import BagError
 from ...types import NANOSECONDS, Intrinsics
+from .. import still_images
 from ..messages.ros_images import MILLIMETRE
 from ..samples import natural_order
 
 FPS = 24
 """Images per second where a folder has no stamps, as in DAVIS."""
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png", *still_images.SUFFIXES)
 
 _DAVIS = "JPEGImages"
 _MAX_DEPTH = 3  # folders from JPEGImages to images: JPEGImages/480p/SEQUENCE
@@ -104,13 +105,16 @@ def _tum(folder: Path) -> Iterator[ImageSequence]:
 
 
 def _listed(path: Path) -> list[tuple[int, Path]]:
-    """Return stamps in ns and files of a list of `SECONDS FILE`."""
+    """Return stamps in ns and files of a list of `SECONDS FILE`; each file once."""
     if not path.is_file():
         return []
-    rows = (line.split() for line in _lines(path))
-    return [
-        (_seconds(row[0], path), path.parent / row[1]) for row in rows if len(row) >= 2 and _is_below(row[1])
-    ]
+    rows = [row for row in map(str.split, _lines(path)) if len(row) >= 2 and _is_below(row[1])]
+    return [(_seconds(row[0], path), path.parent / row[1]) for row in _distinct(rows)]
+
+
+def _distinct(rows: Iterable[list[str]]) -> Iterable[list[str]]:
+    """Return the rows without those whose second item, the name of a file, has come before."""
+    return {row[1].strip(): row for row in reversed([*rows])}.values()
 
 
 def _is_below(name: str) -> bool:
@@ -126,11 +130,11 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "data.csv").is_file() or not (folder / "data").is_dir():
         return
     intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
-    rows = (line.split(",") for line in _lines(folder / "data.csv"))
+    rows = _distinct(row for line in _lines(folder / "data.csv") if len(row := line.split(",")) == 2)
     files = [
         ImageFile(_integer(row[0], folder / "data.csv"), "colour", folder / "data" / row[1].strip())
         for row in rows
-        if len(row) == 2 and _is_below(row[1].strip())
+        if _is_below(row[1].strip())
     ]
     if files:
         yield ImageSequence(
@@ -229,9 +233,11 @@ def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageF
         intrinsics = Intrinsics(fx, fy, cx, cy)
         scale_m = MILLIMETRE * float(camera.get("depth_scale", 1.0))  # type: ignore[arg-type]
     stamp_ns = int(path.stem) * NANOSECONDS // FPS
-    depth = path.parent.parent / "depth" / f"{path.stem}.png"
-    if depth.is_file():
-        yield ImageFile(stamp_ns, "depth", depth, scale_m, aligned=True)
+    for suffix in (".png", ".tif"):  # some of its sets have colour and depth in TIFF
+        depth = path.parent.parent / "depth" / f"{path.stem}{suffix}"
+        if depth.is_file():
+            yield ImageFile(stamp_ns, "depth", depth, scale_m, aligned=True)
+            break
     yield ImageFile(stamp_ns, "colour", path, intrinsics=intrinsics)
 
 

@@ -1,4 +1,4 @@
-"""Reader of image folders in the layouts that `image_layouts` finds; JPEG and PNG stay encoded."""
+"""Reader of image folders in the layouts that `image_layouts` finds. JPEG and PNG stay encoded, others become bgr8."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import BagError, WireError
 from ...types import Closeable, ColourEncoding, Depth, Intrinsics
 from ...wire.images import compressed_size, is_depth_png
+from .. import still_images
 from ..messages.ros_images import MessageError
 from ..samples import Colour, Losses, Sample, Topic
 from .image_layouts import SUFFIXES, ImageFile, ImageSequence, find_sequences, has_sequences
@@ -20,13 +21,16 @@ _MAX_FILE = 1 << 28
 class ImagesBag(Closeable):
     """A folder of images: a SampleReader in which each sequence is a camera.
 
-    Depth is PNG of 16-bit grey: in mm in a plain folder, where it lies in a folder `depth` beside or inside the folder
-    of the images, or beside the images with `depth` in its name; in the dataset's unit otherwise. The images of a
-    sequence have the dataset's stamps, and its cameras come together; without stamps they come in the natural order of
-    their names, 24 a second from 0, one sequence after the other. Images that are no whole JPEG or PNG, or that differ
-    in size from the first of their sequence, are passed over, and `lost` says so. Raises BagError for a folder without
+    Depth is PNG or TIFF of 16-bit grey: in mm in a plain folder, where it lies in a folder `depth` beside or inside the
+    folder of the images, or beside the images with `depth` in its name; in the dataset's unit otherwise. The images of
+    a sequence have the dataset's stamps, and its cameras come together; without stamps they come in the natural order
+    of their names, 24 a second from 0, one sequence after the other. Images that cannot be decoded, or that differ in
+    size from the first of their sequence, are passed over, and `lost` says so. Raises BagError for a folder without
     images.
     """
+
+    is_sequential = True
+    """True if the samples of one topic are read without those of the others: `probe` then reads each alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,15 +111,25 @@ class _Sequence:
 
 
 def _colour(name: str, data: bytes) -> Colour:
+    if still_images.recognise(data) is not None:
+        try:
+            return still_images.decode_colour(data)
+        except ValueError as error:
+            raise MessageError(f"{name}: {error}") from error
     encoding: ColourEncoding = "png" if data.startswith(b"\x89PNG") else "jpeg"
     return Colour(*_size(name, data, encoding), encoding, data)
 
 
 def _depth(file: ImageFile, data: bytes) -> Depth:
     name = file.path.name
-    if not is_depth_png(data):
-        raise MessageError(f"{name}: expected a PNG of 16-bit grey, found another file")
-    return Depth(*_size(name, data, "png"), "png16", file.scale_m, file.aligned, data)
+    if is_depth_png(data):
+        return Depth(*_size(name, data, "png"), "png16", file.scale_m, file.aligned, data)
+    try:
+        return still_images.decode_depth(data, file.scale_m, file.aligned)
+    except ValueError as error:
+        raise MessageError(
+            f"{name}: expected a PNG or TIFF of 16-bit grey, found another file ({error})"
+        ) from error
 
 
 def _size(name: str, data: bytes, encoding: str) -> tuple[int, int]:

@@ -12,11 +12,14 @@ from ...types import Closeable
 from ..messages import foxglove, ros_images
 from ..messages.ros import deserialise
 from ..messages.ros_images import MessageError
-from ..samples import Losses, Sample, Topic
+from ..samples import Losses, Sample, Topic, UnreadableTopicError
 from .mcap_stream import MAGIC, Channel, McapStream, Row
 
 _ROS = {"cdr": True, "ros1": False}
 _ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
+
+_JSON_MARKS, _MAX_JSON_ITEMS = (b",", b"[", b"{"), 1 << 16  # images are one text in base64
+_MAX_STAMP_NS = 1 << 63
 
 Decode = Callable[[bytes], Any]
 
@@ -86,6 +89,8 @@ def _sample(row: Row, decode: Decode) -> Sample | None:
         stamp_ns = module.read_stamp(message) or row.logged_ns
     except (TypeError, ValueError, AttributeError, OverflowError) as error:  # fields of JSON are of any type
         raise MessageError(f"{channel.topic}: expected a {channel.schema}, found one with {error}") from error
+    if stamp_ns >= _MAX_STAMP_NS:
+        raise MessageError(f"{channel.topic}: expected a stamp before the year 2262, found a later one")
     return None if payload is None else Sample(channel.topic, stamp_ns, row.logged_ns, payload)
 
 
@@ -99,9 +104,10 @@ def _decoder(channel: Channel) -> Decode:
         return _protobuf_decoder(channel)
     if channel.encoding == "json":
         return lambda data: _from_json(data, channel.schema)
-    raise BagError(
-        f"{channel.topic}: expected {_ENCODINGS} as the encoding of its messages, found "
-        f"{channel.encoding!r} with a schema in {channel.schema_encoding!r}"
+    raise UnreadableTopicError(
+        channel.topic,
+        f"expected {_ENCODINGS} as the encoding of its messages, found {channel.encoding!r:.80} with a schema in "
+        f"{channel.schema_encoding!r:.80}",
     )
 
 
@@ -115,7 +121,9 @@ def _protobuf_decoder(channel: Channel) -> Decode:
     try:
         decode = factory.decoder_for(channel.encoding, schema)
     except Exception as error:  # protobuf raises TypeError, DecodeError and others for a damaged schema
-        raise BagError(f"{channel.topic}: the schema of {channel.schema} in the file is damaged") from error
+        raise UnreadableTopicError(
+            channel.topic, f"the schema of {channel.schema} in the file is damaged"
+        ) from error
 
     def decode_or_raise(data: bytes) -> Any:
         try:
@@ -127,6 +135,8 @@ def _protobuf_decoder(channel: Channel) -> Decode:
 
 
 def _from_json(data: bytes, name: str) -> dict[str, Any]:
+    if sum(map(data.count, _JSON_MARKS)) > _MAX_JSON_ITEMS:
+        raise MessageError(f"expected a {name} as JSON, found more than {_MAX_JSON_ITEMS} items")
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -23,7 +23,7 @@ import zstandard
 
 from ...errors import BagError, require
 from ...types import NANOSECONDS
-from ..decompression import DecompressionError, decompress
+from ..decompression import DecompressionError, Expansion, decompress
 from ..time_span import TimeSpan
 
 MAGIC = b"\x89MCAP0\r\n"
@@ -70,6 +70,7 @@ class McapStream:
         self.path = path
         self.damage: str | None = None
         self._reached = self._logged_ns = 0
+        self._expansion = Expansion(0)
         self._reader = require("mcap.reader", "bags")
         self._records = require("mcap.records", "bags")
         self._data_stream = require("mcap.data_stream", "bags").ReadDataStream
@@ -135,6 +136,7 @@ class McapStream:
     def _until_damage(self, read: Callable[[_File], Iterator[T]]) -> Iterator[T]:
         self.damage, self._reached, self._logged_ns = None, 0, 0
         with _File(self.path) as file:
+            self._expansion = Expansion(file.size)
             try:
                 yield from read(file)
             except self._damages as error:
@@ -244,6 +246,7 @@ class McapStream:
         if chunk.compression:
             try:
                 data = decompress(data, chunk.compression, size)
+                self._expansion.add_bytes(size)
             except DecompressionError as error:
                 raise ValueError(f"a chunk of {size} bytes: {error}") from error
         if len(data) != size:
@@ -256,6 +259,7 @@ class McapStream:
             begin, position = position + _RECORD.size, position + _RECORD.size + length
             if position > size:
                 raise ValueError("a record that ends outside its chunk")
+            self._expansion.add_record()
             yield opcode, bytes(view[begin:position])
 
     def _describe(self, size: int, error: Exception) -> str:

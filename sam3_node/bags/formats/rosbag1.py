@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError
 from ...types import NANOSECONDS, Buffer, Closeable
-from ..decompression import DecompressionError, decompress
+from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import RawMessage, first_bytes
 from ..samples import Losses
 
@@ -48,6 +48,7 @@ class Rosbag1(Closeable):
         self._file = _open(path)
         self._size = path.stat().st_size
         self._losses = Losses()
+        self._expansion = Expansion(self._size)
         self._connections: dict[int, tuple[str, str]] = {}
         self._is_indexed = self._read_index()
         if not self._is_indexed:
@@ -83,6 +84,7 @@ class Rosbag1(Closeable):
     def _records(self) -> Iterator[_Record]:
         """Yield the messages, also those in chunks; remember connections; note what was lost."""
         self._losses, position = Losses(), len(MAGIC)
+        self._expansion = Expansion(self._size)
         try:
             while position < self._size:
                 record, end = self._read(position)
@@ -126,7 +128,8 @@ class Rosbag1(Closeable):
         elif record.op == _MESSAGE:
             yield record
         elif record.op == _CHUNK:
-            for inner in _inside(_decompress(record)):
+            for inner in _inside(_decompress(record, self._expansion)):
+                self._expansion.add_record()
                 if inner.op == _CHUNK:
                     raise _DamageError("there is a chunk within a chunk")
                 yield from self._flatten(inner)
@@ -197,17 +200,19 @@ def _op(fields: dict[bytes, bytes]) -> int:
     return op[0]
 
 
-def _decompress(chunk: _Record) -> Buffer:
-    """Decompress a chunk's content as far as its bytes reach."""
+def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
+    """Decompress a chunk's content as far as its bytes reach; count it in `expansion`."""
     compression = _text(chunk.fields.get(b"compression", b""))
     if compression == "none":
         return chunk.data
     if compression not in ("bz2", "lz4"):
         raise _DamageError(f"expected a chunk compressed by none, bz2 or lz4, found {compression!r}")
     try:
-        return decompress(chunk.data, compression, _number(chunk.fields.get(b"size", b"")))
+        content = decompress(chunk.data, compression, _number(chunk.fields.get(b"size", b"")))
     except DecompressionError as error:
         raise _DamageError(f"the chunk cannot be read: {error}") from error
+    expansion.add_bytes(len(content))
+    return content
 
 
 def _number(value: Buffer) -> int:

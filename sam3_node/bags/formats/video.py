@@ -16,12 +16,12 @@ import numpy as np
 
 from ...errors import BagError, require
 from ...types import NANOSECONDS, Closeable, Image
+from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
 
 _FALLBACK_FPS = 30
 _MAX_FPS = 1000
-_MAX_PIXELS = 8192 * 8192
 _HEAD = 377  # bytes: to the third packet of an MPEG transport stream
 _BEGINS = (
     rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
@@ -95,6 +95,8 @@ class Playback:
     def __init__(self, path: Path, begin_ns: int = 0) -> None:
         self._av = require("av", "bags")
         self._path, self._begin_ns = path, begin_ns
+        self._max_pixels = max_pixels(path.stat().st_size)
+        self._pixels_left = max_video_pixels(path.stat().st_size)
         self._end_ns = self._declared_ns = self._bad = 0
 
     def frames(self) -> Iterator[tuple[int, int, Image]]:
@@ -102,9 +104,13 @@ class Playback:
         try:
             with self._av.open(str(self._path), metadata_errors="replace") as container:
                 stream = next(iter(container.streams.video), None)
-                if stream is not None:
+                if stream is not None and stream.codec_context is not None:  # None: an unknown codec
                     yield from self._decode(container, stream)
-        except (self._av.error.FFmpegError, OSError):
+        except (
+            self._av.error.FFmpegError,
+            OSError,
+            IndexError,
+        ):  # PyAV lacks streams that begin after the first
             self._bad += 1
 
     def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, Image]]:
@@ -112,7 +118,7 @@ class Playback:
             self._bad += 1
             return
         stream.thread_type = "AUTO"
-        stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
+        stream.codec_context.options = {"max_pixels": str(self._max_pixels)}
         rate = stream.average_rate or stream.guessed_rate
         rate = rate if rate and 0 < rate <= _MAX_FPS else _FALLBACK_FPS
         period_ns = round(NANOSECONDS / rate)
@@ -143,7 +149,11 @@ class Playback:
         """Yield the frames that can be decoded; count the packets that cannot."""
         for packet in container.demux(stream):
             try:
-                yield from packet.decode()
+                for frame in packet.decode():
+                    self._pixels_left -= frame.width * frame.height
+                    if self._pixels_left < 0:
+                        return
+                    yield frame
             except self._av.error.FFmpegError:
                 self._bad += 1
 
@@ -154,6 +164,10 @@ class Playback:
             seconds, declared = self._end_ns / NANOSECONDS, self._declared_ns / NANOSECONDS
             losses.add(
                 f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
+            )
+        if self._pixels_left < 0:
+            losses.add(
+                f"{self._path.name} has more pictures than a file of its size can hold; the rest is lost"
             )
         if self._bad:
             losses.add(f"{self._bad} frames of {self._path.name} cannot be decoded")

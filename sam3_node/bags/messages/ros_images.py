@@ -17,7 +17,8 @@ from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, is_depth_png
-from ..samples import Colour, Kind, Payload, VideoPacket
+from .. import still_images
+from ..samples import Colour, Kind, Payload, UnreadableTopicError, VideoPacket
 from .rvl import decode_rvl
 
 MILLIMETRE = 0.001
@@ -47,6 +48,7 @@ _MODELS = {
     "equidistant": "fisheye",
     "fisheye": "fisheye",
 }
+_MAX_NUMBERS = 64  # of a camera's matrix or lens
 _COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV takes them
 _PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC1": "mono8"}
 _BAYER = {"rggb": "RGGB", "bggr": "BGGR", "gbrg": "GBRG", "grbg": "GRBG"}
@@ -109,7 +111,9 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
         return _raw(message, topic)
     if name == _PACKET:
         return _packet(message, topic)
-    raise BagError(f"{topic}: expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}")
+    raise UnreadableTopicError(
+        topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"
+    )
 
 
 def _packet(message: Any, topic: str) -> VideoPacket:
@@ -119,7 +123,7 @@ def _packet(message: Any, topic: str) -> VideoPacket:
         if word in encoder:
             return VideoPacket(codec, _flat(_bytes(message.data)))
     expected = ", ".join(word for word, _ in _CODECS)
-    raise BagError(f"{topic}: expected a codec of {expected}, found {message.encoding!r}")
+    raise UnreadableTopicError(topic, f"expected a codec of {expected}, found {message.encoding!r:.80}")
 
 
 def _names_depth(topic: str) -> bool:
@@ -138,8 +142,10 @@ def _is_aligned(topic: str) -> bool:
 
 def _intrinsics(message: Any, topic: str) -> Intrinsics | None:
     # ROS 1 has K and D where ROS 2 has k and d
-    matrix = [float(value) for value in (message.k if hasattr(message, "k") else message.K)]
-    coeffs = tuple(float(value) for value in (message.d if hasattr(message, "d") else message.D))
+    k, d = (message.k, message.d) if hasattr(message, "k") else (message.K, message.D)
+    if len(k) > _MAX_NUMBERS or len(d) > _MAX_NUMBERS:
+        raise MessageError(f"{topic}: expected a lens, found {len(k)} and {len(d)} numbers")
+    matrix, coeffs = [float(value) for value in k], tuple(float(value) for value in d)
     if not any(matrix):
         return None
     if len(matrix) != 9 or not all(map(math.isfinite, (*matrix, *coeffs))) or min(matrix[0], matrix[4]) <= 0:
@@ -177,7 +183,9 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
         return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, topic, "u2"))))
     convert = _converter(encoding)
     if convert is None:
-        raise BagError(f"{topic}: expected an encoding of {', '.join(list_encodings())}, found {encoding!r}")
+        raise UnreadableTopicError(
+            topic, f"expected an encoding of {', '.join(list_encodings())}, found {encoding!r:.80}"
+        )
     return Colour(width, height, "bgr8", _flat(convert(message, topic)))
 
 
@@ -272,12 +280,26 @@ def _compressed(message: Any, topic: str) -> Colour | Depth:
     data, format_ = _flat(_bytes(message.data)), str(message.format)
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
-    if is_depth_png(data) and ("16UC1" in format_ or _names_depth(topic)):
+    is_depth = "16UC1" in format_ or _names_depth(topic)
+    if still_images.recognise(data) is not None:
+        return _still(data, is_depth, topic)
+    if is_depth and is_depth_png(data):
         return Depth(*_size(data, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), data)
     encoding = _image_format(data)
     if encoding is None:
-        raise MessageError(f"{topic}: expected a jpeg or png, found {bytes(data[:4])!r}... ({format_!r})")
+        raise MessageError(
+            f"{topic}: expected a jpeg, png, webp, avif, tiff or bmp, found {bytes(data[:4])!r}... ({format_!r})"
+        )
     return Colour(*_size(data, encoding, topic), encoding, data)  # type: ignore[arg-type]
+
+
+def _still(data: Buffer, is_depth: bool, topic: str) -> Colour | Depth:
+    try:
+        if is_depth:
+            return still_images.decode_depth(data, MILLIMETRE, _is_aligned(topic))
+        return still_images.decode_colour(data)
+    except ValueError as error:
+        raise MessageError(f"{topic}: {error}") from error
 
 
 def _image_format(data: Buffer) -> str | None:

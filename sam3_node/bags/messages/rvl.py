@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...types import Buffer
+from ..decompression import max_pixels
 
-MAX_PIXELS = 8192 * 8192
 _SIZE = struct.Struct("<II")  # width, height
 _MAX_NIBBLES = 11  # of one number: 32 bits
 _SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
@@ -25,8 +25,9 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
     if memoryview(data).nbytes < _SIZE.size:
         raise ValueError("expected RVL, found fewer bytes than its size has")
     width, height = _SIZE.unpack_from(data)
-    if not 0 < width * height <= MAX_PIXELS:
-        raise ValueError(f"expected 1 to {MAX_PIXELS} pixels of RVL, found {width} x {height}")
+    limit = max_pixels(memoryview(data).nbytes)
+    if not 0 < width * height <= limit:
+        raise ValueError(f"expected 1 to {limit} pixels of RVL, found {width} x {height}")
     numbers = _numbers(data)
     place = filled = 0
     depths: list[slice] = []  # pixels

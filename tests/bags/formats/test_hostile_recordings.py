@@ -89,17 +89,17 @@ def test_other_bytes_are_refused(compression: str) -> None:
 
 def test_a_bomb_is_refused_whatever_it_declares(bomb: bytes) -> None:
     assert len(bomb) < 100_000
-    with pytest.raises(DecompressionError, match="at most 268435456 bytes, found 2147483648 declared"):
+    with pytest.raises(DecompressionError, match="at most 33554432 bytes, found 2147483648 declared"):
         decompress(bomb, "zstd", 2 * GIGABYTE)
     with (
         bounded_memory(),
-        pytest.raises(DecompressionError, match="at most 268435456 bytes, found compressed"),
+        pytest.raises(DecompressionError, match="at most 33554432 bytes, found compressed"),
     ):
         decompress(bomb, "zstd")
 
 
 def test_honest_chunks_may_be_larger_than_bombs() -> None:
-    assert max_content(10) == 256 << 20
+    assert max_content(10) == 32 << 20
     assert max_content(40 << 20) == 640 << 20
     assert max_content(GIGABYTE) == GIGABYTE
 
@@ -176,7 +176,7 @@ def test_messages_of_ros_2_expand_within_limits(bomb: bytes) -> None:
 
 def test_a_compressed_file_expands_within_limits(tmp_path: Path, bomb: bytes) -> None:
     (tmp_path / "a.db3.zstd").write_bytes(bomb)
-    with pytest.raises(BagError, match=r"a\.db3\.zstd: expected at most 268435456 bytes"):
+    with pytest.raises(BagError, match=r"a\.db3\.zstd: expected at most \d{8} bytes"):
         RosBag(tmp_path)
 
 

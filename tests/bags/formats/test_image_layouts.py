@@ -45,6 +45,9 @@ def write_tum(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.verifies(
+    "recording", "TUM RGB-D", "layout", "lists, stamps and scale as published", "a sequence of the set"
+)
 def test_tum_has_its_stamps_and_depth_in_fifths_of_a_millimetre(tmp_path: Path) -> None:
     frames, lost = read(write_tum(tmp_path / "rgbd_dataset_freiburg1_desk"))
     assert lost is None
@@ -100,6 +103,13 @@ def write_euroc(root: Path) -> Path:
     return root
 
 
+@pytest.mark.verifies(
+    "recording",
+    "EuRoC MAV",
+    "layout",
+    "data.csv and sensor.yaml as published",
+    "a sequence of the set; equidistant lenses",
+)
 @pytest.mark.parametrize("below", [".", "mav0", "mav0/cam0"])
 def test_euroc_has_its_stamps_and_intrinsics_and_both_cameras_together(tmp_path: Path, below: str) -> None:
     frames, lost = read(write_euroc(tmp_path) / below)
@@ -118,6 +128,9 @@ def test_euroc_has_its_stamps_and_intrinsics_and_both_cameras_together(tmp_path:
     assert frames[-1].intrinsics == expected
 
 
+@pytest.mark.verifies(
+    "recording", "KITTI, raw and odometry", "layout", "names and dates as published", "a drive of the set"
+)
 def test_kitti_raw_has_its_dates(tmp_path: Path) -> None:
     for camera in ("image_00", "image_02"):
         for index in range(2):
@@ -135,6 +148,9 @@ def test_kitti_raw_has_its_dates(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.verifies(
+    "recording", "KITTI, raw and odometry", "layout", "times.txt and calib.txt as published"
+)
 def test_kitti_odometry_has_its_times_and_projection(tmp_path: Path) -> None:
     for index in range(2):
         picture(tmp_path / "image_0" / f"{index:06}.png")
@@ -160,6 +176,7 @@ def write_bop(root: Path) -> Path:
     return root
 
 
+@pytest.mark.verifies("recording", "BOP", "layout", "scene_camera.json as published", "a scene of the set")
 def test_bop_has_a_camera_for_each_scene_with_its_scale_and_intrinsics(tmp_path: Path) -> None:
     frames, lost = read(write_bop(tmp_path))
     assert lost is None

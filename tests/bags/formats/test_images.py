@@ -60,6 +60,7 @@ def check_depth(samples: list[Sample], indices: list[int]) -> None:
         assert np.array_equal(decode_depth(item.payload), millimetres(index))
 
 
+@pytest.mark.verifies("recording", "folders of images", "other implementation", "OpenCV writes them")
 @pytest.mark.parametrize("suffix", ["jpg", "png", "JPEG"])
 def test_a_folder_is_a_sequence_in_natural_order(tmp_path: Path, suffix: str) -> None:
     names = [f"{number}.{suffix}" for number in (1, 2, 9, 10, 100)]
@@ -159,6 +160,7 @@ def test_folders_without_images_are_refused(tmp_path: Path) -> None:
     assert not ImagesBag.recognises(tmp_path / "absent")
 
 
+@pytest.mark.verifies("recording", "DAVIS", "real data", "five sequences of DAVIS")
 def test_real_sequences_are_read_whole() -> None:
     if not (DATA / "davis").is_dir():
         pytest.skip("the shared images are not here")

@@ -72,6 +72,13 @@ def pixels(colour: object) -> np.ndarray:
     return np.frombuffer(colour.data, np.uint8).reshape(colour.height, colour.width, -1)
 
 
+@pytest.mark.verifies(
+    "recording",
+    "MCAP of ROS 2, ROS 1 and Foxglove (protobuf, JSON)",
+    "own package",
+    "mcap, mcap-ros2-support, mcap-protobuf-support and foxglove-schemas-protobuf write it",
+    "a file of Foxglove's bridge",
+)
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_format_gives_the_pixels_stamps_and_intrinsics_that_were_written(
     tmp_path: Path, format_: str

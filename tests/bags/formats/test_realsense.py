@@ -139,6 +139,13 @@ def depth(index: int) -> np.ndarray:
     return pixels(Z16, index)
 
 
+@pytest.mark.verifies(
+    "recording",
+    "RealSense `.db3`",
+    "own package",
+    "pyrealsense2 records a software device",
+    "a file of a real camera",
+)
 def test_a_database_is_read_to_the_last_pixel(recording: Path) -> None:
     assert RealSenseBag.recognises(recording)
     found, lost = read(recording)
@@ -242,6 +249,13 @@ def write_bag(path: Path, frames: int) -> Path:
     return path
 
 
+@pytest.mark.verifies(
+    "recording",
+    "RealSense `.bag`",
+    "layout",
+    "topics and fields of the SDK's writer, by its source",
+    "a file of a real camera",
+)
 def test_a_bag_of_the_older_sdk_is_read_to_the_last_pixel(tmp_path: Path) -> None:
     path = write_bag(tmp_path / "take.bag", FRAMES)
     assert RealSenseBag.recognises(path)
@@ -275,6 +289,7 @@ def test_other_recordings_are_refused(tmp_path: Path) -> None:
     assert not RealSenseBag.recognises(tmp_path / "absent.db3")
 
 
+@pytest.mark.verifies("recording", "RealSense `.db3`", "own package", "lenses project as in pyrealsense2")
 @pytest.mark.parametrize("model", ["brown_conrady", "modified_brown_conrady", "inverse_brown_conrady"])
 def test_lenses_project_as_the_sdk_does(model: str) -> None:
     rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)

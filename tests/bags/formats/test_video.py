@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.bags.formats import video
 from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
@@ -69,6 +70,7 @@ def read(path: Path) -> tuple[list[int], list[np.ndarray], str | None]:
         return stamps, images, bag.lost
 
 
+@pytest.mark.verifies("recording", "video: avi, mkv, mp4, webm", "other implementation", "OpenCV writes it")
 @pytest.mark.parametrize("suffix", CODECS)
 def test_every_frame_comes_at_its_time(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"take.{suffix}")
@@ -97,6 +99,9 @@ def test_a_video_that_begins_later_is_whole_and_counts_from_its_first_frame(
     check(images)
 
 
+@pytest.mark.verifies(
+    "recording", "video: avi, mkv, mp4, webm", "other implementation", "ffmpeg writes it interlaced"
+)
 def test_interlaced_frames_are_those_of_the_video(tmp_path: Path) -> None:
     path = write_by_ffmpeg(tmp_path / "take.mkv", interlaced=True)
     with av.open(str(path)) as container:
@@ -115,6 +120,17 @@ def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> N
     assert stamps == sorted(stamps)
     assert lost is not None
     assert "of 1.2 s" in lost
+
+
+def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "take.avi")
+    monkeypatch.setattr(video, "max_video_pixels", lambda _: 10 * frame(0).shape[0] * frame(0).shape[1])
+    _, images, lost = read(path)
+    assert len(images) == 10
+    assert lost is not None
+    assert "more pictures than a file of its size can hold" in lost
 
 
 def test_a_topic_is_named_by_the_file_and_every_reading_begins_anew(tmp_path: Path) -> None:
@@ -162,6 +178,7 @@ def test_other_files_are_not_taken_for_videos(tmp_path: Path) -> None:
         assert not VideoBag.recognises(path)
 
 
+@pytest.mark.verifies("recording", "video: avi, mkv, mp4, webm", "real data", "H.264 of a camera")
 def test_a_real_video_is_read_to_its_end() -> None:
     path = VIDEOS / "16_robotarm.mp4"
     if not path.is_file():

@@ -298,6 +298,13 @@ def depth_images() -> list[np.ndarray]:
     return [holes.astype(np.uint16), np.zeros(SIZE, np.uint16), np.full(SIZE, 65535, np.uint16)]
 
 
+@pytest.mark.verifies(
+    "recording",
+    "`compressedDepth`: PNG, inverse depth, RVL",
+    "layout",
+    "an encoder of RVL from its paper",
+    "a message of ROS's own transport",
+)
 @pytest.mark.parametrize("pixels", depth_images())
 def test_rvl_depth_is_what_was_encoded(pixels: np.ndarray) -> None:
     found = read_depth(rvl_message(encode_rvl(pixels)), f"{DEPTH_TOPIC}/compressedDepth", COMPRESSED)

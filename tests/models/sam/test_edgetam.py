@@ -64,6 +64,9 @@ def make_pixels() -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(1).standard_normal((1, 3, 64, 64))).float()
 
 
+@pytest.mark.verifies(
+    "network", "EdgeTAM's backbone RepViT", "own package", "names and feature maps that timm gave"
+)
 @torch.inference_mode()
 def test_repvit_equals_timms() -> None:
     network = RepVit(list(WIDTHS), list(DEPTHS)).eval()

@@ -40,6 +40,7 @@ def decode(source: SamModel, pixels: torch.Tensor, multimask: bool, **prompt: An
     return found.pred_masks[0, 0, found.iou_scores[0, 0].argmax()]
 
 
+@pytest.mark.verifies("network", "SAM 1: images", "own package", "transformers")
 @pytest.mark.parametrize(
     ("points", "labels", "box"),
     [(POINTS, LABELS, None), (POINTS[:1], [1], None), (None, None, BOX), (POINTS, LABELS, BOX)],

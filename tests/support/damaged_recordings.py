@@ -1,0 +1,157 @@
+"""Small good recordings of every format, and damage to them: flipped bits, cuts, splices and wrong numbers."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+from mcap_protobuf.writer import Writer
+
+from tests.support import ros_recordings as ros
+from tests.support.grey_video import encode
+from tests.support.hostile_media import video
+from tests.support.mcap_files import T0, WRITERS, rgbd, uncompressed
+from tests.support.recordings import write_recording
+
+Write = Callable[[Path], Path]
+
+
+def _mcap(kind: str, path: Path) -> Path:
+    options = {"enable_crcs": False, **uncompressed(4000)}  # damage is not found by its sum alone
+    return WRITERS[kind](path.with_suffix(".mcap"), rgbd(3), **options)
+
+
+def _packets(path: Path) -> Path:
+    with path.open("wb") as file, Writer(file, enable_crcs=False, **uncompressed(4000)) as writer:
+        for index, packet in enumerate(encode("mpeg4", 8, (48, 64))):
+            message = CompressedVideo(frame_id="cam", data=packet, format="mpeg4")
+            writer.write_message("/cam/video", message, T0 + index, T0 + index)
+    return path
+
+
+def _database(path: Path) -> Path:
+    folder = ros.write_ros2(path.with_name("whole"), 2)
+    return next(folder.glob("*.db3")).rename(path.with_suffix(".db3"))
+
+
+def _video(format_: str, path: Path) -> Path:
+    path.write_bytes(video(format_, "mpeg4", (48, 64), 8))
+    return path
+
+
+def _images(extension: str, path: Path) -> Path:
+    path.mkdir()
+    picture = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
+    for index in range(2):
+        assert cv2.imwrite(str(path / f"{index}.{extension}"), picture)
+    return path
+
+
+def _tum(path: Path) -> Path:
+    _images("png", path)
+    for index in range(2):
+        assert cv2.imwrite(str(path / f"depth{index}.png"), np.full((24, 32), 5000, np.uint16))
+    for name, prefix in (("rgb", ""), ("depth", "depth")):
+        rows = "".join(f"13050311{index:02}.175304 {prefix}{index}.png\n" for index in range(2))
+        (path / f"{name}.txt").write_text(f"# {name}\n{rows}")
+    return path
+
+
+def _bop(path: Path) -> Path:
+    path.mkdir()
+    _images("png", path / "rgb")
+    camera = '{"cam_K": [572.4, 0, 325.2, 0, 573.5, 242.0, 0, 0, 1], "depth_scale": 0.1}'
+    (path / "scene_camera.json").write_text(f'{{"0": {camera}, "1": {camera}}}')
+    return path
+
+
+GOOD: dict[str, Write] = {
+    **{f"mcap of {kind}": partial(_mcap, kind) for kind in WRITERS},
+    "mcap of video": _packets,
+    "recording of this package": lambda path: write_recording(path.with_suffix(".mcap"), 3),
+    **{
+        f"bag, {compression or 'plain'}": partial(ros.write_ros1, frames=2, compression=compression)
+        for compression in (None, "BZ2", "LZ4")
+    },
+    "db3": _database,
+    **{f"video in {format_}": partial(_video, format_) for format_ in ("mp4", "matroska", "avi", "mpegts")},
+    **{
+        f"images in {suffix}": partial(_images, suffix)
+        for suffix in ("jpg", "png", "webp", "avif", "tiff", "bmp")
+    },
+    "TUM": _tum,
+    "BOP": _bop,
+}
+
+
+def damaged(good: Path, target: Path, seed: int) -> Path:
+    """Copy a recording to `target`, with one of its files damaged; the same seed makes the same damage."""
+    rng = random.Random(seed)
+    if good.is_dir():
+        shutil.copytree(good, target)
+        files = sorted(path for path in target.rglob("*") if path.is_file())
+        file = rng.choice(files)
+    else:
+        file = target = target.with_suffix(good.suffix)
+        shutil.copy(good, target)
+    data = bytearray(file.read_bytes())
+    for harm in rng.choices(HARMS, k=rng.choice((1, 1, 2, 4))):
+        harm(data, rng)
+    file.write_bytes(data)
+    return target
+
+
+def _flip(data: bytearray, rng: random.Random) -> None:
+    for _ in range(rng.randint(1, 8)):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _flip_head(data: bytearray, rng: random.Random) -> None:
+    data[rng.randrange(min(len(data), 200))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+
+
+def _cut(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randrange(1, len(data)) :]
+
+
+def _remove(data: bytearray, rng: random.Random) -> None:
+    begin = rng.randrange(len(data))
+    del data[begin : begin + rng.randint(1, 64)]
+    data += b"\0" * (not data)
+
+
+def _splice(data: bytearray, rng: random.Random) -> None:
+    begin, place = rng.randrange(len(data)), rng.randrange(len(data))
+    part = data[begin : begin + rng.randint(1, 500)]
+    data[place : place + rng.choice((0, len(part)))] = part
+
+
+def _lie(data: bytearray, rng: random.Random) -> None:
+    """Write an extreme number of 4 or 8 bytes."""
+    size = rng.choice((4, 8))
+    number = rng.choice(
+        (0, 1, 2 ** (8 * size - 1) - 1, 2 ** (8 * size - 1), 2 ** (8 * size) - 1, 2**31, 10**8)
+    )
+    place = rng.randrange(len(data))
+    data[place : place + size] = number.to_bytes(size, rng.choice(("big", "little")))
+
+
+HARMS = (_flip, _flip, _flip_head, _cut, _remove, _splice, _lie, _lie)
+
+
+def write_damaged(folder: Path, count: int, only: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield name and path of `count` damaged recordings, the formats whose names contain `only` in turn."""
+    names = [name for name in GOOD if only in name]
+    good = {}
+    for index in range(count if names else 0):
+        name = names[index % len(names)]
+        if name not in good:
+            (folder / f"good{index}").mkdir()
+            good[name] = GOOD[name](folder / f"good{index}" / "r")
+        yield f"{name}, seed {index}", damaged(good[name], folder / f"{index}", index)
