@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+
+from .monitor import read_event
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +163,8 @@ class ConnectionGuard:
         sources: list[tuple[Any, int]] = [(self._monitor, zmq.POLLIN), (self._wake_reader, zmq.POLLIN)]
         ready = dict(zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms))
         is_asked = self._wake_reader in ready and bool(os.read(self._wake_reader, 1))
-        while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            event, descriptor = message["event"], message["value"]
+        while (read := read_event(self._monitor)) is not None:
+            event, descriptor = read
             if event == zmq.EVENT_MONITOR_STOPPED:
                 return False
             self._count_peers(event)

@@ -12,16 +12,17 @@ from __future__ import annotations
 import re
 import socket as posix
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
-from .authenticator import Authenticator
-from .guard import ConnectionGuard
 from .keys import Key
 from .security import CURVE_BYTES, Security, Socket
+
+if TYPE_CHECKING:
+    from .authenticator import Authenticator
 
 MAX_FRAME_BYTES = 1 << 28
 """Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
@@ -101,6 +102,9 @@ class BoundSocket:
         security: Security | None = None,
         lossless: bool = False,
     ) -> None:
+        from .authenticator import Authenticator  # a client needs neither
+        from .guard import ConnectionGuard
+
         _check_endpoint(endpoint)
         keys = (security or Security.from_environment()).server_keys(role, endpoint)
         _check_ipc_free(endpoint)
