@@ -173,7 +173,7 @@ def _decompress(data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, wh
     if image is None or image.shape != shape or image.dtype != dtype:
         actual = "bytes that cannot be decoded" if image is None else f"{image.dtype} {list(image.shape)}"
         raise WireError(f"{what}: expected {dtype} {list(shape)}, found {actual}")
-    return cast(npt.NDArray[Any], image)
+    return cast("npt.NDArray[Any]", image)
 
 
 def _check_pixels(width: int, height: int, max_pixels: int, what: str) -> None:

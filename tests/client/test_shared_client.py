@@ -265,6 +265,24 @@ def test_waiting_in_vain_says_what_was_seen(publisher: MaskPublisher) -> None:
             client.wait_for("cup", None)
 
 
+def test_a_node_that_was_away_is_not_noticed(tmp_path: Path) -> None:
+    """It continues its ids, as one with a snapshot does."""
+    endpoints = f"ipc://{tmp_path}/masks", f"ipc://{tmp_path}/control"
+    seen: list[int] = []
+    with PerceptionClient(*endpoints, timeout_ms=LONG_MS) as client:
+        client.on_masks(lambda masks: seen.append(masks.seq))
+        for seq in (1, 2):
+            with (
+                MaskPublisher(endpoints[0]) as publisher,
+                ControlServer(endpoints[1], lambda request: Reply(request.id, {"paused": False})),
+            ):
+                send_until(publisher, masks_of(seq), lambda seq=seq: seq in seen)
+                assert client.status() == {"paused": False}
+                found = client.wait_for("cup", LONG_MS)
+                assert found.masks.seq == seq
+            wait_until(lambda: not client.connected, 60)
+
+
 def test_a_request_may_name_the_epoch_of_its_id(publisher: MaskPublisher) -> None:
     with node(lambda request: {}) as (masks, client, requests):
         send_until(masks, masks_of(1, epoch=2), client.newest)
