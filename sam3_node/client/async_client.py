@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from ..transport import Security
 from ..types import Delivery, MaskFrame, advance
 from .label_search import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
+from .values import MasksOfCameras
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,6 +97,12 @@ class AsyncPerceptionClient:
     async def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the newest masks that were not returned before, as `PerceptionClient.latest` does."""
         return await self._wait(lambda: self._client.latest(0), timeout_ms)
+
+    async def latest_of_all(
+        self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
+    ) -> MasksOfCameras | None:
+        """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
+        return await self._wait(lambda: self._client.latest_of_all(cameras, 0, max_spread_ms), timeout_ms)
 
     async def wait_for(
         self, label: str, timeout_ms: int | None = 30_000, *, camera: str | None = None

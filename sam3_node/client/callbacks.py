@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..errors import Sam3NodeError, TransportError
 from ..types import MaskFrame
 
 log = logging.getLogger(__name__)
@@ -25,11 +24,11 @@ class CallbackThread:
     """Passes what `read` returns to every callback, in the order in which they were added, until it returns None.
 
     What a callback raises goes to its `on_error`, or to the log if it has none, and changes nothing else. What `read`
-    raises goes to each of them.
+    raises goes to each of them, and ends the thread only if `is_over` is true then.
     """
 
-    def __init__(self, read: Callable[[], MaskFrame | None]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], MaskFrame | None], is_over: Callable[[], bool]) -> None:
+        self._read, self._is_over = read, is_over
         self._callbacks: tuple[_Callback, ...] = ()
         self._thread = threading.Thread(target=self._run, name="sam3-node callbacks", daemon=True)
 
@@ -53,10 +52,10 @@ class CallbackThread:
         while True:
             try:
                 masks = self._read()
-            except Sam3NodeError as error:
+            except BaseException as error:  # NodeRestarted, or what the client's on_restart has raised
                 for callback in self._callbacks:
                     _report(callback, error)
-                if isinstance(error, TransportError):
+                if self._is_over():
                     return
                 continue
             if masks is None:

@@ -124,7 +124,8 @@ class MaskReader(Closeable):
         with self._starting:
             if self._closed:
                 raise TransportError("cannot add a callback: this client is closed")
-            self._callbacks = self._callbacks or CallbackThread(lambda: self._take_next(None))
+            if self._callbacks is None:
+                self._callbacks = CallbackThread(lambda: self._take_next(None), lambda: self._masks.is_over)
             self._callbacks.add(callback, on_error)
 
     def wait_for(

@@ -221,6 +221,11 @@ class Listener(Closeable):
         """Reasons for which endpoints cannot be used: a key is refused, missing or revoked."""
         return tuple(socket.refusal for socket in self._sockets if socket.refusal is not None)
 
+    @property
+    def is_over(self) -> bool:
+        """True when no message will come any more: the thread was stopped, or has failed."""
+        return self._closing or self._failure is not None
+
     def close(self) -> None:
         """Stop the thread and close its sockets. Calls that wait for a message return None. Idempotent."""
         if self._closing:

@@ -136,10 +136,10 @@ class ControlClient(Closeable):
 
     def _wait_for_reply(self, request: Request, deadline_s: float) -> Reply | None:
         """Return the reply, or None if the connection ended. Raises NoAnswerError at the deadline."""
-        while self._poll(zmq.POLLIN, deadline_s):
+        while self._poll(zmq.POLLIN, deadline_s) and time.monotonic() < deadline_s:
             # before the replies, so that one that came before the connection ended is read
             is_lost = self._read_events()
-            while (parts := receive_parts(self._socket)) is not None:
+            while time.monotonic() < deadline_s and (parts := receive_parts(self._socket)) is not None:
                 try:
                     reply = unpack_reply(parts[-1])
                 except WireError:

@@ -22,7 +22,7 @@ from tests.support.transport_peer import make_masks
 TCP = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"
 LONG_MS = 120_000
-SYNC_ONLY = {"latest_of_all", "on_masks", "closed"}
+SYNC_ONLY = {"on_masks", "closed"}
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -74,6 +74,8 @@ def test_masks_requests_and_the_loop_go_on_together() -> None:
                 assert not status.done()
                 control.reply(received[0], Reply(received[1].id, {"paused": False}))
                 assert await status == {"paused": False}
+                together = asyncio.create_task(client.latest_of_all(["cam0"]))
+                assert (await send_until(publisher, masks_of(1), together)).masks["cam0"].seq == 1
                 two = [asyncio.create_task(client.latest()) for _ in range(2)]
                 for seq, task in enumerate(two):
                     assert (await send_until(publisher, masks_of(seq), task)) is not None

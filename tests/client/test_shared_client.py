@@ -133,6 +133,20 @@ def test_callbacks_run_in_one_thread_and_survive_what_they_raise(
     assert client.newest() is not None
 
 
+@pytest.mark.parametrize("error", [TransportError("refused"), ValueError("wrong")])
+def test_callbacks_survive_what_on_restart_raises(publisher: MaskPublisher, error: Exception) -> None:
+    def fail(restart: NodeRestarted) -> None:
+        raise error
+
+    told: list[BaseException] = []
+    seen: list[int] = []
+    with PerceptionClient(publisher.endpoint, NOBODY, on_restart=fail) as client:
+        client.on_masks(lambda masks: seen.append(masks.seq), told.append)
+        send_until(publisher, masks_of(1), lambda: 1 in seen)
+        send_until(publisher, masks_of(2, epoch=2), lambda: 2 in seen)
+    assert told == [error]
+
+
 def test_no_callback_runs_after_close_and_a_callback_may_close(publisher: MaskPublisher) -> None:
     client = PerceptionClient(publisher.endpoint, NOBODY)
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
