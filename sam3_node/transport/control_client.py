@@ -71,6 +71,7 @@ class ControlClient(Closeable):
             body = pack_request(request)
             if not self._socket.poll(0, zmq.POLLOUT) and time.monotonic() > self._opened_s + SETTLED_S:
                 self._reopen()  # tries at once, the old socket at its next interval
+            self._is_lost = False
             # only meanwhile, because nobody reads its events later
             with closing(self._watch_connection()) as self._watch:
                 return _read_result(self._exchange(request, body, deadline_s))
@@ -125,11 +126,14 @@ class ControlClient(Closeable):
         )
 
     def _wait_for_node(self, deadline_s: float) -> bool:
-        """Return True when a node is connected, False at the deadline or when a key is refused."""
+        """Return True when a node is connected, False at the deadline or when a key is refused.
+
+        A connection that has ended takes messages for a moment longer, so only a new handshake counts after it.
+        """
         while True:
-            ready = self._poll(zmq.POLLOUT, deadline_s)
-            is_lost = self._read_events()  # of earlier connections, or of one that ends at this moment
-            if self._socket in ready and not is_lost:
+            ready = self._poll(0 if self._is_lost else zmq.POLLOUT, deadline_s)
+            self._read_events()
+            if self._socket in ready and not self._is_lost:
                 return True
             if not ready or self._watch.refusal is not None:
                 return False
@@ -138,7 +142,7 @@ class ControlClient(Closeable):
         """Return the reply, or None if the connection ended. Raises NoAnswerError at the deadline."""
         while self._poll(zmq.POLLIN, deadline_s) and time.monotonic() < deadline_s:
             # before the replies, so that one that came before the connection ended is read
-            is_lost = self._read_events()
+            has_ended = self._read_events()
             while time.monotonic() < deadline_s and (parts := receive_parts(self._socket)) is not None:
                 try:
                     reply = unpack_reply(parts[-1])
@@ -147,7 +151,7 @@ class ControlClient(Closeable):
                 # a reply to a malformed request has id 0; other ids belong to calls that timed out
                 if reply.id == request.id or (reply.id == 0 and not reply.ok):
                     return reply
-            if is_lost:
+            if has_ended:
                 return None
         self._reopen()
         raise NoAnswerError(
@@ -158,16 +162,19 @@ class ControlClient(Closeable):
     def _poll(self, events: int, deadline_s: float) -> dict[Any, int]:
         """Wait until the socket has `events` or its monitor has some. Return what has; nothing at the deadline."""
         poller = zmq.Poller()
-        poller.register(self._socket, events)
+        if events:
+            poller.register(self._socket, events)
         poller.register(self._watch.monitor, zmq.POLLIN)
         return dict(poller.poll(max(0, math.ceil((deadline_s - time.monotonic()) * 1000))))
 
     def _read_events(self) -> bool:
-        """Read the events of the monitor. Return True if the connection has ended."""
-        is_lost = False
+        """Read the events of the monitor. Return True if a connection has ended, even if there is another now."""
+        has_ended = False
         while (event := self._watch.read()) is not None:
-            is_lost |= event == zmq.EVENT_DISCONNECTED
-        return is_lost
+            if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED):
+                self._is_lost = event == zmq.EVENT_DISCONNECTED
+                has_ended |= self._is_lost
+        return has_ended
 
     def _reopen(self) -> None:
         # the old socket may have a dead connection, or one that libzmq no longer tries to restore
