@@ -73,6 +73,12 @@ def test_plain_english() -> None:
     assert not hits, f"{len(hits)} places:\n" + "\n".join(hits)
 
 
+def test_docstrings_of_the_tests() -> None:
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    hits = [f"{path}:{line}: {hit}" for path in paths for line, hit in list_openings(path.read_text("utf-8"))]
+    assert not hits, "\n".join(hits)
+
+
 def test_the_list_finds_what_it_should() -> None:
     assert [line for line, _ in list_openings('"""What it is."""\ndef f():\n    """Whether so."""\n')] == [
         1,

@@ -1,4 +1,4 @@
-"""What has run for long holds no more memory than when it had just filled its bank and its cache of frames."""
+"""A long run holds no more memory than one that has just filled its bank and its cache of frames."""
 
 from __future__ import annotations
 

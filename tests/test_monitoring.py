@@ -1,4 +1,4 @@
-"""What launch/monitoring/ promises: rules, metrics and dashboard, against a real node and a real Prometheus."""
+"""Rules, metrics and dashboard of launch/monitoring/, against a real node and a real Prometheus."""
 
 from __future__ import annotations
 

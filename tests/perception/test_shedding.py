@@ -144,7 +144,7 @@ def test_low_priority_objects_take_turns_at_level_2_and_say_so(pipeline: Pipelin
 def test_a_held_object_is_the_same_as_one_that_never_had_the_frame(
     model: TrackerModel, pipeline: Pipeline
 ) -> None:
-    """What an object becomes depends on the frames that it was tracked on, and not on the objects beside it."""
+    """An object depends on the frames that it was tracked on, and not on the objects beside it."""
     alone = Pipeline(model, TrackerSettings(max_objects=1), "cam0")
     alone.step(frame(0, {}))
     alone.add(FramePrompt(points=[(120, 120)]), priority="low")

@@ -69,7 +69,7 @@ def step(frame: Frame) -> Action:
 
 
 def edits(frames: Sequence[Frame]) -> dict[int, list[Action]]:
-    """What users do after the n-th frame."""
+    """Return what users do after the n-th frame."""
     camera = frames[0].camera
 
     def add(prompt: FramePrompt, seq: int | None) -> Action:

@@ -1,4 +1,4 @@
-"""What a live node left out to keep its budget is left out by a replay, too."""
+"""A replay leaves out what the live node left out to keep its budget."""
 
 from __future__ import annotations
 

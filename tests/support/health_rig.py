@@ -7,7 +7,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -79,9 +79,7 @@ def send_raw(url: str, request: bytes) -> bytes:
     answer = b""
     with connect(url) as peer:
         peer.sendall(request)
-        try:
+        with suppress(ConnectionResetError):  # it closed before it had read everything
             while data := peer.recv(1 << 16):
                 answer += data
-        except ConnectionResetError:  # it closed before it had read everything
-            pass
     return answer

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sam3_node.types import MaskFrame
 from tools.bench.soak_chaos import Plan, Soak
+from tools.bench.soak_clients import Reader
 from tools.bench.soak_summary import Row, find_calm, fit_growth, read_log, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
@@ -47,7 +51,7 @@ def failed(rows: list[Row]) -> set[str]:
 
 
 def test_a_log_of_a_healthy_run_passes() -> None:
-    rows = [HEAD, *(sample(5.0 * n) for n in range(1, 61))]
+    rows = [HEAD, *(sample(5.0 * n, phase="chaos" if n < 40 else "quiet") for n in range(1, 61))]
     summary = summarise(rows)
     assert summary["passed"]
     assert {check["name"] for check in summary["checks"] if check["passed"] is None} == {
@@ -57,16 +61,17 @@ def test_a_log_of_a_healthy_run_passes() -> None:
 
 
 def test_growth_is_fitted_within_each_life_of_a_process() -> None:
-    def grow(per_s: float) -> list[Row]:
+    def grow(per_s: float, phase: str = "quiet") -> list[Row]:
         """Two lives of 300 s. The second begins with other memory, which is not growth."""
         return [
-            sample(5.0 * n, pid=n // 60, rss_mb=100 + 80 * (n // 60) + per_s * (5 * n % 300))
+            sample(5.0 * n, pid=n // 60, rss_mb=100 + 80 * (n // 60) + per_s * (5 * n % 300), phase=phase)
             for n in range(1, 120)
         ]
 
     assert fit_growth(grow(0.0), "node", "rss_mb") == pytest.approx(0.0, abs=1e-6)
     assert fit_growth(grow(0.1), "node", "rss_mb") == pytest.approx(0.1 * 595)
-    assert failed([HEAD, *grow(0.1)]) == {"growth of the node's memory"}
+    assert failed([HEAD, *grow(0.1)]) == {"growth of the node's memory in the quiet end"}
+    assert not failed([HEAD, *grow(0.1, "chaos")])
     assert fit_growth([sample(5), sample(10)], "node", "rss_mb") is None
 
 
@@ -92,7 +97,7 @@ def test_ages_count_outside_of_faults_and_under_overload() -> None:
     assert not failed(rows)
     phase = {"kind": "phase", "t_s": 61.0, "phase": "overload", "load_hz": 100.0}
     slow = sample(70, phase="overload", ages_ms={"load": [40.0] * 50})
-    late = {"kind": "recovery", "t_s": 80.0, "late_s": 2.5}
+    late = {"kind": "recovery", "t_s": 80.0, "seconds": 2.5}
     assert failed([*rows, phase, slow, late]) == {
         "age at the start of the step, p99, under overload",
         "recovery after the overload",
@@ -132,3 +137,19 @@ def test_a_short_chaos_runs_and_keeps_its_ids(tmp_path: Path) -> None:
     last = select(rows, "sample")[-1]
     assert (last["confused_ids"], last["reused_ids"]) == (0, 0)
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_recovery_counts_from_the_first_of_enough_frames_on_time() -> None:
+    class Client:
+        def __iter__(self) -> Iterator[MaskFrame]:
+            return iter(())
+
+    reader = Reader(Client(), keeps_epochs=False)  # type: ignore[arg-type]
+    reader.watch_recovery(120.0, frames=3)
+    start_s = reader._watched_s
+    for age_ms, at_s in ((500, 0.1), (20, 0.2), (30, 0.3), (130, 0.4), (10, 0.5), (20, 0.6)):
+        reader._note_recovery(age_ms, start_s + at_s)
+    assert reader.recovery_s == math.inf
+    for age_ms, at_s in ((30, 0.7), (400, 5.0), (10, 5.1), (10, 5.2), (10, 5.3)):
+        reader._note_recovery(age_ms, start_s + at_s)
+    assert reader.recovery_s == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""What a mask costs in training, and the prompts that are drawn from true masks."""
+"""The losses of masks in training, and the prompts that are drawn from true masks."""
 
 from __future__ import annotations
 

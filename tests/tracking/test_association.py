@@ -1,4 +1,4 @@
-"""Which detection is which object, decided on numbers alone."""
+"""Association of detections with objects, on numbers alone."""
 
 from __future__ import annotations
 

@@ -114,10 +114,10 @@ def print_growth(rows: Iterator[tuple[int, int, int]], last: str) -> tuple[float
 
 
 def plan_chaos(args: argparse.Namespace, weights: Path) -> Plan:
-    """Return the plan of a chaos run: mostly chaos, then the overload, then a quiet end."""
+    """Return the plan of a chaos run: mostly chaos, then the overload, then a quiet quarter of an hour."""
     seconds = 60 * args.minutes
     overload_s = min(60 * args.overload_minutes, seconds / 3)
-    quiet_s = min(60.0, seconds / 5)
+    quiet_s = min(900.0, seconds / 4)
     settings = {
         "SAM3_MODEL__NAME": args.model or str(weights),
         "SAM3_MODEL__THREADS": str(args.threads),

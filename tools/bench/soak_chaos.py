@@ -32,6 +32,7 @@ SIZE = "width=160&height=120"
 FLAP_S = 7.0
 MAX_LOAD_HZ = 240.0
 PAUSE_S = 2.0
+NEVER_S = 1e6
 FLOW_S = 5.0
 """The next fault waits until masks have come within this time."""
 READY_S = 300.0
@@ -135,10 +136,9 @@ class Soak:
         self._wait_for_masks("load")
         self._pass("overload", plan.overload_s)
         self._end_extra()
-        self._reader.watch_age(1000 / plan.camera_hz + MARGIN_MS)
-        end_s = time.monotonic()
+        self._reader.watch_recovery(1000 / plan.camera_hz + MARGIN_MS, frames=round(plan.camera_hz))
         self._pass("recovery", min(plan.quiet_s, 10.0))
-        self._write("recovery", late_s=round(max(0.0, self._reader.late_s - end_s), 2))
+        self._write("recovery", seconds=min(round(self._reader.recovery_s, 2), NEVER_S))
 
     def _pass(self, phase: str, seconds: float, chaos: bool = False) -> None:
         """Let time pass: keep the group, sample, and break things if there is `chaos`."""

@@ -5,6 +5,7 @@ Each object has a label that no other ever has. So an id with two labels has had
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -35,8 +36,10 @@ class Reader:
         self._given: set[tuple[str, int | None, int]] = set()
         self._gap_s = self.step_ms = 0.0
         self._confused = self._reused = 0
-        self.last_s = self.late_s = time.monotonic()
-        self._late_ms = float("inf")
+        self.last_s = self._watched_s = time.monotonic()
+        self._late_ms, self._wanted, self._on_time = math.inf, 0, 0
+        self.recovery_s = math.inf
+        """Seconds from `watch_recovery` until frames were on time; inf as long as they are not"""
         self.masks = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -60,8 +63,7 @@ class Reader:
         if masks.camera == "cam0":
             self._gap_s, self.last_s = max(self._gap_s, now_s - self.last_s), now_s
             self.step_ms = 0.9 * self.step_ms + 0.1 * timing.step if self.step_ms else timing.step
-            if timing.age > self._late_ms:
-                self.late_s = now_s
+            self._note_recovery(timing.age, now_s)
         for instance in masks.instances:
             key = (masks.camera, masks.epoch, instance.id)
             if self._labels.setdefault(key, instance.label) != instance.label:
@@ -75,10 +77,21 @@ class Reader:
             self._given.add(key)
             self._labels.setdefault(key, label)
 
-    def watch_age(self, limit_ms: float) -> None:
-        """From now on, note in `late_s` when a frame of cam0 was older than this at the start of its step."""
+    def watch_recovery(self, limit_ms: float, frames: int) -> None:
+        """Begin to wait for `frames` frames of cam0 in a row, none older than this at the start of its step."""
         with self._lock:
-            self._late_ms, self.late_s = limit_ms, time.monotonic()
+            self._late_ms, self._wanted, self._on_time = limit_ms, frames, 0
+            self._watched_s, self.recovery_s = time.monotonic(), math.inf
+
+    def _note_recovery(self, age_ms: float, now_s: float) -> None:
+        if age_ms > self._late_ms:
+            self._on_time = 0
+            return
+        if self._on_time == 0:
+            self._first_s = now_s
+        self._on_time += 1
+        if self._on_time == self._wanted:
+            self.recovery_s = min(self.recovery_s, self._first_s - self._watched_s)
 
     def sample(self) -> dict[str, Any]:
         """Return what came since the last sample, and what ids have shown so far."""

@@ -18,11 +18,12 @@ from tools.bench.common import percentile
 
 Row = dict[str, Any]
 WARM_S = 30.0
-"""Seconds after the first masks of a process's life that do not count for its growth: it fills caches."""
+"""Seconds after the first masks of a process's life that do not count for its growth: it fills caches. Its memory
+reaches its highest mark after some minutes only, so that of the quiet end is judged, which an overload precedes."""
 MARGIN_MS = 20.0
 """Age at the start of a step beyond one interval of the camera."""
 MAX_GROWTH_MB, MAX_GROWTH_DESCRIPTORS = 10.0, 2.0
-"""Largest fitted growth over the whole run."""
+"""Largest fitted growth: of memory over the quiet end, of descriptors over the whole run."""
 MAX_RECOVERY_S = 2.0
 COLOURS = {"kill": "tab:red", "stop": "tab:purple", "pause": "tab:orange"}
 
@@ -76,7 +77,7 @@ def list_ages(samples: Sequence[Row], camera: str) -> list[float]:
 
 
 def fit_growth(samples: Sequence[Row], name: str, field: str) -> float | None:
-    """Return the fitted growth of a process's `field` over the run's length, None for too few samples.
+    """Return the fitted growth of a process's `field` over the samples' time, None for too few samples.
 
     All lives of the process share one slope, and each has a level of its own (least squares with fixed effects).
     """
@@ -92,12 +93,12 @@ def fit_growth(samples: Sequence[Row], name: str, field: str) -> float | None:
     if not deviations:
         return None
     times, values = np.concatenate(deviations).T
-    return float(times @ values / (times @ times) * samples[-1]["t_s"])
+    return float(times @ values / (times @ times) * (samples[-1]["t_s"] - samples[0]["since_s"]))
 
 
 def measure_recovery(rows: Sequence[Row]) -> float | None:
-    """Return the seconds from the end of the overload to the last frame that was still too old, 0 if none was."""
-    return next((float(row["late_s"]) for row in select(rows, "recovery")), None)
+    """Return the seconds from the end of the overload to the first second in which no frame was too old."""
+    return next((float(row["seconds"]) for row in select(rows, "recovery")), None)
 
 
 def make_checks(rows: Sequence[Row]) -> list[Check]:
@@ -114,7 +115,12 @@ def make_checks(rows: Sequence[Row]) -> list[Check]:
         Check("epochs that changed where they had to stay", float(last["lost_epochs"]), 0, ""),
         Check("longest time without masks of cam0", gap_s, head["max_gap_s"], "s"),
         Check("processes that do not run at the end", float(len(last["missing"])), 0, ""),
-        Check("growth of the node's memory", fit_growth(samples, "node", "rss_mb"), MAX_GROWTH_MB, "MB"),
+        Check(
+            "growth of the node's memory in the quiet end",
+            fit_growth([row for row in samples if row["phase"] == "quiet"], "node", "rss_mb"),
+            MAX_GROWTH_MB,
+            "MB",
+        ),
         Check(
             "growth of the node's descriptors",
             fit_growth(samples, "node", "descriptors"),
@@ -152,6 +158,7 @@ def summarise(rows: Sequence[Row]) -> Row:
         "restarts": samples[-1]["restarts"],
         "ids": samples[-1]["ids"],
         "epochs": samples[-1]["epochs"],
+        "highest_rss_mb": max(row["processes"].get("node", {}).get("rss_mb", 0.0) for row in samples),
         "over_budget": max(row["over_budget"] for row in samples),
         "highest_shed_level": max(row["shed_level"] for row in samples),
         "checks": [{**check._asdict(), "passed": check.passed} for check in checks],

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,11 +142,10 @@ def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) ->
         )
     writer = ShardWriter(Shards(completion.store), player, limits)
     try:
-        for outcome in player.play(_take_until(completion.stop, schedule.actions())):
-            writer.add(outcome)
-            completion.progress("pushing", writer.frames, total)
-    except StoppedWaitingError:
-        pass  # raised only after a stop: the summary says so
+        with suppress(StoppedWaitingError):  # raised only after a stop: the summary says so
+            for outcome in player.play(_take_until(completion.stop, schedule.actions())):
+                writer.add(outcome)
+                completion.progress("pushing", writer.frames, total)
     finally:
         writer.flush()
     summary = _make_summary(schedule, writer, player, node.description)

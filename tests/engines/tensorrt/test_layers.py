@@ -1,4 +1,4 @@
-"""What TensorRT-RTX makes of SAM 3's stages in bfloat16, read from its own report; nothing runs.
+"""Layers of SAM 3's stages as TensorRT-RTX builds them in bfloat16, read from its own report; nothing runs.
 
 The encoder has its full width and two of its layers, the read half of its four. In float16 the same attentions add up
 the products of all keys in float16, which is wrong for tens of thousands of them.

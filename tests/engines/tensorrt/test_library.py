@@ -1,4 +1,4 @@
-"""What happens without the TensorRT library."""
+"""Errors without the TensorRT library."""
 
 from __future__ import annotations
 
