@@ -1,4 +1,4 @@
-"""What `pip install sam3-node` gives: the client alone, with four packages, and an error for the command line."""
+"""The light installation: `pip install sam3-node` gives the client with four packages; the command names its extra."""
 
 from __future__ import annotations
 
