@@ -9,16 +9,23 @@ signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 from .processes.signals import INTERRUPTED, exit_on_interrupt, raise_on_interrupt  # noqa: E402
 
+MISSING_EXTRA = 2
+"""Exit code of errors, as in cli.parser, which a module may keep from being imported."""
+
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    from .cli.main import main as run_command
-    from .cli.parser import DEVICE_FAILED
-
+    try:
+        from .cli.main import main as run_command
+        from .cli.parser import DEVICE_FAILED
+    except ModuleNotFoundError as error:
+        return _explain(error)
     try:
         raise_on_interrupt()
         code = run_command()
         exit_on_interrupt()
+    except ModuleNotFoundError as error:
+        code = _explain(error)
     except KeyboardInterrupt:
         code = INTERRUPTED
     exit_on_interrupt()
@@ -31,6 +38,17 @@ def main() -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _explain(error: ModuleNotFoundError) -> int:
+    """Print which extra has a module, and return the exit code. Raises the error if none of the command line has."""
+    from .errors import explain_missing
+
+    missing = explain_missing(error)
+    if missing is None:
+        raise error
+    print("sam3-node: error:", missing, file=sys.stderr)
+    return MISSING_EXTRA
 
 
 if __name__ == "__main__":

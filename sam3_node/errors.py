@@ -10,6 +10,9 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging"})
+"""Modules of the extra `cli`, which all extras include."""
+
 
 class Sam3NodeError(Exception):
     """Base class of all errors of this package. Control replies carry its `code`."""
@@ -39,6 +42,12 @@ class AuthenticationError(TransportError):
     """Raised when a key is absent, damaged or readable by others, or the other end of a connection refuses it."""
 
     code = "authentication"
+
+
+class NotSeenError(Sam3NodeError):
+    """Raised when masks come, but no object with the wanted label is tracked in time; the message says what is."""
+
+    code = "not_seen"
 
 
 class SettingsError(Sam3NodeError):
@@ -213,6 +222,16 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{module} is not installed; it comes with the extra '{extra}': {install_advice(extra)}"
         ) from error
+
+
+def explain_missing(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """Return the error that names the extra of a module of the command line; None for any other module."""
+    if (error.name or "").split(".")[0] not in CLI_MODULES:
+        return None
+    return MissingExtraError(
+        f"{error.name} is not installed: the package alone is the client for policies. The node needs "
+        f"{install_advice('node')}; cameras and all other commands need the extra 'cli'"
+    )
 
 
 def did_you_mean(found: object, names: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +109,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 def write_private_atomically(path: Path, data: bytes) -> None:
     """Write a file of mode 0600 in the place of an earlier one: completely, or not at all. Raises OSError."""
+    import tempfile  # here, because it slows the start of a client
+
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         new = Path(folder) / path.name
         write_private(new, data)
@@ -170,6 +171,8 @@ def temp_dir() -> Iterator[Path]:
     The next call removes the folders of processes that were killed. Raises OutputError if the folder cannot be created,
     or if another user can change its parent.
     """
+    import tempfile  # here, because it slows the start of a client
+
     root = Path(tempfile.gettempdir()) / f"sam3-node-{os.getuid()}"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
@@ -195,6 +198,8 @@ def _create_locked(root: Path) -> IO[bytes]:
             with path.open("rb") as abandoned:
                 if _try_lock(abandoned):
                     _remove(path)
+        import tempfile  # here, because it slows the start of a client
+
         lock = tempfile.NamedTemporaryFile(dir=root, suffix=".lock", delete=False)  # noqa: SIM115 - the caller closes
         _try_lock(lock)
         _folder_beside(Path(lock.name)).mkdir()

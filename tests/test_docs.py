@@ -319,6 +319,13 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
             assert written in policy
             policy = policy.replace(written, used)
         run(policy)
+        examples = [
+            block_with("docs/python-api.md", text) for text in ("wait_for(", "on_masks(", "async for")
+        ]
+        program = "\n".join(examples).replace("tcp://127.0.0.1:5551", rig.masks)
+        printed = run(program.replace("tcp://127.0.0.1:5552", rig.control), 200)
+        expected = r"red mug: \d+ pixels, \d+ ms old\n(hold still\n)?True False\nthe mug is there\n"
+        assert re.fullmatch(expected, printed)
         reader = block_with("docs/wire-v1.md", "def read_masks")
         run(f"{reader}\nseq, masks = next(read_masks({rig.masks!r}))\nassert masks[1].shape == (240, 320)")
     finally:

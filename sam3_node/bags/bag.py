@@ -34,7 +34,7 @@ FORMATS = (
 _NOT_READ = {
     ".zgroup": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
     "zarr.json": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
-    "*.tfrecord*": "an RLDS dataset (TFRecord), which is not read: write it as a LeRobot dataset, or its images as video",
+    "*.tfrecord*": "an RLDS dataset (TFRecord), which is not read: write its images as video",
 }
 
 

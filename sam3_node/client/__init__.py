@@ -1,19 +1,37 @@
 """The client for robot policies: it reads the newest masks and controls the node while it runs.
 
-It needs pyzmq, msgpack, numpy and zstandard only.
+It needs pyzmq, msgpack, numpy and zstandard only. Numpy is imported with the first pixels, asyncio with
+AsyncPerceptionClient.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ..transport import Security
+from .label_search import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
-from .values import AddedObject, Segmentation, SurfacePoints, TrackedObject
+from .values import AddedObject, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
+
+if TYPE_CHECKING:
+    from .async_client import AsyncPerceptionClient
 
 __all__ = [
     "CONTROL_ENDPOINT",
     "MASKS_ENDPOINT",
     "AddedObject",
+    "AsyncPerceptionClient",
+    "FoundObject",
+    "MasksOfCameras",
     "PerceptionClient",
     "Security",
     "Segmentation",
     "SurfacePoints",
     "TrackedObject",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AsyncPerceptionClient":
+        from .async_client import AsyncPerceptionClient
+
+        return AsyncPerceptionClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, TransportError
-from ..transport import ControlClient, MaskSubscriber, Security
-from ..types import Closeable, Delivery, MaskFrame, Priority
+from ..transport import ControlClient, Security
+from ..types import Delivery, Priority, Turns, advance
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
-from .sessions import KnownEpochs
+from .mask_reader import MaskReader
 from .snapshots import SnapshotInfo, fetch_snapshot, make_snapshot
 from .values import (
     AddedObject,
     MaskLike,
-    MasksOfCameras,
     PixelBox,
     Points,
     Segmentation,
@@ -36,6 +34,7 @@ from .values import (
     read_points,
     read_segmentation,
     read_segmentations,
+    with_doubt,
 )
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
@@ -43,7 +42,7 @@ CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
 POLL_S = 0.05
 
 
-class PerceptionClient(Closeable):
+class PerceptionClient(MaskReader):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
     It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
@@ -54,6 +53,12 @@ class PerceptionClient(Closeable):
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
     that with the error instead, and goes on itself. A request that names an id of an earlier epoch always raises it.
+    The argument `epoch` of such requests is that of the object (AddedObject.epoch); without it, the client takes the
+    one that it has seen last.
+
+    Threads may share a client: each message is taken by one of them, requests take turns, and one thread of the client
+    alone uses the sockets of masks. NodeRestarted is raised in the thread that meets it first, so threads that hold ids
+    should pass `epoch` with them.
 
     `security` names the folder of keys; without it, the environment variables SAM3_TRANSPORT__KEYS and
     SAM3_TRANSPORT__KEY do. Requests raise AuthenticationError within a second if the node refuses the key, and
@@ -72,72 +77,13 @@ class PerceptionClient(Closeable):
         sure_only: bool = False,
         security: Security | None = None,
     ) -> None:
-        self._sure_only = sure_only
-        self._on_restart = on_restart
-        self._epochs = KnownEpochs()
-        self._held: deque[MaskFrame] = deque()
-        self._newest: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
-        self._closed = False
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._control = ControlClient(control, timeout_ms, security)
         try:
-            self._masks = MaskSubscriber(masks, delivery, cameras, security)
+            super().__init__(masks, delivery, cameras, on_restart, sure_only, security)
         except BaseException:
             self._control.close()
             raise
-
-    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
-        """Return the newest masks that were not returned before; cameras take turns.
-
-        Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`. Raises NodeRestarted
-        once when the ids of a camera have begun again; the next call returns its masks.
-        """
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        masks = self._take(deadline_s)
-        while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
-            masks = self._take(deadline_s)
-        if masks is None:
-            return None
-        restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
-        if restart is not None and self._on_restart is None:
-            self._held.append(masks)
-        self._report(restart)
-        return masks.without_doubtful() if self._sure_only else masks
-
-    def latest_of_all(
-        self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
-    ) -> MasksOfCameras | None:
-        """Wait for new masks of any camera. Return the newest masks of each of `cameras`.
-
-        Their captures are at most `max_spread_ms` apart. Returns None, and raises NodeRestarted, as `latest` does.
-        Masks from before a restart are forgotten. Masks of other cameras are passed over.
-        """
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        while True:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            masks = self.latest(None if left_s is None else math.ceil(left_s * 1000))
-            if masks is None:
-                return None
-            for _ in cameras:  # those that wait, too
-                self._newest[masks.camera] = masks
-                masks = self.latest(0)
-                if masks is None:
-                    break
-            else:
-                self._newest[masks.camera] = masks
-            if all(camera in self._newest for camera in cameras):
-                found = MasksOfCameras({camera: self._newest[camera] for camera in cameras})
-                if found.spread_ms <= max_spread_ms:
-                    return found
-
-    def __iter__(self) -> Iterator[MaskFrame]:
-        """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator."""
-        return cast(Iterator[MaskFrame], iter(self.latest, None))
-
-    @property
-    def connected(self) -> bool:
-        """True while a peer is connected at the masks endpoint of the node."""
-        return bool(self._masks.connected)
 
     def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
@@ -145,6 +91,13 @@ class PerceptionClient(Closeable):
         With `cameras`, other cameras do not count. Raises TransportError that says what is missing when there is none
         within `timeout_ms` (None: no limit). Node and camera may start later than this call.
         """
+        search = self._search_camera(timeout_ms)
+        while (camera := advance(search)) is None:
+            time.sleep(POLL_S)
+        return camera
+
+    def _search_camera(self, timeout_ms: int | None) -> Turns[str]:
+        """Ask the node for a camera that sends, once in each turn."""
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
         while not self._closed:
             # without a node, a request would wait longer than the deadline
@@ -154,7 +107,7 @@ class PerceptionClient(Closeable):
                 return camera
             if time.monotonic() > deadline_s:
                 raise TransportError(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
-            time.sleep(POLL_S)
+            yield
         raise TransportError("cannot wait for a camera: this client is closed")
 
     def diagnosis(self) -> str:
@@ -218,6 +171,7 @@ class PerceptionClient(Closeable):
         mask: MaskLike | None = None,
         seq: int | None = None,
         camera: str | None = None,
+        epoch: int | None = None,
     ) -> Segmentation:
         """Correct a tracked object at once. The prompts are those of `add_object`.
 
@@ -225,17 +179,17 @@ class PerceptionClient(Closeable):
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
         args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
-        return read_segmentation(
-            self._call_with_epoch("refine_object", args, self._epochs.name_camera(camera))
-        )
+        return read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
 
-    def remove_object(self, id: int, *, camera: str | None = None) -> None:
+    def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
-        self._call_with_epoch("remove_object", {"id": id}, self._epochs.name_camera(camera))
+        self._call_on_object("remove_object", {"id": id}, camera, epoch)
 
-    def rename_object(self, id: int, label: str, *, camera: str | None = None) -> None:
+    def rename_object(
+        self, id: int, label: str, *, camera: str | None = None, epoch: int | None = None
+    ) -> None:
         """Change the label of an object. Detections no longer change it afterwards."""
-        self._call_with_epoch("rename_object", {"id": id, "label": label}, self._epochs.name_camera(camera))
+        self._call_on_object("rename_object", {"id": id, "label": label}, camera, epoch)
 
     def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
         """Return the objects that are tracked now."""
@@ -243,7 +197,7 @@ class PerceptionClient(Closeable):
         tracked = [read_object(Fields(value, "list_objects: object")) for value in objects]
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
-        return tracked
+        return [with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
 
     def segment(
         self,
@@ -289,13 +243,15 @@ class PerceptionClient(Closeable):
         )
         return read_segmentations(self._call("segment_everything", args))
 
-    def points(self, id: int, *, count: int = 1000, camera: str | None = None) -> SurfacePoints:
+    def points(
+        self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
+    ) -> SurfacePoints:
         """Return up to `count` points of an object's visible surface on the latest frame, in metres.
 
         Raises RequestError for an object without a mask or without depth on that frame.
         """
         args = {"id": id, "count": count}
-        return read_points(self._call_with_epoch("points", args, self._epochs.name_camera(camera)))
+        return read_points(self._call_on_object("points", args, camera, epoch))
 
     def set_prompts(
         self,
@@ -349,10 +305,8 @@ class PerceptionClient(Closeable):
         self._control.call("restore", name=name)
 
     def close(self) -> None:
-        """Close both connections. Idempotent."""
-        self._closed = True
-        self._held.clear()
-        self._masks.close()
+        """Close both connections. Calls that wait for masks return None. Idempotent."""
+        super().close()
         self._control.close()
 
     def _describe_node(self) -> dict[str, Any] | None:
@@ -360,31 +314,17 @@ class PerceptionClient(Closeable):
             return cast(dict[str, Any], self._control.call("describe"))
         return None
 
-    def _take(self, deadline_s: float | None) -> MaskFrame | None:
-        """Return the next masks: first those that an error held back, or newer ones of their camera."""
-        if not self._held:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            return self._masks.take(None if left_s is None else math.ceil(left_s * 1000))
-        held = self._held.popleft()
-        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
-        if newer is not None and newer.camera == held.camera:
-            return newer
-        if newer is not None:
-            self._held.append(newer)
-        return held
+    def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
+        """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
+        return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
 
-    def _report(self, restart: NodeRestarted | None) -> None:
-        """Raise the error, or call `on_restart` with it. None is no error."""
-        if restart is None:
-            return
-        self._newest.clear()
-        if self._on_restart is None:
-            raise restart
-        self._on_restart(restart)
-
-    def _call_with_epoch(self, op: str, args: dict[str, Any], camera: str | None) -> Fields:
+    def _call_with_epoch(
+        self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None = None
+    ) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         known = self._epochs.find(camera)
+        if epoch is not None and (known is None or known.epoch != epoch):
+            return self._call(op, args | drop_none(camera=camera, epoch=epoch))
         checked = drop_none(camera=camera, epoch=known.epoch if known else None)
         try:
             return self._call(op, args | checked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -52,6 +51,8 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) ->
         data += part
         if not part or len(data) == size:
             break
+    import hashlib  # here, because it slows the start of a client
+
     found = hashlib.sha256(data).hexdigest()
     if found != reply.text("sha256"):
         raise SnapshotError(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast, get_args
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 from ..errors import RequestError
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
 
-MaskLike = Mask | npt.NDArray[np.bool_]
-Points = Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]
-PixelBox = Sequence[float] | npt.NDArray[np.floating[Any]]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
+
+MaskLike: TypeAlias = "Mask | npt.NDArray[np.bool_]"
+Points: TypeAlias = "Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]"
+PixelBox: TypeAlias = "Sequence[float] | npt.NDArray[np.floating[Any]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +37,24 @@ class TrackedObject:
     silent_s: float | None = None
     """Seconds since the last frame of the camera arrived"""
     priority: Priority = "normal"
+    confidence: float | None = None
+    """Probability in 0..1 that its mask is right, in the newest masks that this client got; None if they lack it"""
+    doubtful: bool = False
+    """True if `confidence` is below the node's tracker.min_confidence"""
 
 
 @dataclass(frozen=True, slots=True)
 class Segmentation:
-    """The mask of a prompt on frame `seq`. `score` is in 0..1.
-
-    `age_ms` is the age of that frame when the node carried out the request; None with lossless delivery.
-    """
+    """The mask of a prompt on frame `seq` of `camera`. `score` is in 0..1: the IoU that the network predicts."""
 
     seq: int
     score: float
     mask: Mask
     age_ms: float | None = None
+    """Age of the frame in milliseconds when the node carried out the request; None with lossless delivery"""
+    camera: str | None = None
+    epoch: int | None = None
+    """of the camera's ids at that time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,21 +156,25 @@ def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
 
 def read_segmentation(fields: Fields) -> Segmentation:
     """Read the mask in a reply."""
-    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask")
-    age_ms = fields.number("age_ms") if fields.has("age_ms") else None
-    return Segmentation(fields.integer("seq"), fields.number("score"), mask, age_ms)
+    return _read_mask(fields, fields, f"{fields.what}: mask")
 
 
 def read_segmentations(fields: Fields) -> list[Segmentation]:
     """Read the masks in a reply."""
-    age_ms = fields.number("age_ms") if fields.has("age_ms") else None
     found = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
-    return [
-        Segmentation(
-            fields.integer("seq"), item.number("score"), decode_mask(item.any("mask"), item.what), age_ms
-        )
-        for item in found
-    ]
+    return [_read_mask(fields, item, item.what) for item in found]
+
+
+def _read_mask(fields: Fields, item: Fields, what: str) -> Segmentation:
+    """Read the mask of `item`, one of the masks of the reply `fields`."""
+    return Segmentation(
+        fields.integer("seq"),
+        item.number("score"),
+        decode_mask(item.any("mask"), what),
+        fields.number("age_ms") if fields.has("age_ms") else None,
+        fields.text("camera") if fields.has("camera") else None,
+        read_epoch(fields),
+    )
 
 
 def read_points(fields: Fields) -> SurfacePoints:
@@ -181,7 +193,7 @@ def read_epoch(fields: Fields) -> int | None:
 
 
 def read_object(fields: Fields) -> TrackedObject:
-    """Read an entry of the list of objects."""
+    """Read an entry of the list of objects. What masks say of it is added by `with_doubt`."""
     return TrackedObject(
         id=fields.integer("id"),
         camera=fields.text("camera"),
@@ -194,3 +206,13 @@ def read_object(fields: Fields) -> TrackedObject:
         silent_s=fields.number("silent_s") if fields.has("silent_s") else None,
         priority=fields.choice("priority", get_args(Priority)) if fields.has("priority") else "normal",
     )
+
+
+def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject:
+    """Return an object with the confidence that masks of its camera have for it."""
+    if masks is None or masks.epoch != tracked.epoch:
+        return tracked
+    for instance in masks.instances:
+        if instance.id == tracked.id:
+            return replace(tracked, confidence=instance.confidence, doubtful=instance.doubtful)
+    return tracked

@@ -1,13 +1,18 @@
 """ZeroMQ transport of frames, masks and control messages. No other package imports zmq."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
-from .control import ControlServer, poll
 from .control_client import ControlClient
-from .poses import PosePublisher, PoseSubscriber
-from .request_queue import Peer
 from .security import Security
-from .tap import ReceivedMessage, StreamTap
+
+if TYPE_CHECKING:
+    from .control import ControlServer, poll
+    from .poses import PosePublisher, PoseSubscriber
+    from .request_queue import Peer
+    from .tap import ReceivedMessage, StreamTap
 
 __all__ = [
     "ControlClient",
@@ -26,3 +31,20 @@ __all__ = [
     "choose_replaced",
     "poll",
 ]
+
+_LATER = {
+    "ControlServer": "control",
+    "Peer": "request_queue",
+    "PosePublisher": "poses",
+    "PoseSubscriber": "poses",
+    "ReceivedMessage": "tap",
+    "StreamTap": "tap",
+    "poll": "control",
+}
+"""Modules that are imported when a name of theirs is used: a client, which needs none, starts sooner."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import zmq
 
@@ -24,7 +25,8 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
-from .connection import BEAT_S
+from .connection import BEAT_S, ReconnectingSocket
+from .newest_masks import NewestMasks
 from .receiver import Receiver
 from .security import Security
 from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MAX_SUBSCRIPTION_BYTES, BoundSocket, send_parts
@@ -236,8 +238,8 @@ class MaskPublisher(Publisher):
 class MaskSubscriber(Receiver[MaskFrame]):
     """A subscriber of the node's masks: `newest` keeps the newest of each camera, `every` keeps all in order.
 
-    It is a context manager. With `cameras`, masks of other cameras are ignored.
-    Raises TransportError for a malformed endpoint; the node may start later.
+    It is a context manager. With `cameras`, masks of other cameras are ignored. With `lazy`, masks are decoded when
+    their pixels are first used. Raises TransportError for a malformed endpoint; the node may start later.
     """
 
     root = b"masks/"
@@ -248,12 +250,13 @@ class MaskSubscriber(Receiver[MaskFrame]):
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),
         security: Security | None = None,
+        lazy: bool = False,
     ) -> None:
         topics = [masks_topic(camera) for camera in cameras]
         keys = (security or Security.from_environment()).client_keys("node")
-        super().__init__(
-            [(endpoint, keys)], delivery, topics, unpack_masks, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS
-        )
+        unpack = partial(unpack_masks, lazy=lazy)
+        self.newest = NewestMasks(MAX_MASKS_CAMERAS)
+        super().__init__([(endpoint, keys)], delivery, topics, unpack, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS)
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the next masks, or None when none arrive within `timeout_ms` (None: no limit) or after `close`.
@@ -262,6 +265,15 @@ class MaskSubscriber(Receiver[MaskFrame]):
         """
         taken = self._take(timeout_ms)
         return None if taken is None else taken[0]
+
+    def _store(self, message: MaskFrame, received_ns: int, source: ReconnectingSocket) -> None:
+        self.newest.put(message)
+        super()._store(message, received_ns, source)
+        self.newest.notify()
+
+    def _wake(self) -> None:
+        super()._wake()
+        self.newest.close()
 
 
 def _stamp_masks(masks: MaskFrame) -> MaskFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -9,11 +10,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import TransportError
 from ..types import Closeable
 from ..wire import BEAT_TOPIC
+from .monitor import read_event
 from .security import ClientKeys, Socket, explain_refusal
 from .sockets import connect, open_socket, receive_parts
 
@@ -33,14 +34,23 @@ MAX_UNEXPLAINED = 3
 MAX_UNEXPLAINED_PLAIN = 10
 """The same without a key. A node that expects one may end the connection before it has said so."""
 
+_numbers = itertools.count()
+
 log = logging.getLogger(__name__)
 
 
 class HandshakeWatch:
-    """Reads the monitor of a connecting socket, and says why its handshakes fail."""
+    """Reads the monitor of a connecting socket, and says why its handshakes fail.
+
+    Its owner reads all events as they come, or closes it: libzmq's thread waits for space once about 1000 events wait,
+    and with it all sockets of the context do.
+    """
 
     def __init__(self, socket: Socket, endpoint: str, keys: ClientKeys | None, events: int = 0) -> None:
-        self.monitor = socket.get_monitor_socket(_REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | events)
+        self._socket = socket
+        # the address of a monitor that was closed stays taken for a moment
+        address = f"inproc://monitor-{next(_numbers)}"
+        self.monitor = socket.get_monitor_socket(_REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | events, address)
         self.refusal: str | None = None
         """Why the other end cannot be used; None if it can, or was not reached yet."""
         self._endpoint, self._keys = endpoint, keys
@@ -48,18 +58,25 @@ class HandshakeWatch:
 
     def read(self) -> int | None:
         """Return the next event; None if none waits."""
-        if not self.monitor.poll(0):
+        read = read_event(self.monitor)
+        if read is None:
             return None
-        message = recv_monitor_message(self.monitor)
-        event = message["event"]
+        event, value = read
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.refusal, self._failures = None, 0
         elif event & _REFUSED:
             self._failures += 1
             most = MAX_UNEXPLAINED_PLAIN if self._keys is None else MAX_UNEXPLAINED
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failures >= most:
-                self.refusal = explain_refusal(event, message["value"], self._endpoint, self._keys)
-        return int(event)
+                self.refusal = explain_refusal(event, value, self._endpoint, self._keys)
+        return event
+
+    def close(self) -> None:
+        """Stop the monitor. Idempotent; the socket itself stays open."""
+        if not self.monitor.closed:
+            if not self._socket.closed:
+                self._socket.disable_monitor()
+            self.monitor.close(0)
 
 
 class ReconnectingSocket:
@@ -151,8 +168,7 @@ class ReconnectingSocket:
 
     def close(self) -> None:
         """Close the socket and its monitor."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
+        self._watch.close()
         self.socket.close(0)
 
 
@@ -204,6 +220,11 @@ class Listener(Closeable):
     def refusals(self) -> tuple[str, ...]:
         """Reasons for which endpoints cannot be used: a key is refused, missing or revoked."""
         return tuple(socket.refusal for socket in self._sockets if socket.refusal is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """True when no message will come any more: the thread was stopped, or has failed."""
+        return self._closing or self._failure is not None
 
     def close(self) -> None:
         """Stop the thread and close its sockets. Calls that wait for a message return None. Idempotent."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import zmq
@@ -25,6 +25,15 @@ from .security import Security
 from .sockets import MAX_MESSAGE_BYTES, connect, open_socket, receive_parts, send_parts
 
 QUEUE = 64
+REPEATABLE = frozenset(
+    {
+        *("describe", "status", "list_objects", "segment", "segment_everything", "points", "read_snapshot"),
+        *("set_prompts", "pause", "resume"),
+    }
+)
+"""Operations that may be carried out twice, with the result of once."""
+SETTLED_S = 0.5
+"""Age of a socket that should be connected by now."""
 
 
 class ControlClient(Closeable):
@@ -47,7 +56,9 @@ class ControlClient(Closeable):
 
         Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError
         when no node is connected or no reply arrives in time; in the latter case the node may still execute the
-        operation. Raises AuthenticationError as soon as a key is refused.
+        operation. When the connection ends before the reply, as all do when a key is revoked, a REPEATABLE operation is
+        requested again, and NoAnswerError is raised at once for another. Raises AuthenticationError as soon as a key is
+        refused.
         """
         with self._turn:
             if self._socket.closed:
@@ -57,8 +68,13 @@ class ControlClient(Closeable):
                 raise self._keys.distrust(self._endpoint)
             deadline_s = time.monotonic() + self._timeout_ms / 1000
             request = Request(next(self._ids), op, args)
-            self._send(pack_request(request), op, deadline_s)
-            return _read_result(self._wait_for_reply(request, deadline_s))
+            body = pack_request(request)
+            if not self._socket.poll(0, zmq.POLLOUT) and time.monotonic() > self._opened_s + SETTLED_S:
+                self._reopen()  # tries at once, the old socket at its next interval
+            self._is_lost = False
+            # only meanwhile, because nobody reads its events later
+            with closing(self._watch_connection()) as self._watch:
+                return _read_result(self._exchange(request, body, deadline_s))
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -67,11 +83,11 @@ class ControlClient(Closeable):
 
     def _open(self) -> None:
         self._socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
+        self._opened_s = time.monotonic()
         # never queue for a node that is not connected: it would execute the request long after the call has failed
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         if self._keys is not None:
             self._keys.apply(self._socket)
-        self._handshakes = HandshakeWatch(self._socket, self._endpoint, self._keys)
         try:
             connect(self._socket, self._endpoint)
         except TransportError:
@@ -79,15 +95,28 @@ class ControlClient(Closeable):
             raise
 
     def _close(self) -> None:
-        if not self._socket.closed:
-            self._socket.disable_monitor()
-            self._handshakes.monitor.close(0)
         self._socket.close(0)
+
+    def _watch_connection(self) -> HandshakeWatch:
+        return HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
+
+    def _exchange(self, request: Request, body: Buffer, deadline_s: float) -> Reply:
+        """Send a request, again if it is repeatable and the connection ends, and return the reply."""
+        while True:
+            self._send(body, request.op, deadline_s)
+            reply = self._wait_for_reply(request, deadline_s)
+            if reply is not None:
+                return reply
+            if request.op not in REPEATABLE:
+                raise NoAnswerError(
+                    f"the connection to {self._endpoint} ended before '{request.op}' was answered: a key was revoked, "
+                    "or the node ended; it may have carried out the request: look, then repeat it"
+                )
 
     def _send(self, body: Buffer, op: str, deadline_s: float) -> None:
         if self._wait_for_node(deadline_s) and send_parts(self._socket, [body], MAX_MESSAGE_BYTES):
             return
-        refusal = self._handshakes.refusal
+        refusal = self._watch.refusal
         self._reopen()
         if refusal is not None:
             raise AuthenticationError(f"{refusal}; '{op}' was not sent")
@@ -97,40 +126,55 @@ class ControlClient(Closeable):
         )
 
     def _wait_for_node(self, deadline_s: float) -> bool:
-        """Return True when a node is connected, False at the deadline or when a key is refused."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLOUT)
-        poller.register(self._handshakes.monitor, zmq.POLLIN)
+        """Return True when a node is connected, False at the deadline or when a key is refused.
+
+        A connection that has ended takes messages for a moment longer, so only a new handshake counts after it.
+        """
         while True:
-            left_ms = max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
-            if self._socket in (ready := dict(poller.poll(left_ms))):
+            ready = self._poll(0 if self._is_lost else zmq.POLLOUT, deadline_s)
+            self._read_events()
+            if self._socket in ready and not self._is_lost:
                 return True
-            while self._handshakes.read() is not None:
-                pass
-            if not ready or self._handshakes.refusal is not None:
+            if not ready or self._watch.refusal is not None:
                 return False
 
-    def _wait_for_reply(self, request: Request, deadline_s: float) -> Reply:
-        for parts in self._messages(deadline_s):
-            try:
-                reply = unpack_reply(parts[-1])
-            except WireError:
-                continue
-            # a reply to a malformed request has id 0; other ids belong to calls that timed out
-            if reply.id == request.id or (reply.id == 0 and not reply.ok):
-                return reply
+    def _wait_for_reply(self, request: Request, deadline_s: float) -> Reply | None:
+        """Return the reply, or None if the connection ended. Raises NoAnswerError at the deadline."""
+        while self._poll(zmq.POLLIN, deadline_s) and time.monotonic() < deadline_s:
+            # before the replies, so that one that came before the connection ended is read
+            has_ended = self._read_events()
+            while time.monotonic() < deadline_s and (parts := receive_parts(self._socket)) is not None:
+                try:
+                    reply = unpack_reply(parts[-1])
+                except WireError:
+                    continue
+                # a reply to a malformed request has id 0; other ids belong to calls that timed out
+                if reply.id == request.id or (reply.id == 0 and not reply.ok):
+                    return reply
+            if has_ended:
+                return None
         self._reopen()
         raise NoAnswerError(
             f"no answer to '{request.op}' from {self._endpoint} within {self._timeout_ms} ms:"
             " the node is busy or hangs, or another program uses that endpoint"
         )
 
-    def _messages(self, deadline_s: float) -> Iterator[list[memoryview]]:
-        while (left_ms := int((deadline_s - time.monotonic()) * 1000)) > 0:
-            if self._socket.poll(left_ms):
-                parts = receive_parts(self._socket)
-                if parts is not None:
-                    yield parts
+    def _poll(self, events: int, deadline_s: float) -> dict[Any, int]:
+        """Wait until the socket has `events` or its monitor has some. Return what has; nothing at the deadline."""
+        poller = zmq.Poller()
+        if events:
+            poller.register(self._socket, events)
+        poller.register(self._watch.monitor, zmq.POLLIN)
+        return dict(poller.poll(max(0, math.ceil((deadline_s - time.monotonic()) * 1000))))
+
+    def _read_events(self) -> bool:
+        """Read the events of the monitor. Return True if a connection has ended, even if there is another now."""
+        has_ended = False
+        while (event := self._watch.read()) is not None:
+            if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED):
+                self._is_lost = event == zmq.EVENT_DISCONNECTED
+                has_ended |= self._is_lost
+        return has_ended
 
     def _reopen(self) -> None:
         # the old socket may have a dead connection, or one that libzmq no longer tries to restore

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+
+from .monitor import read_event
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,6 @@ LARGE_SHARE = 1 / 8
 """Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
 MAX_UNREAD_BYTES = 1 << 20
 """What peers have sent and the owner has not read may take 32 times this memory before memory is watched."""
-MAX_GROWTH_BYTES = 24 << 20
-"""Growth of resident memory, since more than MAX_UNREAD_BYTES waits, at which the peer that sent most is cut off."""
 COMMANDS_PER_S = 64
 """Bytes per second of a connection that may be commands of the protocol, which nobody reads."""
 _BYTES_RECEIVED = struct.Struct("=Q")
@@ -74,7 +73,7 @@ class ConnectionGuard:
         socket: zmq.Socket[Any],
         max_bytes: int,
         bytes_per_s: int,
-        max_growth_bytes: int = MAX_GROWTH_BYTES,
+        max_growth_bytes: int,
         watches_memory: bool = False,
     ) -> None:
         self._max_bytes, self._bytes_per_s = max_bytes, bytes_per_s
@@ -163,9 +162,8 @@ class ConnectionGuard:
         sources: list[tuple[Any, int]] = [(self._monitor, zmq.POLLIN), (self._wake_reader, zmq.POLLIN)]
         ready = dict(zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms))
         is_asked = self._wake_reader in ready and bool(os.read(self._wake_reader, 1))
-        while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            event, descriptor = message["event"], message["value"]
+        while (read := read_event(self._monitor)) is not None:
+            event, descriptor = read
             if event == zmq.EVENT_MONITOR_STOPPED:
                 return False
             self._count_peers(event, descriptor)

@@ -17,7 +17,6 @@ import os
 import re
 import threading
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,6 +254,8 @@ def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
     """Read a key file. Raises AuthenticationError, whose message has none of the file's content."""
     try:
         content = read_private(path, MAX_FILE_BYTES + 1)
+        import tomllib  # here, because it slows the start of a client
+
         fields = tomllib.loads(content.decode()) if len(content) <= MAX_FILE_BYTES else {}
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a key file"

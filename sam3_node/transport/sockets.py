@@ -12,16 +12,17 @@ from __future__ import annotations
 import re
 import socket as posix
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from ..errors import TransportError
 from ..types import Buffer
-from .authenticator import Authenticator
-from .guard import MAX_GROWTH_BYTES, ConnectionGuard
 from .keys import Key
 from .security import CURVE_BYTES, Security, Socket
+
+if TYPE_CHECKING:
+    from .authenticator import Authenticator
 
 MAX_FRAME_BYTES = 1 << 28
 """Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
@@ -53,11 +54,12 @@ _ZERO_COPY_RECV = 10
 """ZMQ_ZERO_COPY_RECV, a context option that pyzmq does not name. Where it is on, as by default, a waiting message of 34
 bytes holds the buffer of 8 KiB with which libzmq has read it."""
 _REQUESTS_RECEIVE_BUFFER = 1 << 17
-_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10, MAX_GROWTH_BYTES)
+_MAX_GROWTH_BYTES = 24 << 20
+_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10, _MAX_GROWTH_BYTES)
 _BUDGETS: dict[int, tuple[int, int, int]] = {
     zmq.PUB: _SUBSCRIPTIONS_BUDGET,
     zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
-    zmq.ROUTER: (3 << 23, 1 << 20, MAX_GROWTH_BYTES),
+    zmq.ROUTER: (3 << 23, 1 << 20, _MAX_GROWTH_BYTES),
 }
 """By socket type: bytes that peers may send in advance, all together, bytes per second of each peer, and the growth of
 the process for which a peer is cut off while much is unread."""
@@ -103,6 +105,9 @@ class BoundSocket:
         lossless: bool = False,
         budget: tuple[int, int, int] | None = None,
     ) -> None:
+        from .authenticator import Authenticator  # a client needs neither
+        from .guard import ConnectionGuard
+
         check_endpoint(endpoint)
         keys = (security or Security.from_environment()).server_keys(role, endpoint)
         _check_ipc_free(endpoint)

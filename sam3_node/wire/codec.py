@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgpack
-import numpy as np
 
 from ..errors import WireError
 from ..types import Buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..types import lazy_numpy as np
 
 VERSION = 1
 MAX_INT = 2**63 - 1

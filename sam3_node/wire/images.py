@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-import numpy.typing as npt
-
-from ..errors import WireError
+from ..errors import WireError, require
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
 from . import zstd
 from .codec import MAX_SIDE
 from .image_headers import ImageHeader, check_png_pixels, read_jpeg_header, read_png_header
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
 
 CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 """Bytes per pixel of each raw colour encoding."""
@@ -37,7 +40,7 @@ def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> B
         return _flatten(image)
     if encoding == "rgb8":
         return _flatten(image[:, :, ::-1])
-    import cv2
+    cv2 = require("cv2", "cli")
 
     if encoding == "mono8":
         return _flatten(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY))
@@ -58,7 +61,7 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
         return _view_read_only(frame.colour, np.uint8, (*shape, 3))
     if encoding == "rgb8":
         return np.ascontiguousarray(_view_read_only(frame.colour, np.uint8, (*shape, 3))[:, :, ::-1])
-    import cv2
+    cv2 = require("cv2", "cli")
 
     if encoding == "mono8":
         return cast(Image, cv2.cvtColor(_view_read_only(frame.colour, np.uint8, shape), cv2.COLOR_GRAY2BGR))
@@ -105,7 +108,7 @@ def decode_depth(depth: Depth, max_pixels: int = MAX_FRAME_PIXELS) -> DepthImage
     check_depth(depth)
     _check_pixels(depth.width, depth.height, max_pixels, what)
     if depth.encoding == "png16":
-        import cv2
+        cv2 = require("cv2", "cli")
 
         _check_compressed(depth.data, "png", depth.width, depth.height, max_pixels, what)
         if not is_depth_png(depth.data):
@@ -153,7 +156,7 @@ def _view_read_only(data: Buffer, dtype: Any, shape: tuple[int, ...]) -> npt.NDA
 
 
 def _compress(image: npt.NDArray[Any], extension: str, options: list[int]) -> memoryview:
-    import cv2
+    cv2 = require("cv2", "cli")
 
     done, data = cv2.imencode(f".{extension}", image, options)
     if not done:
@@ -162,7 +165,7 @@ def _compress(image: npt.NDArray[Any], extension: str, options: list[int]) -> me
 
 
 def _decompress(data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, what: str) -> npt.NDArray[Any]:
-    import cv2
+    cv2 = require("cv2", "cli")
 
     try:
         image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), flags)
@@ -171,7 +174,7 @@ def _decompress(data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, wh
     if image is None or image.shape != shape or image.dtype != dtype:
         actual = "bytes that cannot be decoded" if image is None else f"{image.dtype} {list(image.shape)}"
         raise WireError(f"{what}: expected {dtype} {list(shape)}, found {actual}")
-    return cast(npt.NDArray[Any], image)
+    return cast("npt.NDArray[Any]", image)
 
 
 def _check_pixels(width: int, height: int, max_pixels: int, what: str) -> None:

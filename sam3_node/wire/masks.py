@@ -7,15 +7,18 @@ the whole image, which is zero outside the box. An empty mask has the box [0, 0,
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import WireError
 from ..types import Box, Mask, MaskEncoding
 from . import rle, zstd
 from .codec import MAX_SIDE, Fields
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
 
 MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
 """Maximum number of pixels inside the boxes of all masks of a message."""
@@ -38,13 +41,61 @@ def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, A
     }
 
 
+class EncodedMask(Mask):
+    """A mask whose crop is decoded when it is first used; its size, box and area are known before.
+
+    Using `crop` or `full` raises WireError if the data are damaged, or are not a mask of that area. The header of the
+    data was checked before. Threads may share it.
+    """
+
+    __slots__ = ("_area", "_data", "_encoding", "_what")
+    _area: int
+    _data: bytes
+    _encoding: MaskEncoding
+    _what: str
+
+    def __init__(
+        self, size: tuple[int, int], box: Box, encoding: MaskEncoding, data: bytes, area: int, what: str
+    ) -> None:
+        """Create a mask of data whose header is valid."""
+        values = {
+            "size": size,
+            "box": box,
+            "_encoding": encoding,
+            "_data": data,
+            "_area": area,
+            "_what": what,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> npt.NDArray[np.bool_]:
+        """Decode the crop; called only for what is not set, as the crop is not before."""
+        if name != "crop":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        crop = _decode_crop(self._data, self._encoding, self.size, self.box, self._what)
+        if (found := int(np.count_nonzero(crop))) != self._area:
+            raise WireError(f"{self._what}: expected an area of {self._area} pixels, found {found}")
+        object.__setattr__(self, "crop", crop)
+        return crop
+
+    @property
+    def area(self) -> int:
+        """Number of pixels inside the mask, as the message says."""
+        return self._area
+
+    def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
+        return Mask, (self.size, self.box, self.crop)
+
+
 def decode_mask(
     value: object,
     what: str = "mask",
     max_pixels: int = MAX_MASK_PIXELS,
     frame_size: tuple[int, int] | None = None,
+    lazy_area: int | None = None,
 ) -> Mask:
-    """Return the mask of a map.
+    """Return the mask of a map. With its area, it is an EncodedMask.
 
     Raises WireError for invalid maps, boxes of more than `max_pixels`, and images that are not of `frame_size`
     (height, width), if it is given. Nothing is decoded then.
@@ -57,14 +108,27 @@ def decode_mask(
     x0, y0, x1, y1 = fields.integers("box", 4, high=MAX_SIDE)
     box = (x0, y0, x1, y1)
     _check_box(box, (height, width), what)
-    if (x1 - x0) * (y1 - y0) > max_pixels:
+    pixels = (x1 - x0) * (y1 - y0)
+    if pixels > max_pixels:
         raise WireError(f"{what}: expected a box of at most {max_pixels} pixels, found {box}")
     data = fields.blob("data")
+    if lazy_area is None:
+        return Mask((height, width), box, _decode_crop(data, encoding, (height, width), box, what))
+    if lazy_area > pixels:
+        raise WireError(f"{what}: expected an area within the box {box}, found {lazy_area} pixels")
     if encoding == "rle":
-        crop = rle.decode(data, (height, width), box, what)
-    else:
-        crop = _unpack_bits(data, (y1 - y0, x1 - x0), what)
-    return Mask((height, width), box, crop)
+        rle.check_length(data, box, what)
+    elif pixels or data:
+        zstd.check_size(data, (pixels + 7) // 8, what)
+    return EncodedMask((height, width), box, encoding, data, lazy_area, what)
+
+
+def _decode_crop(
+    data: bytes, encoding: MaskEncoding, size: tuple[int, int], box: Box, what: str
+) -> npt.NDArray[np.bool_]:
+    if encoding == "rle":
+        return rle.decode(data, size, box, what)
+    return _unpack_bits(data, (box[3] - box[1], box[2] - box[0]), what)
 
 
 def _check_box(box: Box, size: tuple[int, int], what: str) -> None:

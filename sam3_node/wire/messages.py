@@ -75,8 +75,11 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
     return [masks_topic(masks.camera), pack(body)]
 
 
-def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
-    """Unpack masks from the parts of a message. Raises WireError for any other input."""
+def unpack_masks(parts: Sequence[Buffer], lazy: bool = False) -> MaskFrame:
+    """Unpack masks from the parts of a message. Raises WireError for any other input.
+
+    With `lazy`, each mask is decoded when its pixels are first used. Damage in them raises WireError only then.
+    """
     if len(parts) != 2:
         raise WireError(f"masks: expected 2 parts (topic, body), found {len(parts)}")
     body = Fields(unpack(parts[1], what="masks", limits=_LIMITS), "masks")
@@ -95,7 +98,7 @@ def unpack_masks(parts: Sequence[Buffer]) -> MaskFrame:
         height=height,
         model=body.text("model"),
         prompts=body.texts("prompts"),
-        instances=_unpack_instances(body.sequence("instances"), (height, width)),
+        instances=_unpack_instances(body.sequence("instances"), (height, width), lazy),
         node=body.text("node") if body.has("node") else None,
         epoch=body.integer("epoch", high=MAX_EPOCH) if body.has("epoch") else None,
         shed=read_shed(body.fields("shed")) if body.has("shed") else None,
@@ -145,20 +148,22 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
     )
 
 
-def _unpack_instances(values: Sequence[object], size: tuple[int, int]) -> tuple[Instance, ...]:
+def _unpack_instances(values: Sequence[object], size: tuple[int, int], lazy: bool) -> tuple[Instance, ...]:
     instances: dict[int, Instance] = {}
     free_pixels = MAX_MASK_PIXELS
     for index, value in enumerate(values):
-        instance = _unpack_instance(Fields(value, f"masks: instance {index}"), size, free_pixels)
+        instance = _unpack_instance(Fields(value, f"masks: instance {index}"), size, free_pixels, lazy)
         if instances.setdefault(instance.id, instance) is not instance:
             raise WireError(f"masks: expected each instance's id once, found {instance.id} twice")
-        free_pixels -= instance.mask.crop.size
+        x0, y0, x1, y1 = instance.box
+        free_pixels -= (x1 - x0) * (y1 - y0)
     return tuple(instances.values())
 
 
-def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int) -> Instance:
-    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask", max_pixels, size)
-    if fields.integers("box", 4) != mask.box or fields.integer("area") != mask.area:
+def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int, lazy: bool) -> Instance:
+    area = fields.integer("area")
+    mask = decode_mask(fields.any("mask"), f"{fields.what}: mask", max_pixels, size, area if lazy else None)
+    if fields.integers("box", 4) != mask.box or area != mask.area:
         raise WireError(
             f"{fields.what}: expected the box {mask.box} and area {mask.area} of its mask, found others"
         )

@@ -7,17 +7,22 @@ pycocotools is not used, because it would allocate the whole image of an untrust
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import WireError
 from ..types import Box, Mask
 from .codec import describe
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
+
 _MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
 _MAX_BYTES = 8 << 20
 
-Integers = npt.NDArray[np.int64]
+Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def encode(mask: Mask) -> bytes:
@@ -37,12 +42,7 @@ def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> npt.NDArr
 
     Raises WireError for any other data.
     """
-    x0, y0, x1, y1 = box
-    rows, columns = y1 - y0, x1 - x0
-    if len(data) > min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), _MAX_BYTES):
-        raise WireError(
-            f"{what}: expected counts for a box of {columns} x {rows} pixels, found {len(data)} bytes"
-        )
+    rows, columns = check_length(data, box, what)
     counts = _decompress(np.frombuffer(data, dtype=np.uint8), size[0] * size[1], what)
     starts, lengths = _locate_runs(counts, size[0], box, what)
     pattern = np.zeros((starts.size, 2), dtype=np.int64)
@@ -53,6 +53,16 @@ def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> npt.NDArr
     filled = np.repeat(np.tile([False, True], starts.size), pattern.ravel())
     crop[: filled.size] = filled
     return np.ascontiguousarray(crop.reshape(columns, rows).T)
+
+
+def check_length(data: bytes, box: Box, what: str) -> tuple[int, int]:
+    """Return rows and columns of a box. Raises WireError for more data than it can need."""
+    rows, columns = box[3] - box[1], box[2] - box[0]
+    if len(data) > min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), _MAX_BYTES):
+        raise WireError(
+            f"{what}: expected counts for a box of {columns} x {rows} pixels, found {len(data)} bytes"
+        )
+    return rows, columns
 
 
 def _find_runs(mask: Mask) -> tuple[Integers, Integers]:

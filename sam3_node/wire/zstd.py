@@ -28,15 +28,23 @@ def compress(data: Buffer) -> bytes:
     return _codecs.compressor.compress(data)
 
 
+def check_size(data: Buffer, size: int, what: str) -> None:
+    """Raise WireError for data that are no zstd frame, or one that declares another size. Nothing is decompressed."""
+    try:
+        declared = zstandard.get_frame_parameters(data).content_size
+    except (zstandard.ZstdError, ValueError) as error:
+        raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error
+    if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:
+        raise WireError(f"{what}: expected a zstd frame of {size} bytes, found one that cannot hold them")
+
+
 def decompress(data: Buffer, size: int, what: str) -> bytes:
     """Return the `size` bytes of one zstd frame.
 
     Raises WireError for invalid data, and before allocating memory if the frame declares another size.
     """
+    check_size(data, size, what)
     try:
-        declared = zstandard.get_frame_parameters(data).content_size
-        if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:
-            raise WireError(f"{what}: expected a zstd frame of {size} bytes, found one that cannot hold them")
         content = _codecs.decompressor.decompress(data, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError) as error:
         raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error

@@ -13,8 +13,11 @@ ADVICE = {
     "WireError": "Check the peer against wire version 1. A request with wrong arguments answers `bad_request` instead.",
     "TransportError": 'Check the endpoint: malformed, taken, or nobody answers in time. After "no answer" the node may '
     "still carry the request out.",
-    "NoAnswerError": "Start the node, or correct the endpoint; wait longer: `--timeout`, or in Python `timeout_ms`.",
+    "NoAnswerError": "Start the node, or correct the endpoint; wait longer: `--timeout`, or in Python `timeout_ms`. "
+    "If the connection ended before the reply, look what the node did, then repeat the request.",
     "AuthenticationError": "Compare `sam3-node keys list` on both machines, see [security](security.md#keys).",
+    "NotSeenError": "Look at the labels and states that the message lists; name the object with `set_prompts`, or mark "
+    "it with `add_object`.",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
     "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
     "CalibrationError": "Take the views that the message asks for, or correct the board, the poses or their units "

@@ -156,7 +156,9 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "pyarrow" / "__init__.py").write_text("raise ModuleNotFoundError(name='pyarrow')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     for version in VERSIONS:
-        with pytest.raises(MissingExtraError, match=r"pyarrow is not installed; .*sam3-node\[lerobot-datasets\]"):
+        with pytest.raises(
+            MissingExtraError, match=r"pyarrow is not installed; .*sam3-node\[lerobot-datasets\]"
+        ):
             read(DATA / version, topics=["wrist"])
 
 

@@ -1,0 +1,201 @@
+"""The client for policies that use asyncio: the same core, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from ..errors import NodeRestarted, TransportError
+from ..transport import Security
+from ..types import Delivery, MaskFrame, advance
+from .label_search import FoundObject
+from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
+from .values import MasksOfCameras
+
+P = ParamSpec("P")
+T = TypeVar("T")
+MAX_REQUEST_THREADS = 4
+
+
+def _awaited(
+    method: Callable[Concatenate[PerceptionClient, P], T],
+) -> Callable[Concatenate[AsyncPerceptionClient, P], Coroutine[Any, Any, T]]:
+    """Return a request of the client as a coroutine that runs in a thread."""
+
+    @wraps(method)
+    async def call(self: AsyncPerceptionClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(partial(method, self._client, *args, **kwargs))
+
+    return call
+
+
+class AsyncPerceptionClient:
+    """The asyncio twin of PerceptionClient: the same arguments, methods and errors, with `await` and `async for`.
+
+    It is an async context manager, for one event loop. Masks are awaited without a thread of their own for each call;
+    requests run in threads. A request that is cancelled is still carried out. `on_restart` is called in the event loop.
+    """
+
+    def __init__(
+        self,
+        masks: str = MASKS_ENDPOINT,
+        control: str = CONTROL_ENDPOINT,
+        *,
+        delivery: Delivery = "newest",
+        cameras: Sequence[str] = (),
+        timeout_ms: int = 2000,
+        on_restart: Callable[[NodeRestarted], object] | None = None,
+        sure_only: bool = False,
+        security: Security | None = None,
+    ) -> None:
+        self._on_restart = on_restart
+        self._client = PerceptionClient(
+            masks,
+            control,
+            delivery=delivery,
+            cameras=cameras,
+            timeout_ms=timeout_ms,
+            on_restart=None if on_restart is None else self._pass_on,
+            sure_only=sure_only,
+            security=security,
+        )
+        self._threads = ThreadPoolExecutor(MAX_REQUEST_THREADS, "sam3-node requests")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrival: asyncio.Future[None]
+
+    async def __aenter__(self) -> Self:
+        self._bind()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> MaskFrame:
+        """Return the newest masks as they arrive, until `close`. NodeRestarted does not end the iteration."""
+        masks = await self.latest()
+        if masks is None:
+            raise StopAsyncIteration
+        return masks
+
+    @property
+    def connected(self) -> bool:
+        """True while a peer is connected at the masks endpoint of the node."""
+        return self._client.connected
+
+    def newest(self, camera: str | None = None) -> MaskFrame | None:
+        """Return the newest masks of a camera at once, as `PerceptionClient.newest` does."""
+        return self._client.newest(camera)
+
+    async def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
+        """Return the newest masks that were not returned before, as `PerceptionClient.latest` does."""
+        return await self._wait(lambda: self._client.latest(0), timeout_ms)
+
+    async def latest_of_all(
+        self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
+    ) -> MasksOfCameras | None:
+        """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
+        return await self._wait(lambda: self._client.latest_of_all(cameras, 0, max_spread_ms), timeout_ms)
+
+    async def wait_for(
+        self, label: str, timeout_ms: int | None = 30_000, *, camera: str | None = None
+    ) -> FoundObject:
+        """Wait until an object with `label` is tracked, as `PerceptionClient.wait_for` does."""
+        search = self._client._search(label, camera)
+        found = await self._wait(search.find, timeout_ms)
+        return await self._run(partial(self._client._settle, search, found, label, timeout_ms))
+
+    async def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
+        """Wait until a camera sends and its frame was processed, as `PerceptionClient.wait_for_camera` does."""
+        search = self._client._search_camera(timeout_ms)
+        while (camera := await self._run(partial(advance, search))) is None:
+            await asyncio.sleep(POLL_S)
+        return camera
+
+    add_object = _awaited(PerceptionClient.add_object)
+    refine_object = _awaited(PerceptionClient.refine_object)
+    remove_object = _awaited(PerceptionClient.remove_object)
+    rename_object = _awaited(PerceptionClient.rename_object)
+    list_objects = _awaited(PerceptionClient.list_objects)
+    segment = _awaited(PerceptionClient.segment)
+    segment_everything = _awaited(PerceptionClient.segment_everything)
+    points = _awaited(PerceptionClient.points)
+    set_prompts = _awaited(PerceptionClient.set_prompts)
+    reset = _awaited(PerceptionClient.reset)
+    pause = _awaited(PerceptionClient.pause)
+    resume = _awaited(PerceptionClient.resume)
+    status = _awaited(PerceptionClient.status)
+    diagnosis = _awaited(PerceptionClient.diagnosis)
+    snapshot = _awaited(PerceptionClient.snapshot)
+    fetch_snapshot = _awaited(PerceptionClient.fetch_snapshot)
+    restore = _awaited(PerceptionClient.restore)
+
+    async def close(self) -> None:
+        """Close both connections. Coroutines that wait for masks return None. Idempotent."""
+        await asyncio.get_running_loop().run_in_executor(None, self._client.close)
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        """Run a call of the client in a thread, and return its result."""
+        try:
+            return await self._bind().run_in_executor(self._threads, call)
+        except RuntimeError as error:
+            if self._client.closed:
+                raise TransportError("cannot send a request: this client is closed") from error
+            raise
+
+    async def _wait(self, find: Callable[[], T | None], timeout_ms: int | None) -> T | None:
+        """Return the first result of `find` that is not None, called now and after each arrival; None at the end."""
+        self._bind()
+        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            arrival = self._arrival
+            found = find()
+            if found is not None or self._client.closed:
+                return found
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            done, _ = await asyncio.wait((arrival,), timeout=left_s)
+            if not done:
+                return None
+
+    def _bind(self) -> asyncio.AbstractEventLoop:
+        """Listen for arrivals, from the first use in an event loop on."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop, self._arrival = loop, loop.create_future()
+            self._client._masks.newest.listen(self._wake)
+        if self._loop is not loop:
+            raise TransportError("this client belongs to another event loop: open one in each")
+        return loop
+
+    def _wake(self) -> None:
+        """Wake the coroutines that wait. Called by the receiving thread, which must outlive the event loop."""
+        if self._loop is not None and not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(self._announce)
+            except RuntimeError:  # closed meanwhile
+                return
+
+    def _announce(self) -> None:
+        arrival, self._arrival = self._arrival, asyncio.get_running_loop().create_future()
+        arrival.set_result(None)
+
+    def _pass_on(self, restart: NodeRestarted) -> None:
+        """Call `on_restart` in the event loop."""
+        if self._on_restart is None or self._loop is None:
+            return
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._on_restart(restart)
+        else:
+            self._loop.call_soon_threadsafe(self._on_restart, restart)

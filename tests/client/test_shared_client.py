@@ -1,0 +1,332 @@
+"""One client, many threads: looking, taking, callbacks and waiting, with a real publisher."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node import client as api
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import NodeRestarted, NotSeenError, TransportError
+from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.types import Instance, MaskFrame
+from sam3_node.wire import Reply, Request
+from tests.client.test_perception_client import node
+from tests.support.node_rig import until
+from tests.support.transport_peer import make_masks, wait_until
+
+NOBODY = "tcp://127.0.0.1:9"
+TCP = "tcp://127.0.0.1:*"
+LONG_MS = 120_000
+
+
+@pytest.fixture
+def publisher() -> Iterator[MaskPublisher]:
+    with MaskPublisher(TCP) as publisher:
+        yield publisher
+
+
+@pytest.fixture
+def client(publisher: MaskPublisher) -> Iterator[PerceptionClient]:
+    with PerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100) as client:
+        yield client
+
+
+def masks_of(seq: int, camera: str = "cam0", epoch: int | None = 1, **changes: Any) -> MaskFrame:
+    """Return masks of one cup, changed."""
+    masks = make_masks(seq, camera)
+    cup: Instance = replace(masks.instances[0], **changes)
+    return replace(masks, epoch=epoch, instances=(cup,), prompts=("cup",))
+
+
+def send_until(publisher: MaskPublisher, masks: MaskFrame, condition: Any) -> None:
+    """Publish masks until they have had an effect: what is sent before the client has joined is lost."""
+    wait_until(lambda: publisher.send(masks) and condition(), 60)
+
+
+def test_the_newest_are_looked_at_without_waiting_and_stay(
+    publisher: MaskPublisher, client: PerceptionClient
+) -> None:
+    assert client.newest() is None
+    send_until(publisher, masks_of(1), lambda: client.newest("cam0"))
+    send_until(publisher, masks_of(2, "left"), lambda: client.newest("left"))
+    assert client.newest("other") is None
+    found = client.newest("cam0")
+    assert found is client.newest("cam0")  # nothing takes them
+    assert client.latest(LONG_MS) is not None  # nor do they take anything
+    last = client.newest()
+    assert last is not None
+    assert (found.seq, last.camera, last.seq) == (1, "left", 2)
+    send_until(publisher, masks_of(3), lambda: getattr(client.newest("cam0"), "seq", 0) == 3)
+
+
+def test_age_epoch_and_doubt_are_values() -> None:
+    doubtful = masks_of(1, confidence=0.25, doubtful=True)
+    with node(lambda request: {"objects": [line, line | {"id": 8}]}) as (masks, client, _):
+        line = {"id": 7, "camera": "cam0", "label": "cup", "state": "tracked", "score": 0.5, "epoch": 1}
+        line |= {"age": 3, "frames_since_seen": 0}
+        send_until(masks, doubtful, client.newest)
+        seen = client.newest()
+        assert seen is not None
+        assert 0 <= seen.age_ms < LONG_MS
+        assert not seen.is_stale(LONG_MS)
+        until(lambda: seen.is_stale(10), "staleness")
+        assert (seen.epoch, seen.instances[0].confidence, seen.instances[0].doubtful) == (1, 0.25, True)
+        cup, other = client.list_objects()
+        assert (cup.confidence, cup.doubtful, cup.epoch) == (0.25, True, 1)
+        assert (other.confidence, other.doubtful) == (None, False)
+
+
+def test_a_restart_is_raised_by_looking_too(publisher: MaskPublisher, client: PerceptionClient) -> None:
+    send_until(publisher, masks_of(1), client.newest)
+
+    def restarted() -> bool:
+        try:
+            client.newest()
+        except NodeRestarted as error:
+            return (error.old_epoch, error.new_epoch) == (1, 2)
+        return False
+
+    send_until(publisher, masks_of(2, epoch=2), restarted)
+    newest = client.newest()
+    assert newest is not None
+    assert newest.epoch == 2
+
+
+def test_callbacks_run_in_one_thread_and_survive_what_they_raise(
+    publisher: MaskPublisher, client: PerceptionClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads: set[str] = set()
+    seen: list[int] = []
+    told: list[BaseException] = []
+
+    def fail(masks: MaskFrame) -> None:
+        threads.add(threading.current_thread().name)
+        if masks.seq == 1:
+            raise ZeroDivisionError("of a callback")
+        if masks.seq == 2:
+            sys.exit()
+
+    with caplog.at_level(logging.ERROR):
+        client.on_masks(fail)
+        client.on_masks(fail, on_error=told.append)
+        client.on_masks(lambda masks: seen.append(masks.seq), lambda error: 1 / 0)
+        for seq in (1, 2, 3):
+            send_until(publisher, masks_of(seq), lambda seq=seq: seq in seen)
+        assert {type(error) for error in told} == {ZeroDivisionError, SystemExit}
+        assert "ZeroDivisionError: of a callback" in caplog.text
+        assert "Traceback" in caplog.text
+        send_until(publisher, masks_of(4, epoch=2), lambda: 4 in seen)  # the other on_error has raised
+    assert any(isinstance(error, NodeRestarted) for error in told)
+    assert threads == {"sam3-node callbacks"}
+    for take in (lambda: client.latest(0), lambda: next(iter(client))):
+        with pytest.raises(TransportError, match="go to its callbacks"):
+            take()
+    assert client.newest() is not None
+
+
+@pytest.mark.parametrize("error", [TransportError("refused"), ValueError("wrong")])
+def test_callbacks_survive_what_on_restart_raises(publisher: MaskPublisher, error: Exception) -> None:
+    def fail(restart: NodeRestarted) -> None:
+        raise error
+
+    told: list[BaseException] = []
+    seen: list[int] = []
+    with PerceptionClient(publisher.endpoint, NOBODY, on_restart=fail) as client:
+        client.on_masks(lambda masks: seen.append(masks.seq), told.append)
+        send_until(publisher, masks_of(1), lambda: 1 in seen)
+        send_until(publisher, masks_of(2, epoch=2), lambda: 2 in seen)
+    assert told == [error]
+
+
+def test_no_callback_runs_after_close_and_a_callback_may_close(publisher: MaskPublisher) -> None:
+    client = PerceptionClient(publisher.endpoint, NOBODY)
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(masks: MaskFrame) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        ended.set()
+
+    client.on_masks(slow)
+    send_until(publisher, masks_of(1), begun.is_set)
+    threading.Timer(0.05, go_on.set).start()
+    client.close()
+    assert ended.is_set()
+    with pytest.raises(TransportError, match="this client is closed"):
+        client.on_masks(slow)
+    closing = PerceptionClient(publisher.endpoint, NOBODY)
+    closing.on_masks(lambda masks: closing.close())
+    send_until(publisher, masks_of(2), lambda: closing.closed)
+    closing.close()
+
+
+def test_lossless_delivery_calls_back_with_every_frame(tmp_path: Path) -> None:
+    seen: list[int] = []
+    endpoint = f"ipc://{tmp_path}/masks"
+    with (
+        MaskPublisher(endpoint, "every") as publisher,
+        PerceptionClient(endpoint, NOBODY, delivery="every") as client,
+    ):
+        client.on_masks(lambda masks: seen.append(masks.seq))
+        for seq in range(30):
+            assert publisher.send(masks_of(seq), LONG_MS)
+        wait_until(lambda: len(seen) == 30, 60)
+        assert seen == list(range(30))
+        for look in (client.newest, lambda: client.wait_for("cup", 0)):
+            with pytest.raises(TransportError, match="needs delivery 'newest'"):
+                look()
+
+
+def test_threads_share_a_client(publisher: MaskPublisher) -> None:
+    """Each message goes to one thread, and each thread gets its own answers."""
+    taken: list[list[int]] = [[] for _ in range(4)]
+    sums: list[int] = []
+    stop = threading.Event()
+
+    def answer(request: Request) -> Reply:
+        return Reply(request.id, {"seq": request.args["seq"], "score": 0.5, "mask": mask})
+
+    mask = {"encoding": "rle", "size": [2, 2], "box": [0, 0, 0, 0], "data": b"4"}
+
+    def take(mine: list[int]) -> None:
+        while not stop.is_set():
+            if (masks := client.latest(20)) is not None:
+                mine.append(masks.seq)
+                assert masks.instances[0].mask.crop.any()
+                assert client.newest() is not None
+
+    def ask(first: int) -> None:
+        for seq in range(first, first + 40):
+            assert client.segment(points=[(1, 1)], seq=seq).seq == seq
+            sums.append(seq)
+
+    with (
+        ControlServer(TCP, answer) as control,
+        PerceptionClient(publisher.endpoint, control.endpoint, timeout_ms=LONG_MS) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        work = [threads.submit(take, mine) for mine in taken] + [
+            threads.submit(ask, 100 * n) for n in range(4)
+        ]
+        for seq in range(200):
+            publisher.send(masks_of(seq))
+        send_until(publisher, masks_of(999), lambda: any(999 in mine for mine in taken))
+        while not control.receive(0) and len(sums) < 160:
+            pass
+        stop.set()
+        for job in work:
+            job.result(60)
+    all_seqs = [seq for mine in taken for seq in mine if seq != 999]
+    assert len(set(all_seqs)) == len(all_seqs)  # none twice
+    assert all(mine == sorted(mine) for mine in taken)  # in order
+
+
+def test_waiting_for_an_object_ends_when_it_is_tracked(
+    publisher: MaskPublisher, client: PerceptionClient
+) -> None:
+    send_until(publisher, masks_of(1, state="tentative"), client.newest)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(client.wait_for, "Cup", LONG_MS)
+        publisher.send(masks_of(2, state="occluded"))
+        send_until(publisher, masks_of(3), waiting.done)
+        found = waiting.result()
+    assert (found.masks.seq, found.instance.id, found.instance.state) == (3, 7, "tracked")
+    masks = client.latest(LONG_MS)  # they were not taken
+    assert masks is not None
+
+
+def not_seen(publisher: MaskPublisher, client: PerceptionClient, label: str) -> str:
+    """Return what the client says of a label that no masks have, while they are sent."""
+    said: list[str] = []
+
+    def look() -> bool:
+        try:
+            client.wait_for(label, 0)
+        except NotSeenError as error:
+            said.append(str(error))
+        except TransportError:  # the last masks are too old, on a machine that is busy
+            pass
+        return bool(said)
+
+    send_until(publisher, masks_of(1, doubtful=True, confidence=0.1), look)
+    return said[0]
+
+
+def test_waiting_in_vain_says_what_was_seen(publisher: MaskPublisher) -> None:
+    with PerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100, sure_only=True) as client:
+        wait_until(lambda: client.connected, 60)
+        with pytest.raises(TransportError, match=r"no masks came within 50 ms: .*no node answers"):
+            client.wait_for("cup", 50)
+        said = not_seen(publisher, client, "cups")
+        assert said.startswith(
+            "no object 'cups' was tracked within 0 ms: the newest masks of cam0 have cup ("
+        )
+        assert "cup (tracked, doubtful); did you mean cup?; the node looks for cup: set_prompts names" in said
+        assert not_seen(publisher, client, "cup").startswith("no object 'cup'")
+        with pytest.raises(TransportError, match="no masks came"):
+            client.wait_for("cup", 0, camera="left")
+        threading.Timer(0.05, client.close).start()
+        with pytest.raises(TransportError, match="cannot wait for 'cup': this client is closed"):
+            client.wait_for("cup", None)
+
+
+def test_a_node_that_was_away_is_not_noticed(tmp_path: Path) -> None:
+    """It continues its ids, as one with a snapshot does."""
+    endpoints = f"ipc://{tmp_path}/masks", f"ipc://{tmp_path}/control"
+    seen: list[int] = []
+    with PerceptionClient(*endpoints, timeout_ms=LONG_MS) as client:
+        client.on_masks(lambda masks: seen.append(masks.seq))
+        for seq in (1, 2):
+            with (
+                MaskPublisher(endpoints[0]) as publisher,
+                ControlServer(endpoints[1], lambda request: Reply(request.id, {"paused": False})),
+            ):
+                send_until(publisher, masks_of(seq), lambda seq=seq: seq in seen)
+                assert client.status() == {"paused": False}
+                found = client.wait_for("cup", LONG_MS)
+                assert found.masks.seq == seq
+            wait_until(lambda: not client.connected, 60)
+
+
+def test_a_request_may_name_the_epoch_of_its_id(publisher: MaskPublisher) -> None:
+    with node(lambda request: {}) as (masks, client, requests):
+        send_until(masks, masks_of(1, epoch=2), client.newest)
+        client.remove_object(7)
+        client.remove_object(7, epoch=1)  # of a thread that has not heard of the restart
+        assert [request.args["epoch"] for request in requests] == [2, 1]
+        assert requests[1].args["camera"] == "cam0"
+
+
+def test_masks_are_decoded_when_their_pixels_are_used(
+    publisher: MaskPublisher, client: PerceptionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sam3_node.wire import masks as codec
+
+    decoded: list[str] = []
+    decode = codec._decode_crop
+    monkeypatch.setattr(codec, "_decode_crop", lambda *args: decoded.append(args[1]) or decode(*args))
+    send_until(publisher, masks_of(1), client.newest)
+    masks = client.latest(LONG_MS)
+    assert masks is not None
+    mask = masks.instances[0].mask
+    truth = make_masks(1).instances[0].mask
+    assert (mask.box, mask.area, masks.instances[0].box) == (truth.box, truth.area, truth.box)
+    assert decoded == []
+    assert (mask.full() == truth.full()).all()
+    assert (mask.crop == truth.crop).all()
+    assert decoded == ["bits+zstd"]  # once
+
+
+def test_the_public_names_are_there() -> None:
+    assert all(getattr(api, name) for name in api.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'absent'"):
+        _ = api.absent

@@ -1,0 +1,58 @@
+"""Measure how long the import of the client takes, beside those of the packages that it needs.
+
+    python -m tools.bench.latency.imports
+
+Each import is a process of its own; the start of the interpreter is not counted. The imports take turns, so that load
+of the machine meets all alike. CPU time is of this process alone. "with pixels" also makes the first mask, which
+imports numpy.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tools.bench.common import Figures, make_parser, percentile
+
+TARGET_MS = 60
+CASES = {
+    "sam3_node.client": "import sam3_node.client",
+    "sam3_node.client with pixels": "import sam3_node.client, sam3_node.types as t; t.Mask.empty((4, 4)).full()",
+    "sam3_node.client with AsyncPerceptionClient": "from sam3_node.client import AsyncPerceptionClient",
+    "zmq": "import zmq",
+    "zmq.asyncio": "import zmq.asyncio",
+    "numpy": "import numpy",
+}
+
+
+def measure(code: str) -> tuple[float, float]:
+    """Return the milliseconds that an import takes, of time and of the processor."""
+    program = (
+        "import time\nwall, cpu = time.perf_counter(), time.process_time()\n"
+        f"{code}\nprint(1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    wall_ms, cpu_ms = map(float, done.stdout.split())
+    return wall_ms, cpu_ms
+
+
+def main() -> None:
+    args = make_parser(__doc__, runs=15).parse_args()
+    for code in CASES.values():  # once, to have the files in memory and compiled
+        measure(code)
+    runs = [{name: measure(code) for name, code in CASES.items()} for _ in range(args.runs)]
+    figures = Figures("tools.bench.latency.imports")
+    print(f"{'import of':45}{'time':>10}{'CPU':>10}   ms, medians of {args.runs}")
+    for name in CASES:
+        wall_ms, cpu_ms = ([run[name][column] for run in runs] for column in (0, 1))
+        print(f"{name:45}{percentile(wall_ms, 0.5):10.1f}{percentile(cpu_ms, 0.5):10.1f}")
+        target = f"under {TARGET_MS}" if name == "sam3_node.client" else ""
+        figures.add(f"import of {name}", wall_ms, "ms", target)
+    ratio = [run["sam3_node.client"][1] / run["numpy"][1] for run in runs]
+    print(f"client / numpy, CPU: {percentile(ratio, 0.5):.2f}")
+    figures.add("import of sam3_node.client / of numpy, CPU", ratio, "x")
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
