@@ -4,6 +4,7 @@ from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control import ControlServer, poll
 from .control_client import ControlClient
+from .pairing import Pair, Pairing
 from .poses import PosePublisher, PoseSubscriber
 from .request_queue import Peer
 from .security import Security
@@ -16,6 +17,8 @@ __all__ = [
     "FrameSubscriber",
     "MaskPublisher",
     "MaskSubscriber",
+    "Pair",
+    "Pairing",
     "Peer",
     "PosePublisher",
     "PoseSubscriber",
