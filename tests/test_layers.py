@@ -25,7 +25,7 @@ LAYERS = (
     {"transport", "tracking", "detection", "bags", "calibration"},
     {"client", "cameras", "recording", "engines"},
     {"perception"},
-    {"node", "console"},
+    {"bridges", "console", "node"},
     {"replay"},
     {"cli"},
     {"__main__"},
@@ -220,7 +220,9 @@ def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
 
 def test_a_camera_host_needs_no_torch() -> None:
     for module in modules():
-        if unit(module) in ("cameras", "recording", "console", "visualization", "bags", "calibration", "cli"):
+        if unit(module) in (
+            "cameras", "recording", "console", "bridges", "visualization", "bags", "calibration", "cli",
+        ):
             assert not needed(module) & {"torch", "transformers"}, module
 
 

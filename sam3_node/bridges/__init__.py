@@ -1,0 +1,1 @@
+"""Bridges: live masks and frames in other systems' forms."""
