@@ -159,6 +159,7 @@ class _Camera:
         self.epoch: int | None = None
         self.tracks: dict[int, deque[tuple[float, float]]] = {}
         self.classes: list[tuple[int, str, tuple[int, int, int]]] | None = None
+        self.encoding = ""
         self.pinhole: tuple[Intrinsics, int, int] | None = None
         self.places: set[tuple[str, ...]] = set()
         """3-D entities that may show something, and must be emptied when there is nothing more"""
@@ -216,6 +217,9 @@ class _Entities:
             matrix[:2, 2] += 0.5  # from the centre of the first pixel to its corner
             pinhole = self._sdk.Pinhole(image_from_camera=matrix, resolution=[frame.width, frame.height])
             self._stream.log(image, pinhole, static=True)
+        if frame.encoding != camera.encoding:
+            camera.encoding = frame.encoding
+            self._stream.log(image, self._sdk.Clear(recursive=False))  # a raw picture hides no encoded one
         if frame.encoding in CHANNELS:
             shape = (frame.height, frame.width, CHANNELS[frame.encoding])
             model = {"bgr8": "BGR", "rgb8": "RGB", "mono8": "L"}[frame.encoding]
