@@ -77,10 +77,10 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
 
 
 def compute_ellipsoid(covariance_m2: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the standard deviations along the principal axes of a position's error, and the directions of these axes.
+    """Return the standard deviations along the principal axes of a position's error, and the axes' directions.
 
-    The first are three lengths in metres. The second is a quaternion xyzw that turns the axes into the position's frame.
-    `covariance_m2` is xx, xy, xz, yy, yz, zz.
+    The first are three lengths in metres. The second is a quaternion xyzw that turns the axes into the position's
+    frame. `covariance_m2` is xx, xy, xz, yy, yz, zz.
     """
     xx, xy, xz, yy, yz, zz = covariance_m2
     values, axes = np.linalg.eigh(np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]))

@@ -1,7 +1,7 @@
 """The Foxglove bridge: a WebSocket server of the foxglove-sdk, to which Foxglove connects.
 
-The messages are those of recordings (`bags.messages.foxglove_out`). Only what somebody subscribes to is encoded. The SDK
-keeps at most MAX_BACKLOG messages for a client that reads slowly, and drops the oldest.
+The messages are those of recordings (`bags.messages.foxglove_out`). Only what somebody subscribes to is encoded. The
+SDK keeps at most MAX_BACKLOG messages for a client that reads slowly, and drops the oldest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FoxgloveServer:
         """Address to open in Foxglove."""
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
-        """Send what somebody subscribes to: of the frame if it is given, and of its masks. Return False if nobody does."""
+        """Send what somebody subscribes to, of masks and of their frame if it is given. Return False if nobody does."""
         makers: dict[str, Callable[[], Encoded]] = {} if frame is None else _frame_makers(frame)
         makers[f"/{masks.camera}/annotations"] = lambda: foxglove_out.encode_annotations(masks)
         makers[f"/{masks.camera}/scene"] = lambda: foxglove_out.encode_scene(masks)

@@ -1,4 +1,4 @@
-"""The way of live messages to a viewer: one thread receives and pairs them, another sends the newest pair of each camera.
+"""The way of live messages to a viewer: a thread receives and pairs them, another shows the newest pair of each camera.
 
 A viewer that is slow, or hangs, holds up its own thread only. Newer pairs replace those that wait, so nothing grows.
 """
@@ -26,7 +26,7 @@ class Viewer(Protocol):
     """A viewer, or a file for one. A thread of its own calls these methods, which may wait."""
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
-        """Show masks, empty ones if the camera has none now, with their frame if it is known. False: nobody is there."""
+        """Show masks, empty ones if there are none, and their frame if it is known. Return False if nobody looks."""
 
     def close(self) -> None:
         """Finish, and let go of sockets and files."""

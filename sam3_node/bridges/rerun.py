@@ -1,7 +1,7 @@
 """The Rerun bridge: pictures, masks, tracks, positions and latencies for Rerun's viewer, live or in an .rrd file.
 
-Each entity has two timelines: `capture_time`, and `frame`, the camera's number of the frame. Objects have the colours of
-the overlay videos by their ids, which are Rerun's class ids.
+Each entity has two timelines: `capture_time`, and `frame`, the camera's number of the frame. The ids of objects are
+Rerun's class ids, with the colours of the overlay videos.
 
     cameras/CAMERA                 pose in the robot's base; labels and colours of the ids
     cameras/CAMERA/image           intrinsics, and the picture: JPEG and PNG bytes as they came
@@ -113,7 +113,9 @@ class RerunStream:
         try:
             write()
         except RuntimeError as error:
-            raise OutputError(f"cannot write {self._path}: {error}; what was written before can be read") from error
+            raise OutputError(
+                f"cannot write {self._path}: {error}; what was written before can be read"
+            ) from error
 
     def _connect(self) -> bool:
         """Connect if the viewer's port is open, and begin anew with all that is sent once."""
@@ -158,7 +160,7 @@ class _Camera:
     def __init__(self) -> None:
         self.epoch: int | None = None
         self.tracks: dict[int, deque[tuple[float, float]]] = {}
-        self.classes: list[tuple[int, str, tuple[int, int, int]]] | None = None
+        self.classes: list[tuple[int, str, tuple[int, int, int, int]]] | None = None
         self.encoding = ""
         self.pinhole: tuple[Intrinsics, int, int] | None = None
         self.places: set[tuple[str, ...]] = set()
@@ -188,10 +190,7 @@ class _Entities:
 
     def log(self, frame: Frame | None, masks: MaskFrame) -> None:
         """Log everything of a frame at its time."""
-        camera = self._cameras.pop(masks.camera, None) or _Camera()
-        self._cameras[masks.camera] = camera
-        if len(self._cameras) > MAX_CAMERAS:
-            del self._cameras[next(iter(self._cameras))]
+        camera = self._find(masks.camera)
         self._stream.set_time("capture_time", timestamp=np.datetime64(masks.capture_ns, "ns"))
         self._stream.set_time("frame", sequence=masks.seq)
         root = ["cameras", masks.camera]
@@ -204,6 +203,33 @@ class _Entities:
         self._log_masks(root, masks, camera)
         self._log_positions(masks, camera)
         self._log_figures(masks)
+
+    def _find(self, name: str) -> _Camera:
+        """Return what is remembered of a camera. With a new one, arrange the views anew."""
+        is_new = name not in self._cameras
+        camera = self._cameras.pop(name, None) or _Camera()
+        self._cameras[name] = camera
+        if len(self._cameras) > MAX_CAMERAS:
+            del self._cameras[next(iter(self._cameras))]
+        if is_new:
+            self._arrange()
+        return camera
+
+    def _arrange(self) -> None:
+        """Have the viewer show the picture of each camera, the positions, and all curves of a kind in one view."""
+        views = require("rerun.blueprint", EXTRA)
+        pictures = [
+            views.Spatial2DView(
+                origin=f"/cameras/{name}/image", contents=["$origin/**", "- $origin/depth"], name=name
+            )
+            for name in sorted(self._cameras)
+        ]
+        curves = [views.TimeSeriesView(origin=f"/{kind}", name=kind) for kind in ("latency", "confidence")]
+        places = views.Spatial3DView(origin="/", name="positions")
+        layout = views.Horizontal(
+            views.Grid(*pictures), views.Vertical(places, *curves), column_shares=[2, 1]
+        )
+        self._stream.send_blueprint(views.Blueprint(layout, collapse_panels=True))
 
     def _log_pose(self, path: list[str], pose: FramePose) -> None:
         quaternion = self._sdk.Quaternion(xyzw=pose.quaternion_xyzw)
@@ -223,10 +249,14 @@ class _Entities:
         if frame.encoding in CHANNELS:
             shape = (frame.height, frame.width, CHANNELS[frame.encoding])
             model = {"bgr8": "BGR", "rgb8": "RGB", "mono8": "L"}[frame.encoding]
-            self._stream.log(image, self._sdk.Image(np.frombuffer(frame.colour, np.uint8).reshape(shape), model))
+            self._stream.log(
+                image, self._sdk.Image(np.frombuffer(frame.colour, np.uint8).reshape(shape), model)
+            )
         else:
             media_type = f"image/{frame.encoding}"
-            self._stream.log(image, self._sdk.EncodedImage(contents=bytes(frame.colour), media_type=media_type))
+            self._stream.log(
+                image, self._sdk.EncodedImage(contents=bytes(frame.colour), media_type=media_type)
+            )
         if frame.depth is not None:
             self._log_depth([*(image if frame.depth.aligned else root), "depth"], frame.depth)
 
@@ -244,8 +274,9 @@ class _Entities:
 
     def _log_masks(self, root: list[str], masks: MaskFrame, camera: _Camera) -> None:
         sdk, image = self._sdk, [*root, "image"]
-        classes = [
-            (_class_id(instance), tag_name(instance), pick_colour(instance.id)[::-1])
+        classes = [(0, "", (0, 0, 0, 0))]  # no mask, no tint
+        classes += [
+            (_class_id(instance), tag_name(instance), (*pick_colour(instance.id)[::-1], 255))
             for instance in masks.instances
         ]
         if classes != camera.classes:
@@ -262,15 +293,16 @@ class _Entities:
         )
         camera.extend_tracks(masks)
         tracks = {key & 0xFFFF: list(track) for key, track in camera.tracks.items() if len(track) > 1}
-        strips = sdk.LineStrips2D(list(tracks.values()), class_ids=list(tracks))
+        strips = sdk.LineStrips2D(list(tracks.values()), class_ids=list(tracks), show_labels=False)
         self._stream.log([*image, "tracks"], strips)
 
     def _log_positions(self, masks: MaskFrame, camera: _Camera) -> None:
         known = [instance for instance in masks.instances if instance.position_m is not None]
         by_place: dict[tuple[str, ...], list[Instance]] = {place: [] for place in camera.places}
         for instance in known:
-            is_camera = instance.frame in ("camera", None)
-            place = ("cameras", masks.camera, "objects") if is_camera else ("objects", masks.camera)
+            place: tuple[str, ...] = ("objects", masks.camera)
+            if instance.frame in ("camera", None):
+                place = ("cameras", masks.camera, "objects")
             by_place.setdefault(place, []).append(instance)
         camera.places = {place for place, instances in by_place.items() if instances}
         for place, instances in by_place.items():
@@ -282,7 +314,9 @@ class _Entities:
         ids = [_class_id(instance) for instance in instances]
         labels = [tag_text(instance) for instance in instances]
         # the colours of the class ids are those below the camera, which the objects in the base are not
-        marks = sdk.Points3D(positions, radii=POINT_M, labels=labels, class_ids=ids, colors=_colours(instances))
+        marks = sdk.Points3D(
+            positions, radii=POINT_M, labels=labels, class_ids=ids, colors=_colours(instances)
+        )
         self._stream.log([*place, "positions"], marks)
         boxed = [instance for instance in instances if instance.extent_m is not None]
         boxes = sdk.Boxes3D(
@@ -320,10 +354,11 @@ class _Entities:
             self._stream.log(list(path), self._sdk.Scalars(value))
 
 
-def draw_ids(masks: MaskFrame) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
+def draw_ids(masks: MaskFrame) -> npt.NDArray[np.uint8 | np.uint16]:
     """Return an image [height, width] of the class id of the smallest mask around each pixel, 0 outside all masks."""
     is_small = all(_class_id(instance) < 256 for instance in masks.instances)
-    image: Any = np.zeros((masks.height, masks.width), np.uint8 if is_small else np.uint16)
+    dtype = np.uint8 if is_small else np.uint16
+    image: npt.NDArray[np.uint8 | np.uint16] = np.zeros((masks.height, masks.width), dtype)
     for instance in sorted(masks.instances, key=lambda instance: -instance.area):
         x0, y0, x1, y1 = instance.box
         image[y0:y1, x0:x1][instance.mask.crop] = _class_id(instance)

@@ -29,7 +29,9 @@ def add_bridge_commands(parsers: Any, add: AddCommand) -> None:
         default=argparse.SUPPRESS,
         help="address to listen on [127.0.0.1:8765]",
     )
-    rerun = add(group, "rerun", bridge_rerun, "send pictures, masks and positions to Rerun, or write its file")
+    rerun = add(
+        group, "rerun", bridge_rerun, "send pictures, masks and positions to Rerun, or write its file"
+    )
     rerun.add_argument(
         "target",
         metavar="FILE.rrd|ADDRESS",
@@ -63,5 +65,9 @@ def _run(settings: Settings, viewer: Viewer, place: str) -> None:
     skipped = f"; {outcome.skipped} were left out for newer ones" if outcome.skipped else ""
     print(f"bridge: showed {outcome.shown} pictures{skipped}", flush=True)
     if not outcome.closed:
-        print(f"bridge: the viewer has taken nothing for {CLOSE_S:g} s, and is left", file=sys.stderr, flush=True)
+        print(
+            f"bridge: the viewer has taken nothing for {CLOSE_S:g} s, and is left",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(0)  # its SDK would wait for it for ever

@@ -64,9 +64,9 @@ class RecentFrames:
 class Pairing:
     """Makes pairs of the messages of all cameras, in the order of arrival.
 
-    Masks wait for their frame until the camera's next masks come, and are then a pair without a frame. A frame is a pair
-    without masks while the camera has had no whole pair for MASKS_LATE_S. Beyond MAX_CAMERAS, the camera that has sent nothing
-    for longest is forgotten.
+    Masks wait for their frame until the camera's next masks come, and are then a pair without a frame. A frame is a
+    pair without masks while the camera has had no whole pair for MASKS_LATE_S. Beyond MAX_CAMERAS, the camera that has
+    sent nothing for longest is forgotten.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,9 @@ def client(server: FoxgloveServer) -> Iterator[FoxgloveClient]:
 class Watch:
     """A client that has subscribed to topics of a camera, and what the server sends it."""
 
-    def __init__(self, server: FoxgloveServer, client: FoxgloveClient, frame: Frame | None, masks: MaskFrame) -> None:
+    def __init__(
+        self, server: FoxgloveServer, client: FoxgloveClient, frame: Frame | None, masks: MaskFrame
+    ) -> None:
         self.server, self.client, self.frame, self.masks = server, client, frame, masks
 
     def take(self, *topics: str) -> dict[str, Any]:

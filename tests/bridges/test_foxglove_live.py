@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -20,11 +19,11 @@ TOPICS = ("/cam0/image", "/cam0/annotations")
 
 
 @pytest.fixture(scope="module")
-def bridge(rig: BridgeRig) -> Iterator[tuple[Process, str]]:
+def bridge(rig: BridgeRig) -> tuple[Process, str]:
     process = Process(rig, ("bridge", "foxglove", "127.0.0.1:0"), {})
     line = process.next_line()
     assert line.startswith("bridge: foxglove at ws://127.0.0.1:"), line
-    yield process, line.split()[-1]
+    return process, line.split()[-1]
 
 
 def fill(annotations: Any, size: tuple[int, ...]) -> Any:
@@ -70,7 +69,9 @@ def test_outlines_lie_on_the_objects_of_their_picture(rig: BridgeRig, bridge: tu
     ]
 
 
-def test_pictures_are_those_of_the_camera_with_the_stamps_of_their_outlines(bridge: tuple[Process, str]) -> None:
+def test_pictures_are_those_of_the_camera_with_the_stamps_of_their_outlines(
+    bridge: tuple[Process, str],
+) -> None:
     with FoxgloveClient(bridge[1]) as client:
         client.subscribe(*TOPICS)
         stamps: dict[str, set[int]] = {topic: set() for topic in TOPICS}

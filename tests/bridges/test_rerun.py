@@ -47,7 +47,7 @@ def test_encoded_pictures_keep_their_bytes(tmp_path: Path) -> None:
     frame = jpeg_frame()
     entities = write(tmp_path / "a.rrd", (frame, MaskFrame(*frame.key, frame.width, frame.height)))
     image = entities["/cameras/cam0/image"][0]
-    assert bytes(image["EncodedImage:blob"][0]) == bytes(frame.colour)
+    assert image["EncodedImage:blob"][0] == bytes(frame.colour)
     assert image["EncodedImage:media_type"] == ["image/jpeg"]
     assert image["capture_time"].value == frame.capture_ns
 
@@ -59,20 +59,22 @@ def test_raw_pictures_intrinsics_and_depth(tmp_path: Path) -> None:
     shown = [(item, seq(masks(), item.seq)) for item in (frame, other, damaged)]
     entities = write(tmp_path / "a.rrd", *shown)
     image = entities[IMAGE][41]
-    assert bytes(image["Image:buffer"][0]) == frame.colour
+    assert image["Image:buffer"][0] == frame.colour
     assert (image["Image:format"][0]["width"], image["Image:format"][0]["height"]) == (3, 2)
     matrix = np.array(entities[IMAGE][STATIC]["Pinhole:image_from_camera"][0]).reshape(3, 3).T
     assert matrix[:2, 2].tolist() == [2.0, 1.5]  # from the corner of the first pixel
     depth = entities[f"{IMAGE}/depth"]
     assert list(depth) == [41]
-    assert np.frombuffer(bytes(depth[41]["DepthImage:buffer"][0]), "<u2").tolist() == [0, 1, 2, 500, 9, 65535]
+    assert np.frombuffer(depth[41]["DepthImage:buffer"][0], "<u2").tolist() == [0, 1, 2, 500, 9, 65535]
     assert depth[41]["DepthImage:meter"] == [1000.0]
     assert list(entities["/cameras/wrist-1/depth"]) == [42]
 
 
 def test_masks_boxes_and_the_colours_of_the_ids(tmp_path: Path) -> None:
     entities = write(tmp_path / "a.rrd", (None, masks()))
-    drawn = np.array(entities[f"{IMAGE}/masks"][41]["SegmentationImage:buffer"][0], np.uint8).reshape(5, 8)
+    drawn = np.frombuffer(entities[f"{IMAGE}/masks"][41]["SegmentationImage:buffer"][0], np.uint8).reshape(
+        5, 8
+    )
     expected = np.where(DRIVER.full(), 4, 0)
     expected[MUG.full()] = 3
     assert drawn.tolist() == expected.tolist()
@@ -80,11 +82,12 @@ def test_masks_boxes_and_the_colours_of_the_ids(tmp_path: Path) -> None:
     assert boxes["Boxes2D:labels"] == ["3 red mug 0.88", "4 1.00?"]
     assert (boxes["Boxes2D:class_ids"], boxes["Boxes2D:centers"][0]) == ([3, 4], [4.0, 2.5])
     classes = entities["/cameras/wrist-1"][41]["AnnotationContext:context"][0]
-    first = classes[0]["class_description"]["info"]
+    assert [item["class_id"] for item in classes] == [0, 3, 4, 7]
+    assert classes[0]["class_description"]["info"]["color"] == 0  # what is in no mask has no tint
+    first = classes[1]["class_description"]["info"]
     blue, green, red = pick_colour(3)
     assert (first["id"], first["label"]) == (3, "3 red mug")
     assert first["color"] == red << 24 | green << 16 | blue << 8 | 255
-    assert [item["class_id"] for item in classes] == [3, 4, 7]
 
 
 def test_a_picture_without_masks_hides_those_of_earlier_ones(tmp_path: Path) -> None:
@@ -161,7 +164,9 @@ def test_a_camera_that_changes_its_encoding_leaves_no_old_picture(tmp_path: Path
     assert len(image["Image:buffer"][0]) == 64
 
 
-@pytest.mark.parametrize("target", ["masks.mcap", "http://127.0.0.1/proxy", "rerun+http://127.0.0.1:9876", "rerun://:x/"])
+@pytest.mark.parametrize(
+    "target", ["masks.mcap", "http://127.0.0.1/proxy", "rerun+http://127.0.0.1:9876", "rerun://:x/"]
+)
 def test_other_targets_are_refused(target: str) -> None:
     with pytest.raises(SettingsError, match="expected a"):
         RerunStream(target)

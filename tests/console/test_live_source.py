@@ -46,7 +46,9 @@ class Peers:
         self.source = LiveSource(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
         # a publisher drops what it sends before the subscription has come
         until(lambda: self.camera.send(frame(0, "first")) and self.source._pairing.cameras, "a first frame")
-        until(lambda: self.node.send(masks(0, "second")) and "second" in self.source._pairing.cameras, "masks")
+        until(
+            lambda: self.node.send(masks(0, "second")) and "second" in self.source._pairing.cameras, "masks"
+        )
         with self.source._lock:
             self.source._pairing, self.source._views = Pairing(), {}
 

@@ -16,29 +16,41 @@ from typing import Any
 from tests.support.node_rig import PATIENCE_S, until
 
 STATIC = -1
+TIMELINES = ("capture_time", "frame")
 
 
-def read_rrd(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return the components of each entity by the number of the frame, STATIC for static ones."""
+def read_rrd(path: Path, *entities: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the components of each entity by the number of the frame, STATIC for static ones.
+
+    With `entities`, only these are read. Images are bytes, all else is plain values.
+    """
     from rerun.chunk import RrdReader
 
     found: dict[str, dict[int, dict[str, Any]]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a file without a footer
-        chunks = RrdReader(path).stream().to_chunks()
+        stream = RrdReader(path).stream()
+        chunks = (stream.filter(content=list(entities)) if entities else stream).to_chunks()
     for chunk in chunks:
-        for row in chunk.to_record_batch().to_pylist():
-            values = {name: value for name, value in row.items() if ":" in name and value is not None}
+        batch = chunk.to_record_batch()
+        columns = {name: batch[name] for name in batch.schema.names if ":" in name or name in TIMELINES}
+        for index in range(batch.num_rows):
+            row = {name: _read(name, column[index]) for name, column in columns.items()}
+            values = {name: value for name, value in row.items() if value is not None}
             found.setdefault(chunk.entity_path, {}).setdefault(row.get("frame", STATIC), {}).update(values)
-            if "capture_time" in row:
-                found[chunk.entity_path][row["frame"]]["capture_time"] = row["capture_time"]
     return found
+
+
+def _read(name: str, scalar: Any) -> Any:
+    if name.endswith((":buffer", ":blob")) and scalar.is_valid:
+        return [item.values.to_numpy().tobytes() for item in scalar]
+    return scalar.as_py()
 
 
 def count_rows(path: Path, entity: str) -> int:
     """Return the number of frames of an entity in a file that may still be written; 0 for one that cannot be read."""
     try:
-        return len(read_rrd(path).get(entity, {}))
+        return len(read_rrd(path, entity).get(entity, {}))
     except Exception:  # the first bytes are not there yet
         return 0
 

@@ -153,10 +153,11 @@ def _entity(instance: Instance, position_m: Sequence[float], masks: MaskFrame, t
     if instance.extent_m is not None:
         box = _pose(instance.extent_centre_m or position_m, instance.extent_quaternion_xyzw)
         cubes.append(_kind("CubePrimitive")(pose=box, size=_vector(instance.extent_m), color=faint))
-    sizes, rotation = (MARK_M,) * 3, None
+    sizes: Sequence[float] = (MARK_M,) * 3
+    rotation = None
     if instance.covariance_m2 is not None:
         deviations, rotation = compute_ellipsoid(instance.covariance_m2)
-        sizes = tuple(2 * SIGMAS * deviation for deviation in deviations)
+        sizes = [2 * SIGMAS * deviation for deviation in deviations]
     ball = _kind("SpherePrimitive")(pose=_pose(position_m, rotation), size=_vector(sizes), color=colour)
     text = _kind("TextPrimitive")(
         pose=place, billboard=True, font_size=TEXT_M, color=colour, text=tag_text(instance)
