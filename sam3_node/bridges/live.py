@@ -33,7 +33,7 @@ class Viewer(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a bridge has done. `closed` is False if the viewer still blocks the thread that sends."""
+    """Numbers of pairs that were shown, and left out for newer ones. `closed` is False if the viewer still blocks."""
 
     shown: int
     skipped: int

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import OutputError, SettingsError, require
@@ -24,7 +25,11 @@ SUFFIX = ".rrd"
 SCHEMES = ("rerun", "rerun+http", "rerun+https")
 DEFAULT_PORT = 9876
 FLUSH_S = 0.5
+WRITE_S = 10.0  # the SDK's thread that writes the file may end without a word when the disk is full
 CONNECT_S = RETRY_S = 1.0
+
+ABANDONED: list[Any] = []
+"""Streams whose file could not be written. The SDK would wait without limit for the thread that wrote it."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ class RerunStream:
         self._stream = self._sdk.RecordingStream(APPLICATION, recording_id=uuid.uuid4())
         self._stream.set_log_tick_enabled(False)
         self._entities = Entities(self._sdk, self._stream)
-        self._is_connected = False
+        self._is_connected = self._has_failed = False
         self._next_s = 0.0  # of the next flush, or of the next attempt to connect
         if self._path is not None:
             self._open_file(self._path)
@@ -63,13 +68,15 @@ class RerunStream:
             return self._flush_to_viewer()
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + FLUSH_S
-            self._try(self._stream.flush)
+            self._try(lambda: self._stream.flush(timeout_sec=WRITE_S))
         return True
 
     def close(self) -> None:
         """Finish the file, or let go of the viewer."""
+        if self._has_failed:
+            return
         if self._path is not None:
-            self._try(self._stream.flush)
+            self._try(lambda: self._stream.flush(timeout_sec=WRITE_S))
         with contextlib.suppress(RuntimeError):
             self._stream.disconnect()
 
@@ -86,8 +93,10 @@ class RerunStream:
         try:
             write()
         except RuntimeError as error:
+            self._has_failed = True
+            ABANDONED.append(self._stream)
             raise OutputError(
-                f"cannot write {self._path}: {error}; what was written before can be read"
+                f"cannot write {self._path}: {error}; free some space, and choose another file"
             ) from error
 
     def _connect(self) -> bool:

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class _Camera:
-    """What is remembered of a camera from one message to the next."""
+    """State of a camera from one message to the next."""
 
     def __init__(self) -> None:
         self.epoch: int | None = None

@@ -8,11 +8,13 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import OutputError
 from ..processes.descriptors import raise_descriptor_limit
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .commands import AddCommand, notify_about_frames, watch_process
-from .parser import add_command_group
+from .parser import FAILED, add_command_group
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..bridges.live import Viewer
@@ -51,7 +53,12 @@ def bridge_rerun(args: Namespace, settings: Settings) -> None:
     """Log to Rerun until a signal."""
     from ..bridges.rerun import RerunStream
 
-    _run(settings, RerunStream(args.target), f"rerun to {args.target}")
+    stream = RerunStream(args.target)
+    try:
+        _run(settings, stream, f"rerun to {args.target}")
+    except OutputError as error:
+        print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr, flush=True)
+        os._exit(FAILED)  # at its end, the SDK would wait without limit for the thread that wrote the file
 
 
 def _run(settings: Settings, viewer: Viewer, place: str) -> None:
@@ -70,4 +77,4 @@ def _run(settings: Settings, viewer: Viewer, place: str) -> None:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(0)  # its SDK would wait for it for ever
+        os._exit(0)  # its SDK would wait for it without limit

@@ -29,6 +29,8 @@ from tools.bench.common import Figures, make_parser
 from tools.bench.latency.console import SETTLE_S, publish
 from tools.bench.processes import Processes, free_ports
 
+PROTOCOL: Any = "foxglove.sdk.v1"
+
 
 class Client:
     """A client that subscribes to every topic, and counts what it gets."""
@@ -38,11 +40,12 @@ class Client:
         threading.Thread(target=self._read, args=(url,), daemon=True).start()
 
     def _read(self, url: str) -> None:
-        import websockets.sync.client as websockets
+        from websockets.exceptions import ConnectionClosed
+        from websockets.sync.client import connect
 
         with (
-            suppress(websockets.ConnectionClosed),
-            websockets.connect(url, subprotocols=[_PROTOCOL], max_size=None) as connection,
+            suppress(ConnectionClosed),
+            connect(url, subprotocols=[PROTOCOL], max_size=None) as connection,
         ):
             for data in connection:
                 if isinstance(data, bytes):
@@ -53,9 +56,6 @@ class Client:
                 wanted = [{"id": item["id"], "channelId": item["id"]} for item in found.get("channels", [])]
                 if wanted:
                     connection.send(json.dumps({"op": "subscribe", "subscriptions": wanted}))
-
-
-_PROTOCOL: Any = "foxglove.sdk.v1"
 
 
 def measure(processes: dict[str, psutil.Process], seconds: float) -> dict[str, float]:
