@@ -9,6 +9,7 @@ pixel. Points, boxes and `Scaling` measure from the corner of that pixel, so the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -73,6 +74,19 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
     quaternions = quaternions * np.where(quaternions[:, 3:] < 0, -1.0, 1.0)
     found: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
     return found
+
+
+def compute_ellipsoid(covariance_m2: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the standard deviations along the principal axes of a position's error, and the axes' directions.
+
+    The first are three lengths in metres. The second is a quaternion xyzw that turns the axes into the position's
+    frame. `covariance_m2` is xx, xy, xz, yy, yz, zz.
+    """
+    xx, xy, xz, yy, yz, zz = covariance_m2
+    values, axes = np.linalg.eigh(np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]))
+    if np.linalg.det(axes) < 0:  # a reflection: no quaternion would stand for it
+        axes[:, 0] *= -1
+    return np.sqrt(np.maximum(values, 0.0)).tolist(), quaternion_from_rotation(axes).tolist()
 
 
 def _quaternion_products() -> Array:

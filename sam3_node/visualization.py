@@ -37,6 +37,12 @@ def pick_colour(object_id: int) -> Colour:
     return blue, green, red
 
 
+def tag_text(instance: Instance) -> str:
+    """Return the text beside an object: id, label and score, and what is to be said against its mask."""
+    mark = STATE_MARK[instance.state] + (" doubtful" if instance.doubtful else "")
+    return " ".join(filter(None, (str(instance.id), instance.label, f"{instance.score:.2f}{mark}")))
+
+
 def overlay(image: Image, masks: MaskFrame) -> Image:
     """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged.
 
@@ -101,9 +107,7 @@ def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) ->
 
 def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
     """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
-    label = instance.label.encode("ascii", "replace").decode()
-    words = (str(instance.id), label, f"{instance.score:.2f}{_mark(instance)}")
-    text = " ".join(filter(None, words))
+    text = tag_text(instance).encode("ascii", "replace").decode()
     width, height = _text_size(canvas, text)
     x0, y0, _, y1 = box
     x = min(x0, canvas.shape[1] - width)
@@ -114,10 +118,6 @@ def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -
     y = next((y for y in free if 0 <= y <= canvas.shape[0] - height), max(y0 - height, 0))
     colour = pick_colour(instance.id)
     return _write(canvas, (x, y), text, _readable_on(colour), colour)
-
-
-def _mark(instance: Instance) -> str:
-    return STATE_MARK[instance.state] + (" doubtful" if instance.doubtful else "")
 
 
 def _overlap(a: Box, b: Box) -> bool:

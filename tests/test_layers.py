@@ -31,6 +31,7 @@ LAYERS = (
     {"__main__"},
 )
 TORCH = ("models", "tracking", "detection", "engines", "perception")
+LIGHT = ("cameras", "recording", "console", "bridges", "visualization", "bags", "calibration", "cli")
 FORBIDDEN = {
     "ultralytics",
     "yolov5",
@@ -220,7 +221,7 @@ def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
 
 def test_a_camera_host_needs_no_torch() -> None:
     for module in modules():
-        if unit(module) in ("cameras", "recording", "console", "visualization", "bags", "calibration", "cli"):
+        if unit(module) in LIGHT:
             assert not needed(module) & {"torch", "transformers"}, module
 
 

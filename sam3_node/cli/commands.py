@@ -48,13 +48,13 @@ def run(args: Namespace, settings: Settings) -> None:
     # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
     # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    with _watch(settings) as watchdog:
+    with watch_process(settings) as watchdog:
         require("torch", "node")
         require("transformers", "node")
         from ..node.node import Node
 
         raise_descriptor_limit()
-        with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
+        with Node(settings, args.restore_from, watchdog) as node, notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
             node.main_loop(stop_on_signals())
@@ -73,7 +73,7 @@ def camera(args: Namespace, settings: Settings) -> None:
     from ..cameras.publish import run_camera
 
     raise_descriptor_limit()
-    with _watch(settings) as watchdog, log_subject(settings.camera.name):
+    with watch_process(settings) as watchdog, log_subject(settings.camera.name):
         run_camera(settings, stop_on_signals(), watchdog)
 
 
@@ -93,7 +93,7 @@ def record(args: Namespace, settings: Settings) -> None:
     stop, trigger = stop_on_signals(), Trigger()
     if settings.record.ring_s:
         trigger.listen(sys.stdin)
-    with _watch(settings) as watchdog, _notify_about_frames("record", settings):
+    with watch_process(settings) as watchdog, notify_about_frames("record", settings):
         run_record(settings, stop, trigger=trigger, watchdog=watchdog)
 
 
@@ -104,7 +104,7 @@ def console(args: Namespace, settings: Settings) -> None:
     from ..console.serve import run_console
 
     raise_descriptor_limit()
-    with _watch(settings) as watchdog:
+    with watch_process(settings) as watchdog:
         run_console(
             settings,
             stop_on_signals(),
@@ -129,7 +129,7 @@ def doctor(args: Namespace, settings: Settings) -> int:
     return run_doctor(settings)
 
 
-def _watch(settings: Settings) -> Watchdog:
+def watch_process(settings: Settings) -> Watchdog:
     """Report to the supervisor of this process, if it has one, that it is alive."""
     return Watchdog(settings.group.hang_s, os.environ)
 
@@ -157,7 +157,7 @@ def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
 
 
 @contextmanager
-def _notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
+def notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
     """Say on stderr why the node gets no frames, until it processes some."""
     from ..processes.waiting import WaitingNotice, print_notice
     from .probe import NodeProbe

@@ -15,7 +15,7 @@ from ..processes.logs import discard_stdout, install_log_handler
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
 from ..types import Priority
-from . import calibrate, commands, engine, keys, replay, snapshot
+from . import bridge, calibrate, commands, engine, keys, replay, snapshot
 from .commands import AddCommand
 from .parser import (
     DEVICE_FAILED,
@@ -71,6 +71,7 @@ def _parser() -> CommandParser:
     _add_prompt_commands(parsers, add)
     snapshot.add_snapshot_commands(parsers, add)
     _add_console_command(parsers, add)
+    bridge.add_bridge_commands(parsers, add)
     _add_demo_commands(parsers, add)
     _add_node_commands(parsers, add)
     keys.add_keys_commands(parsers, add)

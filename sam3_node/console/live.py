@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import Sam3NodeError, TransportError, WireError
 from ..settings import Settings
-from ..transport import ControlClient, Security, StreamTap
-from ..types import Closeable, Frame, MaskFrame
-from ..wire import EVENTS_TOPIC, Event, unpack_event, unpack_frame, unpack_masks
+from ..transport import ControlClient, MaskPairing, Security, StreamTap
+from ..transport.mask_pairing import MAX_CAMERAS
+from ..types import Closeable
+from ..wire import EVENTS_TOPIC, Event, unpack_event
 from .views import View
 
 POLL_MS = 100
 STATUS_S = 0.5
 STATUS_TIMEOUT_MS = 1000
 QUEUE_BYTES = 64 << 20
-MAX_FRAMES = 90
-MAX_BYTES = 256 << 20
-MAX_CAMERAS = 16
 MAX_EVENTS = 100
 MAX_TEXT = 200
-MASKS_LATE_S = 1.0
-"""Seconds without masks after which pictures are shown without them."""
 
 Listener = Callable[[], None]
 
@@ -38,66 +34,6 @@ class Source(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows beside the views, as JSON values."""
-
-
-class RecentFrames:
-    """The newest frames of a camera that wait for their masks, at most MAX_FRAMES and a share of MAX_BYTES."""
-
-    def __init__(self) -> None:
-        self.newest: Frame | None = None
-        self._frames: OrderedDict[int, Frame] = OrderedDict()
-        self._bytes = 0
-
-    def add(self, frame: Frame, max_bytes: int) -> None:
-        """Add the newest frame. One with the same seq is from before a restart of the camera, and is replaced."""
-        self._drop(frame.seq)
-        self._frames[frame.seq] = self.newest = frame
-        self._bytes += memoryview(frame.colour).nbytes
-        while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > max_bytes):
-            self._drop(next(iter(self._frames)))
-
-    def find(self, masks: MaskFrame) -> Frame | None:
-        """Return the frame of these masks if it is here."""
-        frame = self._frames.get(masks.seq)
-        return frame if frame is not None and frame.key == masks.key else None
-
-    def _drop(self, seq: int) -> None:
-        frame = self._frames.pop(seq, None)
-        if frame is not None:
-            self._bytes -= memoryview(frame.colour).nbytes
-
-
-class CameraViews:
-    """The views of one camera: the newest masks with their frame, or the newest frame alone if masks are late."""
-
-    def __init__(self) -> None:
-        self.frames = RecentFrames()
-        self.view: View | None = None
-        self._waiting: MaskFrame | None = None
-        self._masks_s = -MASKS_LATE_S
-
-    def add_frame(self, frame: Frame, number: int, now_s: float, max_bytes: int) -> bool:
-        """Add a frame. Return True if there is a new view."""
-        self.frames.add(frame, max_bytes)
-        if self._waiting is not None and self._waiting.key == frame.key:
-            return self._show(frame, self._waiting, number, now_s)
-        if now_s - self._masks_s > MASKS_LATE_S:
-            self.view = View(frame, None, number=number)
-            return True
-        return False
-
-    def add_masks(self, masks: MaskFrame, number: int, now_s: float) -> bool:
-        """Add masks. Return True if there is a new view. Masks that overtook their frame wait for it."""
-        frame = self.frames.find(masks)
-        if frame is None:
-            self._waiting = masks
-            return False
-        return self._show(frame, masks, number, now_s)
-
-    def _show(self, frame: Frame, masks: MaskFrame, number: int, now_s: float) -> bool:
-        self._waiting, self._masks_s = None, now_s
-        self.view = View(frame, masks, number=number)
-        return True
 
 
 class LiveSource(Closeable):
@@ -115,7 +51,8 @@ class LiveSource(Closeable):
         self._wanted = Wanted(transport.masks, transport.control, transport.delivery, ())
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._cameras: dict[str, CameraViews] = {}
+        self._pairing = MaskPairing()
+        self._views: dict[str, View] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._number = self._event_number = self._malformed = 0
         self._status: dict[str, Any] | None = None
@@ -144,9 +81,9 @@ class LiveSource(Closeable):
         """
         with self._lock:
             order = {camera: place for place, camera in enumerate(seen)}
-            for camera in sorted(self._cameras, key=lambda name: order.get(name, -1)):
-                view = self._cameras[camera].view
-                if view is not None and view.number > seen.get(camera, -1):
+            for camera in sorted(self._views, key=lambda name: order.get(name, -1)):
+                view = self._views[camera]
+                if view.number > seen.get(camera, -1):
                     seen.pop(camera, None)
                     seen[camera] = view.number
                     return view
@@ -200,30 +137,18 @@ class LiveSource(Closeable):
 
     def _accept(self, parts: list[memoryview]) -> bool:
         """Take one message. Return True if it changed what the page shows."""
-        now_s = time.monotonic()
-        topic = bytes(parts[0][:6])
-        if topic == b"frame/":
-            frame = unpack_frame(parts)
-            views = self._find(frame.camera)
-            self._number += 1
-            return views.add_frame(frame, self._number, now_s, MAX_BYTES // len(self._cameras))
-        if topic == b"masks/":
-            masks = unpack_masks(parts)
-            views = self._find(masks.camera)
-            self._number += 1
-            return views.add_masks(masks, self._number, now_s)
         if parts[0] == EVENTS_TOPIC:
             self._note(unpack_event(parts))
             return True
-        return False
-
-    def _find(self, camera: str) -> CameraViews:
-        """Return the views of a camera. Beyond MAX_CAMERAS, forget the one that has sent nothing for longest."""
-        views = self._cameras.pop(camera, None) or CameraViews()
-        self._cameras[camera] = views
-        if len(self._cameras) > MAX_CAMERAS:
-            del self._cameras[next(iter(self._cameras))]
-        return views
+        pair = self._pairing.accept(parts)
+        if pair is None or pair.frame is None:
+            return False
+        self._number += 1
+        self._views.pop(pair.camera, None)
+        self._views[pair.camera] = View(*pair, number=self._number)
+        if len(self._views) > MAX_CAMERAS:
+            del self._views[next(iter(self._views))]
+        return True
 
     def _note(self, event: Event) -> None:
         self._event_number += 1

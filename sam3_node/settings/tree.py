@@ -277,6 +277,13 @@ class ConsoleSettings(Section):
     """Show pictures and masks, and refuse everything that would change the node."""
 
 
+class BridgeSettings(Section):
+    bind: str = "127.0.0.1:8765"
+    """Address and port of the Foxglove bridge. Another address than loopback needs bridge.insecure."""
+    insecure: bool = False
+    """true: serve the Foxglove bridge to other machines, without encryption and to everybody who connects."""
+
+
 class GroupSettings(Section):
     processes: Annotated[
         tuple[Literal["camera", "node", "watch", "record", "console"], ...], *CommaSeparated
@@ -324,6 +331,7 @@ class Settings(BaseSettings):
     record: RecordSettings = RecordSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     console: ConsoleSettings = ConsoleSettings()
+    bridge: BridgeSettings = BridgeSettings()
     group: GroupSettings = GroupSettings()
     health: HealthSettings = HealthSettings()
     logging: LoggingSettings = LoggingSettings()

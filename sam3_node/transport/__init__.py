@@ -10,6 +10,7 @@ from .security import Security
 
 if TYPE_CHECKING:
     from .control import ControlServer, poll
+    from .mask_pairing import MaskPair, MaskPairing
     from .poses import PosePublisher, PoseSubscriber
     from .request_queue import Peer
     from .tap import ReceivedMessage, StreamTap
@@ -19,6 +20,8 @@ __all__ = [
     "ControlServer",
     "FramePublisher",
     "FrameSubscriber",
+    "MaskPair",
+    "MaskPairing",
     "MaskPublisher",
     "MaskSubscriber",
     "Peer",
@@ -34,6 +37,8 @@ __all__ = [
 
 _LATER = {
     "ControlServer": "control",
+    "MaskPair": "mask_pairing",
+    "MaskPairing": "mask_pairing",
     "Peer": "request_queue",
     "PosePublisher": "poses",
     "PoseSubscriber": "poses",

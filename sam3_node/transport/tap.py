@@ -11,7 +11,7 @@ from typing import NamedTuple
 import zmq
 
 from ..errors import TransportError
-from ..wire import EVENTS_TOPIC, POSES_ROOT, frame_topic, masks_topic
+from ..wire import EVENTS_TOPIC, FRAMES_ROOT, MASKS_ROOT, POSES_ROOT, frame_topic, masks_topic
 from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
 from .security import ClientKeys, Security, Socket
 from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES
@@ -20,7 +20,6 @@ MAX_PER_TURN = 64
 # short, so that the tap is connected to a new camera before the node processes its first frame
 MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
 OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
-FRAMES_ROOT = b"frame/"
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class StreamTap(Listener):
         self._changed = threading.Condition()
         security = security or Security.from_environment()
         frame_topics = [frame_topic(camera) for camera in cameras] or [FRAMES_ROOT]
-        mask_topics = [*([masks_topic(camera) for camera in cameras] or [b"masks/"]), EVENTS_TOPIC]
+        mask_topics = [*([masks_topic(camera) for camera in cameras] or [MASKS_ROOT]), EVENTS_TOPIC]
         self._topics = frozenset(frame_topics + mask_topics) if cameras else frozenset()
         keys = security.frame_keys(frames)
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]

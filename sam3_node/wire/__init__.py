@@ -27,7 +27,7 @@ from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
 from .messages import DEPTH_FIELDS, MAX_EPOCH, pack_masks, read_shed, shed_fields, unpack_masks
 from .poses import POSES_ROOT, pack_pose, pose_fields, pose_topic, read_pose, unpack_pose
-from .topics import BEAT_TOPIC, frame_topic, masks_topic
+from .topics import BEAT_TOPIC, FRAMES_ROOT, MASKS_ROOT, frame_topic, masks_topic
 
 __all__ = [
     "BEAT_TOPIC",
@@ -36,7 +36,9 @@ __all__ = [
     "DROPPED",
     "EVENTS_TOPIC",
     "FAILED",
+    "FRAMES_ROOT",
     "INTERNAL_ERROR",
+    "MASKS_ROOT",
     "MAX_EPOCH",
     "MAX_INT",
     "POSES_ROOT",

@@ -11,6 +11,8 @@ from .codec import Fields, describe
 # not of dots alone: outputs name files and folders by cameras
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
+FRAMES_ROOT, MASKS_ROOT = b"frame/", b"masks/"
+"""Beginnings of the topics of frames and masks."""
 BEAT_TOPIC = b"beat"
 """Topic, and only part, of the message by which a live publisher says that it runs."""
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.console.live import MAX_FRAMES, LiveSource, RecentFrames
+from sam3_node.console.live import LiveSource
 from sam3_node.console.views import View, pack_view
 from sam3_node.settings import Settings
-from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport import FramePublisher, MaskPairing, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Event, unpack_masks
 from tests.support.node_rig import until
@@ -45,9 +45,12 @@ class Peers:
         transport = {"frames": (names["frames"],), "masks": names["masks"], "control": names["control"]}
         self.source = LiveSource(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
         # a publisher drops what it sends before the subscription has come
-        until(lambda: self.camera.send(frame(0, "first")) and self.source._cameras, "a first frame")
-        until(lambda: self.node.send(masks(0, "second")) and len(self.source._cameras) > 1, "first masks")
-        self.source._cameras.clear()
+        until(lambda: self.camera.send(frame(0, "first")) and self.source._pairing.cameras, "a first frame")
+        until(
+            lambda: self.node.send(masks(0, "second")) and "second" in self.source._pairing.cameras, "masks"
+        )
+        with self.source._lock:
+            self.source._pairing, self.source._views = MaskPairing(), {}
 
     def next(self, seen: dict[str, int]) -> View:
         return until(lambda: self.source.next_view(seen), "a view")
@@ -78,7 +81,7 @@ def test_masks_are_paired_with_exactly_their_frame(peers: Peers) -> None:
 
 def test_masks_that_overtake_their_frame_wait_for_it(peers: Peers) -> None:
     peers.node.send(masks(7))
-    until(lambda: "cam0" in peers.source._cameras, "masks")
+    until(lambda: "cam0" in peers.source._pairing.cameras, "masks")
     assert peers.source.next_view({}) is None
     peers.camera.send(frame(7))
     view = peers.next({})
@@ -100,14 +103,14 @@ def test_a_slow_page_gets_the_newest_view_and_no_older_one(peers: Peers) -> None
 
 
 def _newest(source: LiveSource) -> int | None:
-    views = source._cameras.get("cam0")
-    return views.view.seq if views and views.view and views.view.masks else None
+    view = source._views.get("cam0")
+    return view.seq if view is not None and view.masks else None
 
 
 def test_cameras_take_turns(peers: Peers) -> None:
     for camera in ("left", "right"):
         peers.camera.send(frame(0, camera))
-    until(lambda: {"left", "right"} <= set(peers.source._cameras), "both cameras")
+    until(lambda: {"left", "right"} <= set(peers.source._views), "both cameras")
     seen: dict[str, int] = {}
     shown: set[str] = set()  # also what was still under way from the first frames
 
@@ -125,16 +128,6 @@ def test_events_are_listed_without_masks(peers: Peers) -> None:
     )
     (event,) = until(lambda: peers.source.state()["events"], "the event")
     assert (event["op"], event["text"]) == ("add_object", "camera=cam0 box=[1, 2, 3, 4]")
-
-
-def test_frames_that_wait_are_bounded() -> None:
-    recent = RecentFrames()
-    for seq in range(2 * MAX_FRAMES):
-        recent.add(frame(seq), 1 << 30)
-    kept = [seq for seq in range(2 * MAX_FRAMES) if recent.find(masks(seq))]
-    assert kept == list(range(MAX_FRAMES, 2 * MAX_FRAMES))
-    recent.add(frame(500), 3 * len(frame(0).colour))
-    assert [seq for seq in (*kept, 500) if recent.find(masks(seq))] == [178, 179, 500]
 
 
 def test_the_page_reads_the_bits_of_the_golden_files(browser: Any, tmp_path: Path) -> None:

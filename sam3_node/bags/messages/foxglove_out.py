@@ -1,22 +1,32 @@
-"""Encoding of frames and masks as Foxglove's protobuf messages, so that its viewers show a recording.
+"""Encoding of frames and masks as Foxglove's protobuf messages, so that its viewers show a recording or a live node.
 
-The timestamp is the frame's time of capture, on its clock; image, depth and annotations of a frame have the same one.
+The timestamp is the frame's time of capture, on its clock; all messages about a frame have the same one. What a camera
+sees is in the coordinate frame of the camera's name, all else in the frame that the masks name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import require
-from ...types import NANOSECONDS, Buffer, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
-from ...visualization import pick_colour
+from ...errors import WireError, require
+from ...geometry import compute_ellipsoid
+from ...types import NANOSECONDS, Buffer, Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame
+from ...visualization import pick_colour, tag_text
+from ...wire import decode_depth
+from ...wire import encode_depth as encode_depth_image
 from ...wire.images import CHANNELS
 
 MAX_EDGES = 1 << 16  # pixels of a mask's outline; longer, noisy outlines are not drawn
 FONT_SIZE = 14.0
 FILL_ALPHA = 0.35
+MAX_DEPTH_PIXELS = 1 << 25
+CAMERA = "camera"  # frame of positions that are relative to the camera
+SIGMAS = 2.0  # half of an ellipsoid's axes, in standard deviations
+MARK_M = 0.01  # diameter of the mark at a position without a covariance
+TEXT_M = 0.03  # height of labels
 
 _COUNTS = {"plumb_bob": 5, "rational_polynomial": 8, "kannala_brandt": 4}
 
@@ -44,7 +54,11 @@ def encode_image(frame: Frame) -> Encoded:
 
 
 def encode_depth(frame: Frame, depth: Depth) -> Encoded:
-    """Return a foxglove.RawImage (16UC1) for z16 depth, a foxglove.CompressedImage for png16; in units of its scale."""
+    """Return a foxglove.CompressedImage for png16 depth, else a foxglove.RawImage (16UC1); in units of its scale.
+
+    Raises WireError for z16+zstd that cannot be decompressed.
+    """
+    depth = decompress_depth(depth)
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
     if depth.encoding == "png16":
         return _with_data(_kind("CompressedImage")(**stamped, format="png"), depth.data)
@@ -52,6 +66,17 @@ def encode_depth(frame: Frame, depth: Depth) -> Encoded:
         **stamped, width=depth.width, height=depth.height, encoding="16UC1", step=depth.width * 2
     )
     return _with_data(image, depth.data)
+
+
+def decompress_depth(depth: Depth) -> Depth:
+    """Return z16 for z16+zstd, which viewers cannot show, and any other depth as it is. Raises WireError."""
+    if depth.encoding != "z16+zstd":
+        return depth
+    if depth.width * depth.height > MAX_DEPTH_PIXELS:
+        raise WireError(
+            f"depth: expected at most {MAX_DEPTH_PIXELS} pixels, found {depth.width} x {depth.height}"
+        )
+    return encode_depth_image(decode_depth(depth), "z16", depth.scale_m, depth.aligned)
 
 
 def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
@@ -82,6 +107,84 @@ def encode_annotations(masks: MaskFrame) -> Encoded:
         texts=[_tag(instance, time) for instance in shown],
     )
     return _encode(annotations)
+
+
+def encode_transforms(masks: MaskFrame) -> Encoded:
+    """Return foxglove.FrameTransforms: the poses of camera and gripper in the robot's base, those that are known."""
+    poses = [pose for pose in (masks.camera_pose, masks.robot_pose) if pose is not None]
+    transforms = [_transform(pose, masks) for pose in poses]
+    return _encode(_kind("FrameTransforms")(transforms=transforms))
+
+
+def encode_scene(masks: MaskFrame) -> Encoded:
+    """Return a foxglove.SceneUpdate that replaces all of this camera's objects: those whose position is known.
+
+    An object has its label, the box around its visible surface, and an ellipsoid of two standard deviations of its
+    position, or a small ball where the covariance is unknown.
+    """
+    deletion = _kind("SceneEntityDeletion")
+    time = _time(masks.capture_ns)
+    update = _kind("SceneUpdate")(
+        deletions=[deletion(timestamp=time, type=deletion.ALL)],
+        entities=[
+            _entity(instance, instance.position_m, masks, time)
+            for instance in masks.instances
+            if instance.position_m is not None
+        ],
+    )
+    return _encode(update)
+
+
+def _transform(pose: FramePose, masks: MaskFrame) -> Any:
+    return _kind("FrameTransform")(
+        timestamp=_time(masks.capture_ns),
+        parent_frame_id=pose.parent,
+        child_frame_id=masks.camera if pose.frame == CAMERA else pose.frame,
+        translation=_vector(pose.position_m),
+        rotation=_quaternion(pose.quaternion_xyzw),
+    )
+
+
+def _entity(instance: Instance, position_m: Sequence[float], masks: MaskFrame, time: Any) -> Any:
+    place = _pose(position_m)
+    colour, faint = _colour(instance), _colour(instance, FILL_ALPHA)
+    cubes = []
+    if instance.extent_m is not None:
+        box = _pose(instance.extent_centre_m or position_m, instance.extent_quaternion_xyzw)
+        cubes.append(_kind("CubePrimitive")(pose=box, size=_vector(instance.extent_m), color=faint))
+    sizes: Sequence[float] = (MARK_M,) * 3
+    rotation = None
+    if instance.covariance_m2 is not None:
+        deviations, rotation = compute_ellipsoid(instance.covariance_m2)
+        sizes = [2 * SIGMAS * deviation for deviation in deviations]
+    ball = _kind("SpherePrimitive")(pose=_pose(position_m, rotation), size=_vector(sizes), color=colour)
+    text = _kind("TextPrimitive")(
+        pose=place, billboard=True, font_size=TEXT_M, color=colour, text=tag_text(instance)
+    )
+    return _kind("SceneEntity")(
+        timestamp=time,
+        frame_id=masks.camera if instance.frame in (CAMERA, None) else instance.frame,
+        id=str(instance.id),
+        cubes=cubes,
+        spheres=[ball],
+        texts=[text],
+    )
+
+
+def _pose(position_m: Sequence[float], quaternion_xyzw: Sequence[float] | None = None) -> Any:
+    return _kind("Pose")(
+        position=_vector(position_m), orientation=_quaternion(quaternion_xyzw or (0.0, 0.0, 0.0, 1.0))
+    )
+
+
+def _vector(values: Sequence[float]) -> Any:
+    x, y, z = values
+    return _kind("Vector3")(x=x, y=y, z=z)
+
+
+def _quaternion(values_xyzw: Sequence[float]) -> Any:
+    x, y, z, w = values_xyzw
+    return _kind("Quaternion")(x=x, y=y, z=z, w=w)
 
 
 def _encode(message: Any) -> Encoded:
@@ -154,11 +257,10 @@ def _edges(mask: Mask) -> int:
 
 
 def _tag(instance: Instance, time: Any) -> Any:
-    words = (str(instance.id), instance.label, f"{instance.score:.2f}")
     return _kind("TextAnnotation")(
         timestamp=time,
         position=_point(instance.box[0], instance.box[1]),
-        text=" ".join(filter(None, words)),
+        text=tag_text(instance),
         font_size=FONT_SIZE,
         text_color=_kind("Color")(r=1, g=1, b=1, a=1),
         background_color=_colour(instance),

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import OutputError, WireError, require
 from ...files import make_folder
-from ...types import Buffer, Closeable, ColourEncoding, Depth, Frame, Intrinsics, MaskFrame
+from ...types import Buffer, Closeable, ColourEncoding, Frame, Intrinsics, MaskFrame
 from ...wire import (
-    decode_depth,
     decode_image,
-    encode_depth,
     encode_image,
     masks_topic,
     pack_frame,
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from ..messages.foxglove_out import Encoded
 
 CHUNK_BYTES = 1 << 20
-MAX_DEPTH_PIXELS = 1 << 25
 
 Metadata = Mapping[str, Any]
 
@@ -148,11 +145,10 @@ class RecordingWriter(Closeable):
 
     def _with_z16_depth(self, frame: Frame) -> Frame:
         # viewers cannot show a depth of z16+zstd
-        depth = frame.depth
-        if depth is None or depth.encoding != "z16+zstd":
+        if frame.depth is None:
             return frame
         try:
-            return replace(frame, depth=_decompress_depth(depth))
+            return replace(frame, depth=foxglove_out.decompress_depth(frame.depth))
         except WireError:
             self.depths_left_out += 1
             return replace(frame, depth=None)
@@ -353,11 +349,3 @@ def _build_ending() -> bytes:
     records.DataEnd(0).write(builder)
     records.Footer(summary_start=0, summary_offset_start=0, summary_crc=0).write(builder)
     return bytes(builder.end()) + MAGIC
-
-
-def _decompress_depth(depth: Depth) -> Depth:
-    if depth.width * depth.height > MAX_DEPTH_PIXELS:
-        raise WireError(
-            f"depth: expected at most {MAX_DEPTH_PIXELS} pixels, found {depth.width} x {depth.height}"
-        )
-    return encode_depth(decode_depth(depth), "z16", depth.scale_m, depth.aligned)

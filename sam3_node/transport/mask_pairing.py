@@ -1,0 +1,131 @@
+"""Pairing of masks with the frames that they belong to, for processes that show both.
+
+Masks come later than their frame, and may overtake it where the frame is large. What is shown together is always one
+frame and its own masks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..types import Frame, MaskFrame
+from ..wire import FRAMES_ROOT, MASKS_ROOT, unpack_frame, unpack_masks
+
+MAX_FRAMES = 90
+MAX_BYTES = 256 << 20
+MAX_CAMERAS = 16
+MASKS_LATE_S = 1.0
+"""Seconds without masks after which frames are shown without them."""
+
+
+class MaskPair(NamedTuple):
+    """A frame and its masks, one of which may be missing."""
+
+    frame: Frame | None
+    masks: MaskFrame | None
+
+    @property
+    def camera(self) -> str:
+        """Name of the camera of both."""
+        shown = self.frame or self.masks
+        assert shown is not None
+        return shown.camera
+
+
+class RecentFrames:
+    """The newest frames of a camera that wait for their masks, at most MAX_FRAMES and a share of MAX_BYTES."""
+
+    def __init__(self) -> None:
+        self._frames: OrderedDict[int, Frame] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, frame: Frame, max_bytes: int) -> None:
+        """Add the newest frame. One with the same seq is from before a restart of the camera, and is replaced."""
+        self._drop(frame.seq)
+        self._frames[frame.seq] = frame
+        self._bytes += _count_bytes(frame)
+        while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > max_bytes):
+            self._drop(next(iter(self._frames)))
+
+    def find(self, masks: MaskFrame) -> Frame | None:
+        """Return the frame of these masks if it is here."""
+        frame = self._frames.get(masks.seq)
+        return frame if frame is not None and frame.key == masks.key else None
+
+    def _drop(self, seq: int) -> None:
+        frame = self._frames.pop(seq, None)
+        if frame is not None:
+            self._bytes -= _count_bytes(frame)
+
+
+class MaskPairing:
+    """Makes pairs of the messages of all cameras, in the order of arrival.
+
+    Masks wait for their frame until the camera's next masks come, and are then a pair without a frame. A frame is a
+    pair without masks while the camera has had no whole pair for MASKS_LATE_S. Beyond MAX_CAMERAS, the camera that has
+    sent nothing for longest is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._cameras: dict[str, _CameraPairing] = {}
+
+    @property
+    def cameras(self) -> Sequence[str]:
+        """Names of the cameras, that of the newest message last."""
+        return list(self._cameras)
+
+    def accept(self, parts: Sequence[memoryview]) -> MaskPair | None:
+        """Take a message of frames or masks. Return the pair that it completes; None without one, or for another topic.
+
+        Raises WireError for a malformed message.
+        """
+        topic, now_s = bytes(parts[0]), time.monotonic()
+        if topic.startswith(FRAMES_ROOT):
+            frame = unpack_frame(parts)
+            camera = self._find(frame.camera)
+            return camera.add_frame(frame, now_s, MAX_BYTES // len(self._cameras))
+        if topic.startswith(MASKS_ROOT):
+            masks = unpack_masks(parts)
+            return self._find(masks.camera).add_masks(masks, now_s)
+        return None
+
+    def _find(self, name: str) -> _CameraPairing:
+        camera = self._cameras.pop(name, None) or _CameraPairing()
+        self._cameras[name] = camera
+        if len(self._cameras) > MAX_CAMERAS:
+            del self._cameras[next(iter(self._cameras))]
+        return camera
+
+
+class _CameraPairing:
+    """The frames and masks of one camera that wait for each other."""
+
+    def __init__(self) -> None:
+        self._frames = RecentFrames()
+        self._waiting: MaskFrame | None = None
+        self._masks_s = -MASKS_LATE_S
+
+    def add_frame(self, frame: Frame, now_s: float, max_bytes: int) -> MaskPair | None:
+        self._frames.add(frame, max_bytes)
+        if self._waiting is not None and self._waiting.key == frame.key:
+            return self._complete(frame, self._waiting, now_s)
+        return MaskPair(frame, None) if now_s - self._masks_s > MASKS_LATE_S else None
+
+    def add_masks(self, masks: MaskFrame, now_s: float) -> MaskPair | None:
+        frame = self._frames.find(masks)
+        if frame is not None:
+            return self._complete(frame, masks, now_s)
+        overtaken, self._waiting = self._waiting, masks
+        return MaskPair(None, overtaken) if overtaken is not None else None
+
+    def _complete(self, frame: Frame, masks: MaskFrame, now_s: float) -> MaskPair:
+        self._waiting, self._masks_s = None, now_s
+        return MaskPair(frame, masks)
+
+
+def _count_bytes(frame: Frame) -> int:
+    depth = memoryview(frame.depth.data).nbytes if frame.depth else 0
+    return memoryview(frame.colour).nbytes + depth

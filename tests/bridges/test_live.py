@@ -1,0 +1,187 @@
+"""Tests of what all bridges share, with real sockets and a viewer that only remembers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from sam3_node.bridges import live
+from sam3_node.bridges.live import Outcome, run_bridge
+from sam3_node.errors import OutputError, SettingsError
+from sam3_node.processes.notify import Watchdog
+from sam3_node.settings import Settings
+from sam3_node.transport import FramePublisher, MaskPair, MaskPublisher
+from sam3_node.types import Frame, MaskFrame
+from tests.support.node_rig import PATIENCE_S, until
+
+SIZE = (24, 32)
+
+
+def frame(seq: int, camera: str = "cam0") -> Frame:
+    pixels = np.full((*SIZE, 3), seq % 256, np.uint8).tobytes()
+    return Frame(camera, seq, 1000 + seq, SIZE[1], SIZE[0], "bgr8", pixels, clock="device")
+
+
+def masks(seq: int, camera: str = "cam0") -> MaskFrame:
+    return MaskFrame(camera, seq, 1000 + seq, SIZE[1], SIZE[0], model="nano")
+
+
+class Viewer:
+    """A viewer that remembers what it was shown; it waits where `open` is not set, and fails at `failing`."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[Frame | None, MaskFrame]] = []
+        self.open, self.closed = threading.Event(), threading.Event()
+        self.open.set()
+        self.failing = -1
+
+    def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
+        self.shown.append((frame, masks))
+        self.open.wait(PATIENCE_S)
+        if masks.seq == self.failing:
+            raise OutputError("the disk is full")
+        return True
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def seqs(self, camera: str = "cam0") -> list[int]:
+        """Return the numbers of the masks of the node, in the order of their arrival."""
+        return [masks.seq for _, masks in self.shown if masks.camera == camera and masks.model]
+
+
+class Bridge:
+    """A bridge in a thread, and the camera and the node that it hears."""
+
+    def __init__(self, folder: Path) -> None:
+        self.names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
+        self.camera, self.node = FramePublisher(self.names["frames"]), MaskPublisher(self.names["masks"])
+        self.viewer, self.stop = Viewer(), threading.Event()
+        self.result: Outcome | Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def settings(self) -> Settings:
+        transport = {**self.names, "frames": (self.names["frames"],)}
+        return Settings(transport=transport)  # type: ignore[arg-type]
+
+    def join_streams(self) -> None:
+        """Wait until the bridge receives frames and masks: a publisher drops what nobody has subscribed to."""
+        until(lambda: self.camera.send(frame(0, "first")) and self.viewer.shown, "a first frame")
+        until(lambda: self.node.send(masks(0, "second")) and self.viewer.seqs("second"), "first masks")
+
+    def show(self, seq: int) -> None:
+        """Send a frame and its masks, again until they are shown."""
+        until(lambda: self._send(seq) and seq in self.viewer.seqs(), f"masks {seq}")
+
+    def end(self) -> Outcome | Exception | None:
+        self.stop.set()
+        self._thread.join(PATIENCE_S)
+        return self.result
+
+    def close(self) -> None:
+        self.viewer.open.set()
+        self.end()
+        self.camera.close()
+        self.node.close()
+
+    def _send(self, seq: int) -> bool:
+        return self.camera.send(frame(seq)) and self.node.send(masks(seq))
+
+    def _run(self) -> None:
+        try:
+            self.result = run_bridge(self.settings(), self.viewer, self.stop, Watchdog())
+        except Exception as error:
+            self.result = error
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Iterator[Bridge]:
+    found = Bridge(tmp_path)
+    try:
+        found.join_streams()
+        yield found
+    finally:
+        found.close()
+
+
+def test_a_picture_is_shown_with_its_own_masks(bridge: Bridge) -> None:
+    bridge.show(7)
+    shown = next(pair for pair in bridge.viewer.shown if pair[1].model and pair[1].camera == "cam0")
+    assert shown[0] is not None
+    assert shown[0].key == shown[1].key
+
+
+def test_a_picture_without_masks_has_empty_ones_of_its_own_clock(bridge: Bridge) -> None:
+    shown = next(pair for pair in bridge.viewer.shown if pair[1].camera == "first")
+    assert shown[0] is not None
+    assert shown[1] == MaskFrame(*shown[0].key, SIZE[1], SIZE[0], clock="device")
+
+
+def test_a_slow_viewer_gets_the_newest_of_each_camera() -> None:
+    viewer = Viewer()
+    viewer.open.clear()
+    sender = live._Sender(viewer)
+    sender.put(MaskPair(frame(0, "blocks"), None))
+    until(lambda: viewer.shown, "the picture that the viewer waits with")
+    for seq in range(50):
+        sender.put(MaskPair(frame(seq), masks(seq)))
+        sender.put(MaskPair(None, masks(seq, "other")))
+    viewer.open.set()
+    until(lambda: len(viewer.shown) == 3, "the newest of both")
+    assert [(masks.camera, masks.seq) for _, masks in viewer.shown[1:]] == [("cam0", 49), ("other", 49)]
+    assert sender.close() == Outcome(3, 98, True)
+
+
+def test_another_node_and_camera_are_shown_without_a_restart(bridge: Bridge) -> None:
+    bridge.show(5)
+    bridge.camera.close()
+    bridge.node.close()
+    bridge.camera, bridge.node = FramePublisher(bridge.names["frames"]), MaskPublisher(bridge.names["masks"])
+    bridge.show(3)
+
+
+def test_malformed_messages_are_left_out(bridge: Bridge, caplog: pytest.LogCaptureFixture) -> None:
+    bridge.node.close()
+    with zmq.Context() as context, context.socket(zmq.PUB) as node:
+        node.bind(bridge.names["masks"])
+
+        def send() -> bool:
+            node.send_multipart([b"masks/cam0", b"no masks"])
+            return "left out a malformed message" in caplog.text
+
+        until(send, "a warning")
+    bridge.node = MaskPublisher(bridge.names["masks"])
+    bridge.show(1)
+
+
+def test_a_viewer_that_fails_ends_the_bridge_with_its_error(bridge: Bridge) -> None:
+    bridge.viewer.failing = 4
+    until(lambda: bridge._send(4) and bridge.viewer.closed.is_set(), "the end")
+    assert str(bridge.end()) == "the disk is full"
+
+
+def test_a_viewer_that_hangs_does_not_keep_the_bridge_from_ending(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "CLOSE_S", 0.1)
+    bridge.viewer.open.clear()
+    bridge.camera.send(frame(1))
+    until(lambda: any(found.camera == "cam0" for _, found in bridge.viewer.shown), "the picture")
+    outcome = bridge.end()
+    assert isinstance(outcome, Outcome)
+    assert not outcome.closed
+    assert not bridge.viewer.closed.is_set()
+
+
+def test_lossless_delivery_is_refused_and_the_viewer_closed() -> None:
+    viewer = Viewer()
+    settings = Settings(transport={"delivery": "every"})  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"bridge needs transport\.delivery = 'newest'"):
+        run_bridge(settings, viewer, threading.Event(), Watchdog())
+    assert viewer.closed.is_set()
