@@ -47,6 +47,13 @@ def with_name(client: FoxgloveClient, topic: str = TOPICS[1]) -> Received:
     return until(find, "annotations of the mug")
 
 
+@pytest.mark.verifies(
+    "viewer",
+    "Foxglove, live",
+    "own package",
+    "foxglove-sdk serves, a WebSocket client decodes by the schemas it announces",
+    "Foxglove's application",
+)
 def test_outlines_lie_on_the_objects_of_their_picture(rig: BridgeRig, bridge: tuple[Process, str]) -> None:
     with FoxgloveClient(bridge[1]) as client, rig.client() as perception:
         client.subscribe(*TOPICS)

@@ -44,6 +44,12 @@ def seq(found: MaskFrame, number: int, **changes: Any) -> MaskFrame:
     return replace(found, seq=number, **changes)
 
 
+@pytest.mark.verifies(
+    "viewer",
+    "Rerun, files and live",
+    "own package",
+    "rerun-sdk's reader reads the file back, Rerun's program receives it live",
+)
 def test_encoded_pictures_keep_their_bytes(tmp_path: Path) -> None:
     frame = jpeg_frame()
     entities = write(tmp_path / "a.rrd", (frame, MaskFrame(*frame.key, frame.width, frame.height)))

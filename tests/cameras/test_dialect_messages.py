@@ -54,6 +54,9 @@ def test_groot_images_keep_names_and_stamps_and_say_which_are_swapped() -> None:
     assert np.abs(decode_image(head.frame)[10, 10].astype(int) - BLUE).max() <= 2
 
 
+@pytest.mark.verifies(
+    "stream", "GR00T's camera server", "layout", "depth and single cameras as published", "a robot"
+)
 def test_groot_depth_belongs_to_the_colour_of_its_name() -> None:
     depth = np.full((48, 64), 1234, np.uint16)
     images = {

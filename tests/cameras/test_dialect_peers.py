@@ -89,6 +89,7 @@ def is_red(image: np.ndarray) -> bool:
     return image.shape == (*SIZE, 3) and bool(np.abs(image.astype(int) - RED).max() <= 2)
 
 
+@pytest.mark.verifies("stream", "imagezmq, PUB/SUB and REQ/REP", "own package", "imagezmq sends")
 def test_imagezmq_in_pub_sub_mode() -> None:
     pytest.importorskip("imagezmq")
     server = peer(IMAGEZMQ, "tcp://127.0.0.1:0", "pub")
@@ -106,6 +107,9 @@ def test_imagezmq_in_req_rep_mode() -> None:
         assert source.counts.rejected == 0
 
 
+@pytest.mark.verifies(
+    "stream", "lerobot's `ImageServer`", "own package", "lerobot 0.4.4 sends", "servers of later versions"
+)
 def test_lerobots_image_server() -> None:
     pytest.importorskip("lerobot.cameras.zmq.image_server", exc_type=ImportError)
     before_ns = time.time_ns()
@@ -117,6 +121,9 @@ def test_lerobots_image_server() -> None:
         assert source.counts.rejected == 0
 
 
+@pytest.mark.verifies(
+    "stream", "GR00T's camera server", "own package", "its sensor server of August 2026 sends"
+)
 def test_groots_sensor_server(caplog: pytest.LogCaptureFixture) -> None:
     if importlib.util.find_spec("gear_sonic") is None:
         pytest.skip("needs a checkout of GR00T-WholeBodyControl and msgpack_numpy")

@@ -78,6 +78,12 @@ def read_rows(dataset: Path) -> list[dict[str, Any]]:
     return [row for table in tables for row in pyarrow.parquet.read_table(table).to_pylist()]
 
 
+@pytest.mark.verifies(
+    "results",
+    "LeRobot datasets 2.1 and 3.0 with masks",
+    "own package",
+    "lerobot 0.3.3 and 0.4.4 opened them, by `python -m tools.lerobot_roundtrip`",
+)
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path) -> None:
     written = write(tmp_path, version)

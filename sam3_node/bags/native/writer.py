@@ -148,7 +148,7 @@ class RecordingWriter(Closeable):
         if frame.depth is None:
             return frame
         try:
-            return replace(frame, depth=foxglove_out.decompress_depth(frame.depth))
+            return replace(frame, depth=self._foxglove.decompress_depth(frame.depth))
         except WireError:
             self.depths_left_out += 1
             return replace(frame, depth=None)

@@ -19,6 +19,9 @@ from sam3_node.wire import decode_image
 from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
 
 
+@pytest.mark.verifies(
+    "recording", "HDF5 episodes of ALOHA", "layout", "h5py writes the published layout", "an episode of ALOHA"
+)
 def test_an_aloha_episode_has_all_cameras_at_the_given_rate(tmp_path: Path) -> None:
     pictures = {"cam_high": make_pictures(40), "cam_left_wrist": make_pictures(40, 1)}
     path = write_aloha(tmp_path / "episode_0.hdf5", pictures)
@@ -70,6 +73,13 @@ def test_images_in_variable_and_fixed_byte_strings(tmp_path: Path) -> None:
         assert np.array_equal(decode_image(frame)[..., ::-1], make_pictures(3)[frame.seq])
 
 
+@pytest.mark.verifies(
+    "recording",
+    "HDF5 demonstrations of robomimic",
+    "layout",
+    "h5py writes the published layout",
+    "a dataset of robomimic",
+)
 def test_demonstrations_of_robomimic_are_episodes(tmp_path: Path) -> None:
     demos = {0: make_pictures(3), 2: make_pictures(4, 2), 10: make_pictures(5, 10)}
     path = write_robomimic(tmp_path / "image.hdf5", demos)

@@ -52,6 +52,13 @@ def read(path: Path, **options: Any) -> tuple[list[Any], str | None]:
         return list(bag), bag.lost
 
 
+@pytest.mark.verifies(
+    "recording",
+    "LeRobot datasets 2.1 and 3.0",
+    "own package",
+    "lerobot 0.3.3 and 0.4.4 wrote the datasets, by `python -m tools.lerobot_roundtrip`",
+    "version 2.0, whose layout is that of 2.1",
+)
 def test_all_cameras_of_all_episodes_come_as_they_were_written(dataset: Path, written: Any) -> None:
     with open_bag(dataset) as bag:
         assert (bag.cameras, bag.episode_starts, bag.lost) == (("front", "wrist"), STARTS, None)

@@ -119,6 +119,13 @@ def test_wrong_inputs_are_named(changes: dict[str, Any], message: str) -> None:
         as_gr00t(observe(1), **{**inputs, **changes})
 
 
+@pytest.mark.verifies(
+    "policy",
+    "GR00T's policy server",
+    "layout",
+    "messages as published, and a server written from them",
+    "its package",
+)
 def test_requests_have_the_bytes_of_the_layout() -> None:
     observation = as_gr00t(observe(), video={"front": RGB}, state={"arm": JOINTS}, language="pick up the mug")
     data = {"observation": observation, "options": None}

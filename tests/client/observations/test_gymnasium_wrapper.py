@@ -70,6 +70,7 @@ def wrap(*waiting: Any, keyed: bool = False, **options: Any) -> ObjectsObservati
     return ObjectsObservation(Reach(keyed), Client(*waiting), slots, **options)
 
 
+@pytest.mark.verifies("policy", "gymnasium", "own package", "its own checker of environments")
 @pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
 @pytest.mark.parametrize("keyed", [False, True])
 def test_gymnasium_accepts_it(keyed: bool) -> None:

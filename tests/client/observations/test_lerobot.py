@@ -71,6 +71,12 @@ def test_features_describe_the_observation() -> None:
     }
 
 
+@pytest.mark.verifies(
+    "policy",
+    "lerobot",
+    "own package",
+    "lerobot 0.4.4: a pipeline saved and loaded, a dataset written and read back",
+)
 def test_a_dataset_of_lerobot_keeps_the_masks(tmp_path: Path) -> None:
     module = pytest.importorskip("lerobot.datasets.lerobot_dataset")
     slots = ObjectSlots(NAMES, SIZE)

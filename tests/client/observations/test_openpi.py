@@ -81,6 +81,13 @@ def test_messages_have_the_bytes_of_the_layout() -> None:
     assert_same(unpack_openpi(openpi_pack(observation)), observation)
 
 
+@pytest.mark.verifies(
+    "policy",
+    "openpi's policy server",
+    "own package",
+    "openpi-client 0.1.2: messages both ways, one exchange",
+    "a server with weights",
+)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:30])
 def test_the_client_of_openpi_reads_and_writes_the_same(value: Any) -> None:
     peer = pytest.importorskip("openpi_client.msgpack_numpy")
