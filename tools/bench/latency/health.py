@@ -4,8 +4,8 @@
 
 Camera, node, prober and load are processes on the loopback interface; the node tracks objects in the bundled recording
 with the bundled weights. Each probe is a new connection. The loads: nothing else; two busy processes for each core;
-slow peers that hold more connections than the endpoint has; scrapes of /metrics without pause; requests for a mask of
-everything, which hold the main loop for seconds; and the attacks of tools.bench.latency.attacks on the node's other
+slow peers that hold more connections than the endpoint has; scrapes of /metrics without pause, by one peer and by
+fifty at once; requests for a mask of everything, which hold the main loop for seconds; and the attacks of tools.bench.latency.attacks on the node's other
 sockets. A probe without an answer of status 200 is counted as failed.
 
 Then it stops the node's process (SIGSTOP) under launch/start, with the default settings, and measures the seconds until
@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
@@ -39,6 +40,7 @@ from tools.bench.processes import Processes, add_points, free_ports, next_masks
 PROBES_HZ = 20
 TIMEOUT_S = 10.0
 SLOW_PEERS = 64
+SCRAPERS = 50
 SETTLE_S = 1.0
 CAMERA = {"SAM3_CAMERA__FPS": "30", "SAM3_CAMERA__LOOP": "true"}
 TARGET = "at most 100 ms"
@@ -118,6 +120,17 @@ def scrape(port: int) -> None:
         answer.read()
 
 
+def scrape_at_once(port: int) -> None:
+    """Ask for the metrics from SCRAPERS threads."""
+
+    def ask(_: int) -> None:
+        with suppress(OSError):  # refused: more connections than the endpoint serves
+            scrape(port)
+
+    with ThreadPoolExecutor(SCRAPERS) as pool:
+        list(pool.map(ask, range(4 * SCRAPERS)))
+
+
 def ask_for_everything(masks: str, control: str) -> None:
     """Ask for masks of everything, which hold the main loop, ten times."""
     with PerceptionClient(masks, control, timeout_ms=60_000) as client:
@@ -132,6 +145,7 @@ def make_loads(port: int, target: Target) -> dict[str, Callable[[], AbstractCont
         "busy cores": busy_processes,
         "slow peers": partial(repeated, hold_connections, port),
         "scrapes": partial(repeated, scrape, port),
+        "scrapes of fifty": partial(repeated, scrape_at_once, port),
         "masks of everything": partial(repeated, ask_for_everything, target.masks, target.control),
     }
     return loads | {f"attack: {name}": partial(attacker, name, target) for name in ATTACKS}
