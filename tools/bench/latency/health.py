@@ -5,8 +5,8 @@
 Camera, node, prober and load are processes on the loopback interface; the node tracks objects in the bundled recording
 with the bundled weights. Each probe is a new connection. The loads: nothing else; two busy processes for each core;
 slow peers that hold more connections than the endpoint has; scrapes of /metrics without pause, by one peer and by
-fifty at once; requests for a mask of everything, which hold the main loop for seconds; and the attacks of tools.bench.latency.attacks on the node's other
-sockets. A probe without an answer of status 200 is counted as failed.
+fifty at once; requests for a mask of everything, which hold the main loop for seconds; and the attacks of
+tools.bench.latency.attacks on the node's other sockets. A probe without an answer of status 200 is counted as failed.
 
 Then it stops the node's process (SIGSTOP) under launch/start, with the default settings, and measures the seconds until
 its successor starts, and until masks of the successor arrive.
