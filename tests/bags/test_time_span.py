@@ -119,14 +119,14 @@ def test_frames_of_a_film_before_the_part_are_not_decoded(
     film: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
-    decode = video._Playback._whole_frames
+    decode = video.Playback._whole_frames
 
-    def watch(playback: video._Playback, *source: object) -> Iterator[object]:
+    def watch(playback: video.Playback, *source: object) -> Iterator[object]:
         for image in decode(playback, *source):
             decoded.append(1)
             yield image
 
-    monkeypatch.setattr(video._Playback, "_whole_frames", watch)
+    monkeypatch.setattr(video.Playback, "_whole_frames", watch)
     assert [frame.seq for frame in read(film, TimeSpan(4 * SECOND, 4 * SECOND + SECOND // 2))] == list(
         range(80, 90)
     )
