@@ -15,6 +15,7 @@ import zstandard
 
 from ..errors import require
 from ..types import Buffer
+from ..wire.images import MAX_FRAME_PIXELS
 
 _PIECE = 1 << 20
 _MIB = 1 << 20
@@ -42,7 +43,7 @@ def max_file_content(file_bytes: int) -> int:
 
 def max_pixels(encoded_bytes: int) -> int:
     """Return the most pixels of a picture in this many bytes: 3840 x 2160, or 128 a byte up to 8192 x 8192."""
-    return min(8192 * 8192, max(1 << 23, 128 * encoded_bytes))
+    return min(MAX_FRAME_PIXELS, max(1 << 23, 128 * encoded_bytes))
 
 
 def max_video_pixels(encoded_bytes: int) -> int:

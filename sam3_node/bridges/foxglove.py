@@ -14,12 +14,12 @@ from ..bags.messages import foxglove_out
 from ..bags.messages.foxglove_out import Encoded
 from ..errors import SettingsError, TransportError, WireError, require
 from ..settings import Address, Settings, split_address
+from ..transport.mask_pairing import MAX_CAMERAS
 from ..types import Frame, MaskFrame
 
 EXTRA = "foxglove"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BACKLOG = 16
-MAX_CAMERAS = 16
 TRANSFORMS = "/tf"
 
 log = logging.getLogger(__name__)

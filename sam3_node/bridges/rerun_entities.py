@@ -26,16 +26,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..bags.messages.foxglove_out import decompress_depth
 from ..errors import WireError, require
 from ..geometry import camera_matrix, compute_ellipsoid
+from ..transport.mask_pairing import MAX_CAMERAS
 from ..types import Depth, Frame, FramePose, Instance, Intrinsics, MaskFrame
 from ..visualization import pick_colour, tag_text
 from ..wire import decode_depth
-from ..wire.images import CHANNELS
+from ..wire.images import CHANNELS, MAX_DEPTH_PIXELS
 
 EXTRA = "rerun"
-MAX_CAMERAS = 16
 TRACK_FRAMES = 64
 SIGMAS = 2.0
 POINT_M = 0.005
@@ -156,7 +155,7 @@ class Entities:
             image = self._sdk.EncodedDepthImage(bytes(depth.data), media_type="image/png", meter=meter)
         else:
             try:
-                image = self._sdk.DepthImage(decode_depth(decompress_depth(depth)), meter=meter)
+                image = self._sdk.DepthImage(decode_depth(depth, MAX_DEPTH_PIXELS), meter=meter)
             except WireError as error:
                 log.warning("left out a depth image: %s", error)
                 return

@@ -30,10 +30,9 @@ from ..errors import (
 from ..transport import FramePublisher
 from ..types import Closeable, Depth, Frame, FrameKey, Intrinsics, MaskFrame
 from ..wire import frame_topic
+from ..wire.images import MAX_FRAME_PIXELS
 from .ros2_messages import Header, format_id, parse_id, read_header, read_prompt, read_stamp_ns
 
-MAX_PIXELS = 8192 * 8192
-"""Largest image that is taken."""
 MAX_HEADERS = 1024
 """Images whose headers are remembered, to give them to their masks."""
 MAX_CLOCK_ERROR_NS = 10_000_000_000
@@ -199,9 +198,12 @@ class Ros2Bridge(Closeable):
 
     def _read(self, topic: str, message: Any) -> Sample | None:
         kind = self._kinds[topic]
-        if kind != "intrinsics" and getattr(message, "width", 0) * getattr(message, "height", 0) > MAX_PIXELS:
+        if (
+            kind != "intrinsics"
+            and getattr(message, "width", 0) * getattr(message, "height", 0) > MAX_FRAME_PIXELS
+        ):
             raise MessageError(
-                f"{topic}: expected at most {MAX_PIXELS} pixels, found {message.width} x {message.height}"
+                f"{topic}: expected at most {MAX_FRAME_PIXELS} pixels, found {message.width} x {message.height}"
             )
         payload = read_payload(message, _name_type(topic, kind), topic)
         if payload is None:

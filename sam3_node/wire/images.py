@@ -22,6 +22,8 @@ CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 
 MAX_FRAME_PIXELS = 8192 * 8192
 """Default for the maximum number of pixels of an image that is decoded."""
+MAX_DEPTH_PIXELS = 1 << 25
+"""Maximum number of pixels of a compressed depth image that is decoded for viewers."""
 
 _MAX_SAMPLES = 3  # work of decoding, for each pixel that is allowed: that of a plain image of 8 bits
 # pixels for each byte: an even grey has 171 with the best tables, a bit for each block and table of 16 x 16 pixels;

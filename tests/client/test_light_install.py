@@ -98,7 +98,7 @@ def test_four_packages_are_required_and_every_extra_has_the_rest() -> None:
         return extra == "cli" or "cli" in inner or any(map(includes_cli, inner))
 
     # for the environment of a policy, and a compiler, which is beside `node`
-    assert [extra for extra in extras if not includes_cli(extra)] == ["gym", "lerobot", "triton"]
+    assert [extra for extra in extras if not includes_cli(extra)] == ["gym", "lerobot-policy", "triton"]
 
 
 def test_a_policy_needs_no_other_package(site: Path) -> None:

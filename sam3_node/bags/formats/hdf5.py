@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...errors import BagError, WireError
 from ...types import NANOSECONDS, Closeable
-from ...wire.images import compressed_size
+from ...wire.images import MAX_FRAME_PIXELS, compressed_size
 from ..episodes import MAX_FPS, split_selection
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
@@ -26,7 +26,6 @@ from ..samples import Colour, Losses, LossLimit, Sample, Topic, natural_order
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
 ROWS = 16
-MAX_PIXELS = 8192 * 8192
 MAX_RATIO = 1100
 """Maximum ratio of sizes unpacked and stored: a little over that of deflate."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
@@ -177,7 +176,7 @@ def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     size = math.prod(shape) * dataset["item_bytes"]
     if size > MAX_RATIO * dataset["stored_bytes"]:
         return None  # rows that were never written
-    if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_PIXELS:
+    if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_FRAME_PIXELS:
         return _Stream(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))
     if is_list or (kind == "uint8" and len(shape) == 2):

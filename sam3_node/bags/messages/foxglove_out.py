@@ -17,12 +17,11 @@ from ...types import NANOSECONDS, Buffer, Depth, Frame, FramePose, Instance, Int
 from ...visualization import pick_colour, tag_text
 from ...wire import decode_depth
 from ...wire import encode_depth as encode_depth_image
-from ...wire.images import CHANNELS
+from ...wire.images import CHANNELS, MAX_DEPTH_PIXELS
 
 MAX_EDGES = 1 << 16  # pixels of a mask's outline; longer, noisy outlines are not drawn
 FONT_SIZE = 14.0
 FILL_ALPHA = 0.35
-MAX_DEPTH_PIXELS = 1 << 25
 CAMERA = "camera"  # frame of positions that are relative to the camera
 SIGMAS = 2.0  # half of an ellipsoid's axes, in standard deviations
 MARK_M = 0.01  # diameter of the mark at a position without a covariance

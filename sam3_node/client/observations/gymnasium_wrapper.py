@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import PolicyError, require
-from .slots import MAX_AGE_S, MaskReader, ObjectSlots, SlotObservation
+from .slots import MAX_AGE_S, MaskFeed, ObjectSlots, SlotObservation
 
 require("gymnasium", "gym")
 
@@ -35,7 +35,7 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
     def __init__(
         self,
         env: Env,
-        client: MaskReader,
+        client: MaskFeed,
         slots: ObjectSlots,
         *,
         timeout_ms: int = 0,

@@ -10,9 +10,9 @@ import numpy as np
 from ...errors import PolicyError, require
 from .fitting import Fit
 from .lerobot import as_lerobot, lerobot_features
-from .slots import MaskReader, ObjectSlots, SlotObservation
+from .slots import MaskFeed, ObjectSlots, SlotObservation
 
-require("lerobot.processor", "lerobot")
+require("lerobot.processor", "lerobot-policy")
 
 from lerobot.configs.types import PipelineFeatureType, PolicyFeature  # noqa: E402
 from lerobot.datasets.utils import dataset_to_policy_features  # noqa: E402
@@ -40,7 +40,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
     fit: Fit = "stretch"
     camera: str | None = None
     name: str = "objects"
-    client: MaskReader | None = None
+    client: MaskFeed | None = None
     timeout_ms: int = 0
     """Longest wait for new masks for each observation"""
     objects: SlotObservation | None = field(default=None, init=False)

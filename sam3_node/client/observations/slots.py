@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import NodeRestarted, PolicyError
+from ...errors import NodeRestarted, PolicyError, WireError
 from ...types import NANOSECONDS, Image, Instance, MaskFrame
 from .fitting import Fit, Fitted, fit_mask
 
@@ -44,10 +45,10 @@ COLOURS = np.array(
     [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)],
     np.float32,
 )
-"""RGB of the overlay\'s slots"""
+"""RGB of the overlay's slots"""
 
 
-class MaskReader(Protocol):
+class MaskFeed(Protocol):
     """A PerceptionClient, or another source of masks."""
 
     def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
@@ -222,11 +223,12 @@ class ObjectSlots:
         self._newest: MaskFrame | None = None
         self._without_slot = 0
 
-    def read(self, client: MaskReader, timeout_ms: int = 0) -> SlotObservation:
+    def read(self, client: MaskFeed, timeout_ms: int = 0) -> SlotObservation:
         """Take the newest masks that a client has, and return the contents of the slots.
 
         Waits up to `timeout_ms` for masks. When none come, the contents are those of before, and older. Masks of other
-        cameras are passed over. When object ids have begun again, all slots are empty and `restarts` has grown.
+        cameras, and masks whose pixels are damaged, are passed over. When object ids have begun again, all slots are
+        empty and `restarts` has grown.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         for _ in range(MAX_READS):
@@ -241,14 +243,15 @@ class ObjectSlots:
             if masks is None:
                 break
             if self.camera in (None, masks.camera):
-                self._take(masks)
-                deadline_s = 0.0  # what else waits
+                with suppress(WireError):
+                    self._take(masks)
+                    deadline_s = 0.0  # what else waits
         return self.observe()
 
     def observe(self, masks: MaskFrame | None = None, now_ns: int | None = None) -> SlotObservation:
         """Take these masks, if any, and return the contents of the slots at the Unix time `now_ns`, by default now.
 
-        Raises PolicyError for masks of another camera.
+        Raises PolicyError for masks of another camera, and WireError for damaged pixels; nothing is changed then.
         """
         if masks is not None:
             self._take(masks)
@@ -300,6 +303,9 @@ class ObjectSlots:
             raise PolicyError(
                 f"expected masks of camera {self.camera}, found {masks.camera}; use ObjectSlots for each camera"
             )
+        for instance in masks.instances:
+            if ANY in self.names or instance.label in self.names:
+                _ = instance.mask.crop  # decoded now: damage raises WireError before anything is changed
         if self._newest is not None and self._newest.epoch != masks.epoch:
             self.forget()
         self.camera, self._newest = masks.camera, masks

@@ -13,7 +13,7 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.client.observations import FIELDS, MAX_AGE_S, ObjectSlots
-from sam3_node.errors import NodeRestarted, PolicyError
+from sam3_node.errors import NodeRestarted, PolicyError, WireError
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import NANOSECONDS, Mask, MaskFrame, Shed
 from tests.support.observations import T0, make_frame, make_instance
@@ -219,6 +219,42 @@ def test_a_restart_of_another_camera_empties_nothing() -> None:
     assert slots.read(Client()).ids.tolist() == [1]
 
 
+def test_masks_with_damaged_pixels_leave_the_slots_as_they_were() -> None:
+    class Damaged(Mask):
+        """A mask as a client holds it before its pixels are decoded."""
+
+        @property
+        def crop(self) -> Any:  # type: ignore[override]
+            raise WireError("masks: instance 0: mask: expected whole data")
+
+    good, other = make_instance(1, "mug"), make_instance(2, "cup")
+    damaged = object.__new__(Damaged)
+    object.__setattr__(damaged, "size", good.mask.size)
+    later = seconds(3.0)
+    frame = replace(
+        make_frame(other, replace(make_instance(1, "mug"), mask=damaged), seq=9), capture_ns=later
+    )
+
+    class Client:
+        """A client that has these masks, and then none."""
+
+        def __init__(self) -> None:
+            self.frames = [frame]
+
+        def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
+            return self.frames.pop() if self.frames else None
+
+    slots = ObjectSlots(["cup", "mug"], SIZE)
+    before = slots.observe(make_frame(other, good, seq=8), T0)
+    slots.read(Client())
+    with pytest.raises(WireError):
+        slots.observe(frame, later)
+    after = slots.observe(None, T0)
+    assert (after.seq, after.ids.tolist(), after.ages_s.tolist()) == (8, [2, 1], before.ages_s.tolist())
+    assert np.array_equal(after.masks, before.masks)
+    assert slots.observe(None, later).refusal("mug") is not None
+
+
 def test_it_imports_nothing_heavy() -> None:
     heavy = "cv2", "torch", "gymnasium", "lerobot", "pydantic", "scipy"
     code = (
@@ -230,7 +266,9 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("module", "extra"), [("gymnasium_wrapper", "gym"), ("lerobot_step", "lerobot")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("gymnasium_wrapper", "gym"), ("lerobot_step", "lerobot-policy")]
+)
 def test_a_missing_package_is_named_with_its_extra(module: str, extra: str) -> None:
     code = (
         "import sys\nfor name in ('gymnasium', 'lerobot', 'lerobot.processor'): sys.modules[name] = None\n"

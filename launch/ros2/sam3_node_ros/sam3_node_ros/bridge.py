@@ -111,9 +111,12 @@ class Sam3Bridge(LifecycleNode):
         super().destroy_node()
 
     def _publish(self, masks: MaskFrame, header: Header) -> None:
-        for publisher, build in self._outputs:
-            if publisher.get_subscription_count():
-                publisher.publish(build(masks, header))
+        wanted = [output for output in self._outputs if output[0].get_subscription_count()]
+        messages = [
+            (publisher, build(masks, header)) for publisher, build in wanted
+        ]  # all or none of a stamp
+        for publisher, message in messages:
+            publisher.publish(message)
 
     def _end_streams(self) -> None:
         if self._bridge is not None:
