@@ -21,7 +21,7 @@ from ..errors import (
 from ..types import Buffer, Closeable
 from ..wire import Reply, Request, pack_request, unpack_reply
 from .connection import HandshakeWatch
-from .security import Security
+from .security import Security, Socket
 from .sockets import MAX_MESSAGE_BYTES, connect, open_socket, receive_parts, send_parts
 
 QUEUE = 64
@@ -32,8 +32,6 @@ REPEATABLE = frozenset(
     }
 )
 """Operations that may be carried out twice, with the result of once."""
-SETTLED_S = 0.5
-"""Age of a socket that should be connected by now."""
 
 
 class ControlClient(Closeable):
@@ -49,7 +47,8 @@ class ControlClient(Closeable):
         self._timeout_ms = timeout_ms
         self._ids = itertools.count(1)
         self._turn = threading.Lock()
-        self._open()
+        self._socket = self._make_socket()
+        self._connect()
 
     def call(self, op: str, **args: Any) -> Any:
         """Request an operation and return its result.
@@ -69,11 +68,17 @@ class ControlClient(Closeable):
             deadline_s = time.monotonic() + self._timeout_ms / 1000
             request = Request(next(self._ids), op, args)
             body = pack_request(request)
-            if not self._socket.poll(0, zmq.POLLOUT) and time.monotonic() > self._opened_s + SETTLED_S:
-                self._reopen()  # tries at once, the old socket at its next interval
+            is_connected = self._socket.poll(0, zmq.POLLOUT)
+            if (
+                not is_connected
+            ):  # libzmq does not repeat a handshake that was refused, and its event has passed
+                self._close()
+                self._socket = self._make_socket()
             self._is_lost = False
             # only meanwhile, because nobody reads its events later
             with closing(self._watch_connection()) as self._watch:
+                if not is_connected:
+                    self._connect()
                 return _read_result(self._exchange(request, body, deadline_s))
 
     def close(self) -> None:
@@ -81,13 +86,16 @@ class ControlClient(Closeable):
         with self._turn:
             self._close()
 
-    def _open(self) -> None:
-        self._socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
-        self._opened_s = time.monotonic()
+    def _make_socket(self) -> Socket:
+        """Return a socket that is not connected."""
+        socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
         # never queue for a node that is not connected: it would execute the request long after the call has failed
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
         if self._keys is not None:
-            self._keys.apply(self._socket)
+            self._keys.apply(socket)
+        return socket
+
+    def _connect(self) -> None:
         try:
             connect(self._socket, self._endpoint)
         except TransportError:
@@ -179,7 +187,8 @@ class ControlClient(Closeable):
     def _reopen(self) -> None:
         # the old socket may have a dead connection, or one that libzmq no longer tries to restore
         self._close()
-        self._open()
+        self._socket = self._make_socket()
+        self._connect()
 
 
 def _read_result(reply: Reply) -> Any:

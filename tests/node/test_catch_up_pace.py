@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sam3_node.node.catch_up_pace import CatchUpPace
+from sam3_node.node.hand_over import HandOverState
 from sam3_node.node.operations import describe_change, handle_request
 from sam3_node.perception.catch_up import MAX_STRIDE
 from sam3_node.perception.perception import Perception
@@ -167,7 +168,8 @@ def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path
     for seq in range(9):
         pipeline.step(moving_frame(seq))
     pipeline.catch_ups.stride = 3
-    host = cast(Any, SimpleNamespace(perception=perception))
+    idle = SimpleNamespace(hand_over_state=HandOverState(1.0))
+    host = cast(Any, SimpleNamespace(perception=perception, snapshots=idle))
 
     def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
         request = Request(1, op, {"camera": "left", "points": [[30, 20]], **args})

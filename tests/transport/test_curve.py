@@ -153,6 +153,20 @@ def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.Lo
         assert keys.all.find_own(("node", "operator", "camera"), name).secret.decode() not in caplog.text
 
 
+def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys) -> None:
+    """libzmq does not repeat that handshake."""
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        client = stack.enter_context(
+            ControlClient(control.endpoint, 60_000, keys.stranger("stranger", "operator"))
+        )
+        wait_until(lambda: control.peers_refused)
+        begin_s = time.monotonic()
+        with pytest.raises(AuthenticationError, match="refuses the key stranger"):
+            client.call("status")
+        assert time.monotonic() - begin_s < 30  # not the timeout of 60 s
+
+
 def test_a_client_without_a_key_is_told_though_the_node_ends_each_connection_at_once() -> None:
     """A node that expects a key may end a connection before its own greeting has been sent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
