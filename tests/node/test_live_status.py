@@ -47,10 +47,10 @@ class Served:
             model=ModelSettings(name=str(folder / "tiny"), device="cpu"),
             detector=DetectorSettings(kind="none"),
         )
-        self.node = opened.enter_context(Node(settings))
-        self._stop = threading.Event()
         self.watchdog = CountingWatchdog()
-        self._loop = threading.Thread(target=self.node.main_loop, args=(self._stop, self.watchdog))
+        self.node = opened.enter_context(Node(settings, watchdog=self.watchdog))
+        self._stop = threading.Event()
+        self._loop = threading.Thread(target=self.node.main_loop, args=(self._stop,))
         self._loop.start()
         opened.callback(self._end)
         self.client = opened.enter_context(ControlClient(self.control, timeout_ms=60_000))

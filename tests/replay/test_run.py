@@ -352,7 +352,7 @@ def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: 
         (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
         (
             ["--outputs", "avi"],
-            "output: expected one of mcap, mcap-images, coco, png, overlay, images, found",
+            "output: expected one of mcap, mcap-images, coco, png, overlay, images, lerobot, found",
         ),
         (["--objects", "absent.json"], "cannot read absent.json"),
     ],
