@@ -21,6 +21,8 @@ PHRASES = {
     r"(?<!may)\bbe it\b": "whether … or …",
     r"\bgone on with\b": "continued",
     r"\b(is|are|be|was|were) told\b(?! (apart|by))": "name the actor: the message says, the node counts",
+    r"\band told (?!apart|by)": "name the actor: the message says, the node counts",
+    r"\btwin\b": "counterpart",
     r"\bwhat sees\b": "Perception",
     r"\bby heart\b": "a fixed table",
     r"\bof ours\b": "of this package",
