@@ -1,4 +1,4 @@
-"""The light installation: `pip install sam3-node` gives the client with four packages; the command names its extra."""
+"""The light installation: `pip install .` gives the client with four packages; the command names its extra."""
 
 from __future__ import annotations
 
