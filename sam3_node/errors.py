@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import ModuleType
 
 CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging"})
-"""Modules of the extra `cli`, which all extras include."""
+"""Modules of the extra `cli`, which every extra that runs a command includes."""
 
 
 class Sam3NodeError(Exception):
@@ -143,8 +143,8 @@ class UnknownPhraseError(RequestError):
 class NodeRestarted(Sam3NodeError):  # noqa: N818 - an occurrence to react to, such as StopIteration
     """Raised when the object ids of a camera have begun again, so that an id names another object than before.
 
-    The node was started again, or it dropped a silent camera and serves it anew. `camera` names the camera. Attributes
-    that are not known are None, in particular `new_epoch` and `node` when the node has refused a request.
+    The node was started again, or it dropped a silent camera and serves it anew. `camera` names the camera. Unknown
+    attributes are None, such as `new_epoch` and `node` when the node has refused a request.
     """
 
     code = "node_restarted"
@@ -229,8 +229,9 @@ def explain_missing(error: ModuleNotFoundError) -> MissingExtraError | None:
     if (error.name or "").split(".")[0] not in CLI_MODULES:
         return None
     return MissingExtraError(
-        f"{error.name} is not installed: the package alone is the client for policies. The node needs "
-        f"{install_advice('node')}; cameras and all other commands need the extra 'cli'"
+        f"{error.name} is not installed: the package alone is the client for policies. Cameras and commands need "
+        f"{install_advice('cli')}; the node and replay need the extras 'node,bags', recordings 'bags', the console "
+        "'console'"
     )
 
 

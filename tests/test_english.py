@@ -10,7 +10,10 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 SOURCES = sorted([*(ROOT / "sam3_node").rglob("*.py"), *(ROOT / "tools").rglob("*.py")])
-MANUAL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+MANUAL = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(page for folder in ("docs", "launch", "calibration") for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 
 OPENINGS = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Of)\b")
 """A docstring opens with a verb (functions) or a noun (types, modules), never with a relative clause."""
@@ -21,6 +24,8 @@ PHRASES = {
     r"(?<!may)\bbe it\b": "whether … or …",
     r"\bgone on with\b": "continued",
     r"\b(is|are|be|was|were) told\b(?! (apart|by))": "name the actor: the message says, the node counts",
+    r"\band told (?!apart|by)": "name the actor: the message says, the node counts",
+    r"\btwin\b": "counterpart",
     r"\bwhat sees\b": "Perception",
     r"\bby heart\b": "a fixed table",
     r"\bof ours\b": "of this package",

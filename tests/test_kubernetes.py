@@ -76,7 +76,8 @@ def test_ports_and_probes_are_those_of_the_profile() -> None:
     transport = settings.transport
     found = {"masks": transport.masks, "control": transport.control, "health": settings.health.bind}
     assert ports == {name: int(endpoint.rpartition(":")[2]) for name, endpoint in found.items()}
-    (health,) = container["env"]
+    health, token = container["env"]
+    assert token["valueFrom"]["secretKeyRef"]["optional"], "weights that are not gated need none"
     assert (health["name"], health["value"]) == ("SAM3_HEALTH__BIND", settings.health.bind)
     address = split_address(settings.health.bind)
     assert address

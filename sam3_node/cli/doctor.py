@@ -22,6 +22,8 @@ from ..errors import Sam3NodeError, install_advice
 from ..settings import Settings
 
 PYTHON = ">=3.11"
+OTHER_ENVIRONMENTS = ("dev", "lerobot")
+"""Extras that the node's environment is not advised to install: lerobot has an older torch than the node."""
 OPENCV = ">=4.14,<5"
 OPENCV_BUILDS = (
     "opencv-python",
@@ -107,7 +109,7 @@ def _check_dependencies() -> Iterator[CheckResult]:
         return
     yield CheckResult("sam3-node", "ok", metadata.version("sam3-node"))
     for requirement in map(parse_requirement, lines):
-        if requirement.name != "sam3-node" and requirement.extra != "dev":
+        if requirement.name != "sam3-node" and requirement.extra not in OTHER_ENVIRONMENTS:
             yield _check_dependency(requirement)
 
 

@@ -35,7 +35,7 @@ def _awaited(
 
 
 class AsyncPerceptionClient:
-    """The asyncio twin of PerceptionClient: the same arguments, methods and errors, with `await` and `async for`.
+    """The asyncio counterpart of PerceptionClient: its arguments, methods and errors, with `await` and `async for`.
 
     It is an async context manager, for one event loop. Masks are awaited without a thread of their own for each call;
     requests run in threads. A request that is cancelled is still carried out. `on_restart` is called in the event loop.

@@ -7,7 +7,16 @@ import sys
 # before all other imports, which take a part of a second: there is nothing to close yet
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-from .group import main  # noqa: E402
+try:
+    from .group import main
+except ModuleNotFoundError as error:
+    from ..errors import explain_missing
+
+    missing = explain_missing(error)
+    if missing is None:
+        raise
+    print("launch/start: error:", missing, file=sys.stderr)
+    sys.exit(2)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -259,8 +259,8 @@ class SnapshotSettings(Section):
     """Age in seconds up to which the snapshot is restored at the start. An older one is left out: the things have
     moved, so objects would be taken for others. 0: any age."""
     confirm_s: float = Field(10.0, gt=0.0, le=3600.0)
-    """Seconds for which a node that hands over waits for a word of the other node before it works on, and for which the
-    other node asks for the answer to its confirmation before it begins new ids."""
+    """Seconds after which a node that hands over works on if the other node has not confirmed, and for which the other
+    node asks for the answer to its confirmation before it begins new ids."""
 
 
 class ConsoleSettings(Section):

@@ -124,8 +124,8 @@ class KeyFolder:
                 )
         raise AuthenticationError(
             f"expected a secret key of role {' or '.join(roles)}{_for_camera(camera)} in {self.path}, found"
-            f" {', '.join(str(pair.key) for pair in pairs) or 'none'}; make one: sam3-node keys new NAME --role"
-            f" {roles[0]}, or copy its .secret file here"
+            f" {', '.join(str(pair.key) for pair in pairs) or 'none'}; make one where the"
+            f" command is installed: sam3-node keys new NAME --role {roles[0]}, and copy its .secret file here"
         )
 
     def find_server(self, role: str, name: str = "") -> Key:

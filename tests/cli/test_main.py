@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cli import commands
+from sam3_node.cli import commands, doctor
 from sam3_node.cli import main as cli
 from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.errors import DeviceError, ProcessError
@@ -246,6 +246,16 @@ def test_doctor_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("warn  torch ")]
     assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in row
+
+
+def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lerobot would bring an older torch into the node's environment."""
+    lines = [
+        f'absent-{extra}>=1; extra == "{extra}"' for extra in ("bags", "dev", "lerobot", "lerobot-datasets")
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
+    titles = [check.name for check in doctor._check_dependencies()]
+    assert titles == ["sam3-node", "absent-bags [bags]", "absent-lerobot-datasets [lerobot-datasets]"]
 
 
 def test_run_without_torch_names_the_extra() -> None:

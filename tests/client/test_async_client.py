@@ -1,4 +1,4 @@
-"""The asyncio twin: the same arguments, methods and errors as the client, without blocking the event loop."""
+"""The asyncio counterpart: the same arguments, methods and errors as the client, without blocking the event loop."""
 
 from __future__ import annotations
 

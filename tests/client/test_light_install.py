@@ -1,4 +1,4 @@
-"""The light installation: `pip install sam3-node` gives the client with four packages; the command names its extra."""
+"""The light installation: `pip install .` gives the client with four packages; the command names its extra."""
 
 from __future__ import annotations
 
@@ -120,8 +120,32 @@ def test_a_policy_needs_no_other_package(site: Path) -> None:
 def test_the_command_names_the_extra(site: Path, command: str) -> None:
     error = fail(site, "-m", "sam3_node", command)
     assert "Traceback" not in error
-    assert "pip install 'sam3-node[node]'" in error
-    assert "cameras and all other commands need the extra 'cli'" in error
+    assert "Cameras and commands need pip install 'sam3-node[cli]'" in error
+    assert "need the extras 'node,bags'" in error
+
+
+def test_a_group_names_the_extra(site: Path) -> None:
+    error = fail(site, "-m", "sam3_node.processes", str(ROOT / "launch" / "demo.toml"))
+    assert error.startswith("launch/start: error: pydantic"), error
+    assert "Cameras and commands need pip install 'sam3-node[cli]'" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_group_without_the_package_says_how_to_install_it(tmp_path: Path) -> None:
+    launcher = tmp_path / "checkout" / "launch" / "start"  # a checkout without `.venv`
+    launcher.parent.mkdir(parents=True)
+    launcher.write_bytes((ROOT / "launch" / "start").read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-S", launcher, "demo.toml"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("run make demo, or in a checkout pip install '.[node,bags,console]'\n")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_what_needs_opencv_names_the_extra(site: Path) -> None:

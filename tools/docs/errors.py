@@ -19,7 +19,7 @@ ADVICE = {
     "NotSeenError": "Look at the labels and states that the message lists; name the object with `set_prompts`, or mark "
     "it with `add_object`.",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
-    "CameraError": "Check the device or the file; `sam3-node camera --help` lists the sources.",
+    "CameraError": "Check the device or the file; [cameras](cameras.md) lists the sources.",
     "CalibrationError": "Take the views that the message asks for, or correct the board, the poses or their units "
     "([calibration](calibration.md)).",
     "BagError": "Check the file and `--topics`. A damaged recording is read up to the damage.",

@@ -46,9 +46,7 @@ RESULTS = {
     "(false), `cameras`. Published as the event `restored`",
     "hand_over": "`snapshot`, as above, for `taker`, which names itself (a line of at most 200 characters), with a "
     "`token` of its choice. The node pauses in the same moment, published as the event `pause`, and refuses changes. "
-    "It works on with the same ids, published as `resume`, when the taker is silent for `snapshot.confirm_s` before it "
-    "confirms. The same request again has the same answer; another one meanwhile is answered `busy`, and "
-    "`bad_request` after the confirmation. Without `taker` it is confirmed at once",
+    "Without `taker` it is confirmed at once; see below",
     "confirm_hand_over": "`node`, and the `state` of the hand-over with this `token`: `confirmed`, the ids are the "
     "taker's, and if this node is resumed, its ids begin again; `expired`, `cancelled`, the node works on with the "
     "same ids; `taken_back`, it was resumed; `unknown` to this process. `accepted`: false cancels",
