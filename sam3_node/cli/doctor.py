@@ -22,7 +22,7 @@ from ..errors import Sam3NodeError, install_advice
 from ..settings import Settings
 
 PYTHON = ">=3.11"
-OTHER_ENVIRONMENTS = ("dev", "lerobot")
+OTHER_ENVIRONMENTS = ("dev", "lerobot-policy")
 """Extras that the node's environment is not advised to install: lerobot has an older torch than the node."""
 OPENCV = ">=4.14,<5"
 OPENCV_BUILDS = (
