@@ -85,6 +85,15 @@ def test_other_hosts_and_origins_are_refused(rig: ConsoleRig) -> None:
     assert ask(url, "/views", **UPGRADE | {"Origin": "http://evil.example"})[0] == 403
 
 
+def test_another_address_of_loopback_needs_no_certificate_and_answers_to_its_own_name(
+    rig: ConsoleRig,
+) -> None:
+    _, url = rig.console(CONSOLE__BIND="127.0.0.2:0")
+    assert url.startswith("http://127.0.0.2:")
+    assert ask(url, "/")[0] == 200
+    assert ask(url, "/", Host="evil.example:80")[0] == 403
+
+
 def test_every_answer_has_a_policy_without_inline_scripts(rig: ConsoleRig) -> None:
     _, url = rig.console()
     for path in ("/", "/static/main.js", "/nothing"):
