@@ -229,6 +229,11 @@ class Mask:
         image[y0:y1, x0:x1] = self.crop
         return image
 
+    def paint(self, image: npt.NDArray[Any], value: object) -> None:
+        """Set the pixels inside the mask to `value`, in an image of the mask's size."""
+        x0, y0, x1, y1 = self.box
+        image[y0:y1, x0:x1][self.crop] = value
+
     @property
     def area(self) -> int:
         """Number of pixels inside the mask."""
@@ -283,6 +288,11 @@ class Instance:
     @property
     def area(self) -> int:
         return self.mask.area
+
+    @property
+    def paint_order(self) -> tuple[float, int]:
+        """Sort key of label images: the best score is painted last; of equal ones, the lower id."""
+        return self.score, -self.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from ..errors import BagError
+from ..errors import BagError, WireError
 from ..types import Buffer, ColourEncoding, Depth, Intrinsics
+from ..wire.images import identify_compressed
 
 Kind = Literal["colour", "depth", "intrinsics", "other"]
 
@@ -34,6 +35,15 @@ class Colour:
     height: int
     encoding: ColourEncoding
     data: Buffer
+
+    @classmethod
+    def from_compressed(cls, data: Buffer) -> Self:
+        """Create one of the bytes of a JPEG or PNG. Raises BagError for other bytes."""
+        try:
+            encoding, width, height = identify_compressed(data)
+        except WireError as error:
+            raise BagError(str(error)) from error
+        return cls(width, height, encoding, data)
 
 
 @dataclass(frozen=True, slots=True)

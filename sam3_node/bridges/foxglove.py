@@ -18,7 +18,6 @@ from ..transport.mask_pairing import MAX_CAMERAS
 from ..types import Frame, MaskFrame
 
 EXTRA = "foxglove"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BACKLOG = 16
 TRANSFORMS = "/tf"
 
@@ -113,7 +112,7 @@ def read_address(settings: Settings) -> Address:
         raise SettingsError(
             f"bridge.bind: expected HOST:PORT such as 127.0.0.1:8765, found {settings.bridge.bind!r:.80}"
         )
-    if address.host not in LOOPBACK and not settings.bridge.insecure:
+    if not address.is_loopback and not settings.bridge.insecure:
         raise SettingsError(
             f"bridge.bind: expected 127.0.0.1, found {address.host}: everybody who can connect would see the pictures. "
             "Use a tunnel such as ssh -L, or set bridge.insecure on a network that you trust"

@@ -17,7 +17,7 @@ from ..types import Frame, MaskFrame
 
 POLL_MS = 100
 QUEUE_BYTES = 64 << 20
-CLOSE_S = 3.0
+VIEWER_CLOSE_S = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,15 @@ class Viewer(Protocol):
 
 
 class Outcome(NamedTuple):
-    """Numbers of pairs that were shown, and left out for newer ones. `closed` is False if the viewer still blocks."""
+    """Numbers of pairs that were shown, and left out for newer ones. `closed` is False if the viewer still blocks.
+
+    `dropped` messages were not even read, because QUEUE_BYTES were waiting.
+    """
 
     shown: int
     skipped: int
     closed: bool
+    dropped: int = 0
 
 
 def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchdog: Watchdog) -> Outcome:
@@ -47,7 +51,7 @@ def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchd
     can show nothing more, such as OutputError. Cameras and node may start later, and again.
     """
     transport = settings.transport
-    sender = _Sender(viewer)
+    sender, dropped = _Sender(viewer), 0
     try:
         if transport.delivery == "every":
             raise SettingsError(
@@ -63,11 +67,14 @@ def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchd
                 pair = _accept(pairing, arrived.parts) if arrived else None
                 if pair is not None:
                     sender.put(pair)
+            dropped = tap.dropped
+            watchdog.begin_close()  # of the tap, and then of the viewer
     finally:
+        watchdog.begin_close()
         outcome = sender.close()
     if sender.failure is not None:
         raise sender.failure
-    return outcome
+    return outcome._replace(dropped=dropped)
 
 
 def _accept(pairing: MaskPairing, parts: list[memoryview]) -> MaskPair | None:
@@ -100,11 +107,11 @@ class _Sender:
             self._changed.notify()
 
     def close(self) -> Outcome:
-        """End the thread and close the viewer; wait at most CLOSE_S for it."""
+        """End the thread and close the viewer; wait at most VIEWER_CLOSE_S for it."""
         with self._changed:
             self._ending = True
             self._changed.notify()
-        self._thread.join(CLOSE_S)
+        self._thread.join(VIEWER_CLOSE_S)
         return Outcome(self._shown, self._skipped, not self._thread.is_alive())
 
     def _run(self) -> None:

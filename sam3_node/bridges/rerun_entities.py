@@ -249,8 +249,7 @@ def draw_ids(masks: MaskFrame) -> npt.NDArray[np.uint8 | np.uint16]:
     dtype = np.uint8 if is_small else np.uint16
     image: npt.NDArray[np.uint8 | np.uint16] = np.zeros((masks.height, masks.width), dtype)
     for instance in sorted(masks.instances, key=lambda instance: -instance.area):
-        x0, y0, x1, y1 = instance.box
-        image[y0:y1, x0:x1][instance.mask.crop] = _class_id(instance)
+        instance.mask.paint(image, _class_id(instance))
     return image
 
 

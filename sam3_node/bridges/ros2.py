@@ -20,6 +20,7 @@ from ..bags.samples import Colour, Payload, Sample, Topic
 from ..client import PerceptionClient, Security
 from ..errors import (
     BagError,
+    MissingExtraError,
     NodeRestarted,
     RequestError,
     Sam3NodeError,
@@ -140,15 +141,17 @@ class Ros2Bridge(Closeable):
                 return
             for frame in self._pairing.add(sample):
                 self._frames.send(replace(frame, clock=_choose_clock(frame)))
-        except Sam3NodeError as error:
-            self._warnings.add(topic, str(error))
-        except ImportError:
-            encoding = getattr(message, "encoding", "")
+        except MissingExtraError as error:  # an extra of this package may replace the numpy of ROS
+            is_opencv = isinstance(error.__cause__, ImportError) and error.__cause__.name == "cv2"
+            library = "OpenCV (Ubuntu's python3-opencv)" if is_opencv else "PyAV (pip install --no-deps av)"
+            form = getattr(message, "encoding", None) or getattr(message, "format", "")
             self._warnings.add(
                 topic,
-                f"{topic}: expected OpenCV to convert encoding {encoding!r}, found none: install opencv-python or "
-                f"Ubuntu's python3-opencv, or send {', '.join(PLAIN_ENCODINGS)}, jpeg or png",
+                f"{topic}: expected {library} to convert {form!r}, found none: install it, or send "
+                f"{', '.join(PLAIN_ENCODINGS)}, jpeg or png",
             )
+        except Sam3NodeError as error:
+            self._warnings.add(topic, str(error))
         except Exception as error:  # no message may end the process
             self._warnings.add(topic, f"{topic}: {type(error).__name__}: {error}")
 

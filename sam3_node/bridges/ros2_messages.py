@@ -139,9 +139,8 @@ class MaskMessages:
         shown = _list_shown(masks)
         image = np.zeros((masks.height, masks.width), "<u2")
         pairs = zip(shown, assign_values(instance.id for instance in shown), strict=True)
-        for instance, value in sorted(pairs, key=lambda pair: pair[0].score):
-            x0, y0, x1, y1 = instance.box
-            image[y0:y1, x0:x1][instance.mask.crop] = value
+        for instance, value in sorted(pairs, key=lambda pair: pair[0].paint_order):
+            instance.mask.paint(image, value)
         data = array("B")  # other sequences are checked byte by byte in Python
         data.frombytes(image.data.cast("B"))
         return self._make(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OutputError
 from ..processes.descriptors import raise_descriptor_limit
+from ..processes.logs import announce
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .commands import AddCommand, notify_about_frames, watch_process
@@ -62,18 +63,19 @@ def bridge_rerun(args: Namespace, settings: Settings) -> None:
 
 
 def _run(settings: Settings, viewer: Viewer, place: str) -> None:
-    from ..bridges.live import CLOSE_S, run_bridge
+    from ..bridges.live import VIEWER_CLOSE_S, run_bridge
 
     raise_descriptor_limit()
     stop = stop_on_signals()
     with watch_process(settings) as watchdog, notify_about_frames("bridge", settings):
-        print(f"bridge: {place}", flush=True)
+        announce(f"bridge: {place}")
         outcome = run_bridge(settings, viewer, stop, watchdog)
     skipped = f"; {outcome.skipped} were left out for newer ones" if outcome.skipped else ""
-    print(f"bridge: showed {outcome.shown} pictures{skipped}", flush=True)
+    dropped = f"; {outcome.dropped} messages were dropped unread" if outcome.dropped else ""
+    announce(f"bridge: showed {outcome.shown} pictures{skipped}{dropped}")
     if not outcome.closed:
         print(
-            f"bridge: the viewer has taken nothing for {CLOSE_S:g} s, and is left",
+            f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left",
             file=sys.stderr,
             flush=True,
         )

@@ -34,7 +34,7 @@ def check_video_path(path: Path) -> None:
 
 
 class OverlayVideo:
-    """A writer that pairs masks with their frames, by camera and seq, and writes one video for each camera.
+    """A writer that pairs masks with their frames, by the whole key of a frame, and writes one video for each camera.
 
     The file of the first camera is `path`; those of other cameras have the camera's name added. `draw` never waits: a
     thread draws the messages of a short queue. Raises SettingsError for lossless delivery.
@@ -59,7 +59,7 @@ class OverlayVideo:
         """Queue one message for drawing. Raises the error that stopped the writing of an earlier message."""
         self.check()
         try:
-            self._waiting.put_nowait((masks, self._frames.pop(masks.camera, masks.seq)))
+            self._waiting.put_nowait((masks, self._frames.pop(masks)))
         except queue.Full:
             self._dropped += 1
 
@@ -99,7 +99,7 @@ class OverlayVideo:
         if frame is None:
             # a frame may arrive shortly after its masks; wait for it only if no message waits behind this one
             late_s = LATE_FRAME_S if self._waiting.empty() else 0.0
-            frame = self._frames.pop(masks.camera, masks.seq, late_s)
+            frame = self._frames.pop(masks, late_s)
         image = _decode(frame)
         if image is None:
             self._unpaired += 1
@@ -135,11 +135,11 @@ class _RecentFrames:
         self._thread = threading.Thread(target=self._collect, name="overlay frames", daemon=True)
         self._thread.start()
 
-    def pop(self, camera: str, seq: int, timeout_s: float = 0.0) -> Frame | None:
-        """Remove and return a frame; wait for it up to `timeout_s`. Return None if it is not in the buffer then."""
+    def pop(self, masks: MaskFrame, timeout_s: float = 0.0) -> Frame | None:
+        """Remove and return the frame of `masks`; wait for it up to `timeout_s`. Return None if it is not here then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or (camera, seq) in self._frames, timeout_s)
-            return self._remove((camera, seq))
+            self._changed.wait_for(lambda: self._closed or self._holds(masks), timeout_s)
+            return self._remove(masks.key[:2]) if self._holds(masks) else None
 
     def close(self) -> None:
         """Stop receiving. The buffered frames remain available."""
@@ -162,6 +162,10 @@ class _RecentFrames:
         self._bytes += memoryview(frame.colour).nbytes
         while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > MAX_BYTES):
             self._remove(next(iter(self._frames)))
+
+    def _holds(self, masks: MaskFrame) -> bool:
+        frame = self._frames.get(masks.key[:2])
+        return frame is not None and frame.key == masks.key
 
     def _remove(self, key: tuple[str, int]) -> Frame | None:
         frame = self._frames.pop(key, None)

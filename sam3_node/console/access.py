@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import SettingsError
-from ..settings import Settings, split_address
+from ..settings import Address, Settings, split_address
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -56,7 +56,7 @@ class Binding(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can connect."""
-        return self.host in LOOPBACK
+        return Address(self.host, self.port).is_loopback
 
 
 def read_binding(settings: Settings) -> Binding:
@@ -72,13 +72,12 @@ def read_binding(settings: Settings) -> Binding:
     for name, path in (("certificate", console.certificate), ("key", console.key)):
         if path is not None and not path.is_file():
             raise SettingsError(f"console.{name}: expected a PEM file, found none at {path}")
-    is_loopback = address.host in LOOPBACK
-    if not is_loopback and console.certificate is None:
+    if not address.is_loopback and console.certificate is None:
         raise SettingsError(
             f"console.bind: expected 127.0.0.1, or TLS for others; found {address.host} without console.certificate "
             "and console.key. On this network, everybody could read the token and see the pictures"
         )
-    return Binding(*address, console.certificate, console.key, console.token or not is_loopback)
+    return Binding(*address, console.certificate, console.key, console.token or not address.is_loopback)
 
 
 class AccessControl:
@@ -122,7 +121,8 @@ class AccessControl:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         name = host.rpartition(":")[0] or host
-        if self._binding.is_loopback and name.strip("[]") not in LOOPBACK:  # a tunnel may have another port
+        hosts = (*LOOPBACK, self._binding.host)
+        if self._binding.is_loopback and name.strip("[]") not in hosts:  # a tunnel may have another port
             return 403, f"expected a request for {LOOPBACK[0]}, found one for another host"
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
         if changes and headers.get("origin") != f"{self._binding.scheme}://{host}":

@@ -102,8 +102,8 @@ def palette_index(object_id: int) -> int:
 def paint_indices(masks: MaskFrame) -> Labels:
     """Draw all masks of a frame as one image of indices, uint8 [h, w]. The highest score is on top."""
     image = np.zeros((masks.height, masks.width), np.uint8)
-    for instance in sorted(masks.instances, key=lambda instance: (instance.score, -instance.id)):
-        _fill(image, instance.mask, palette_index(instance.id))
+    for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
+        instance.mask.paint(image, palette_index(instance.id))
     return image
 
 
@@ -133,11 +133,6 @@ def _add_rows(table: dict[int, dict[str, Any]], frame: MaskFrame) -> None:
             "first_seq": frame.seq,
         }
         table.setdefault(instance.id, row)
-
-
-def _fill(image: Labels, mask: Mask, index: int) -> None:
-    x0, y0, x1, y1 = mask.box
-    image[y0:y1, x0:x1][mask.crop] = index
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:

@@ -179,21 +179,20 @@ class _TableWriter:
         else:
             self._written += 1
             self._progress(self._written)
-            for instance in sorted(masks.instances, key=lambda item: (item.score, -item.id)):
+            for instance in sorted(masks.instances, key=lambda item: item.paint_order):
                 self._paint(image, instance, self.objects[camera, number])
         self.statistics[camera].add(number, image)
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
     def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, known: dict[int, str]) -> None:
         known.setdefault(instance.id, instance.label)
-        x0, y0, x1, y1 = instance.mask.box
         score = round(min(max(instance.score, 0.0), 1.0) * 255)
         value = (
             palette_index(self.numbers[instance.label]),
             palette_index(list(known).index(instance.id) + 1),
             score,
         )
-        image[y0:y1, x0:x1][instance.mask.crop] = value
+        instance.mask.paint(image, value)
 
 
 class _CameraRows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import WireError, require
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
@@ -137,6 +137,20 @@ def compressed_size(data: Buffer, encoding: str) -> tuple[int, int]:
     header = _read_header(data, encoding, encoding)
     _check_sides(header.width, header.height, encoding)
     return header.width, header.height
+
+
+def find_compression(data: Buffer) -> Literal["jpeg", "png"] | None:
+    """Return what the bytes start like; None for neither."""
+    head = bytes(data[:4])
+    return "png" if head == _PNG_START[:4] else "jpeg" if head[:2] == b"\xff\xd8" else None
+
+
+def identify_compressed(data: Buffer) -> tuple[Literal["jpeg", "png"], int, int]:
+    """Return encoding, width and height of a complete JPEG or PNG. Raises WireError for other bytes."""
+    encoding = find_compression(data)
+    if encoding is None:
+        raise WireError(f"expected a JPEG or PNG, found {bytes(data[:4])!r}")
+    return encoding, *compressed_size(data, encoding)
 
 
 def is_depth_png(data: Buffer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,12 @@ import zmq
 
 from sam3_node.bridges import live
 from sam3_node.bridges.live import Outcome, run_bridge
+from sam3_node.cli import bridge as command
 from sam3_node.errors import OutputError, SettingsError
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPair, MaskPublisher
-from sam3_node.types import Frame, MaskFrame
+from sam3_node.types import Closeable, Frame, MaskFrame
 from tests.support.node_rig import PATIENCE_S, until
 
 SIZE = (24, 32)
@@ -169,7 +171,7 @@ def test_a_viewer_that_fails_ends_the_bridge_with_its_error(bridge: Bridge) -> N
 def test_a_viewer_that_hangs_does_not_keep_the_bridge_from_ending(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "CLOSE_S", 0.1)
+    monkeypatch.setattr(live, "VIEWER_CLOSE_S", 0.1)
     bridge.viewer.open.clear()
     bridge.camera.send(frame(1))
     until(lambda: any(found.camera == "cam0" for _, found in bridge.viewer.shown), "the picture")
@@ -177,6 +179,48 @@ def test_a_viewer_that_hangs_does_not_keep_the_bridge_from_ending(
     assert isinstance(outcome, Outcome)
     assert not outcome.closed
     assert not bridge.viewer.closed.is_set()
+
+
+def test_closing_is_told_to_the_watchdog_and_dropped_messages_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    stop = threading.Event()
+
+    class FullTap(Closeable):
+        dropped = 3
+
+        def __init__(self, *args: object, **options: object) -> None:
+            events.append("open")
+
+        def take(self, timeout_ms: int) -> None:
+            stop.set()
+
+        def close(self) -> None:
+            events.append("close")
+
+    watchdog = Watchdog()
+    monkeypatch.setattr(live, "StreamTap", FullTap)
+    monkeypatch.setattr(watchdog, "begin_close", lambda: events.append("begin close"))
+    assert run_bridge(Settings(), Viewer(), stop, watchdog) == Outcome(0, 0, True, dropped=3)
+    assert events[:3] == ["open", "begin close", "close"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_stdout_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Viewer] = []
+
+    def run(settings: Settings, viewer: Viewer, stop: threading.Event, watchdog: Watchdog) -> Outcome:
+        runs.append(viewer)
+        return Outcome(0, 0, True)
+
+    monkeypatch.setattr(live, "run_bridge", run)
+    monkeypatch.setattr(command, "stop_on_signals", threading.Event)
+    settings = Settings(transport={"control": "tcp://127.0.0.1:*"})  # type: ignore[arg-type]
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        command._run(settings, Viewer(), "nowhere")
+    assert len(runs) == 1
 
 
 def test_lossless_delivery_is_refused_and_the_viewer_closed() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from array import array
@@ -232,11 +233,42 @@ def test_a_huge_image_is_refused_before_it_is_converted(site: Site) -> None:
 def test_an_image_that_needs_opencv_is_refused_without_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
+    monkeypatch.setitem(sys.modules, "cv2", None)
     site.bridge.take(IMAGE, image(time.time_ns(), np.zeros((4, 4), np.uint8), "bayer_rggb8"))
-    assert "expected OpenCV to convert encoding 'bayer_rggb8', found none: install" in site.warnings[0]
+    assert (
+        "expected OpenCV (Ubuntu's python3-opencv) to convert 'bayer_rggb8', found none: install"
+        in site.warnings[0]
+    )
     for encoding, pixels in (("bgr8", RGB), ("mono8", RGB[:, :, 0].copy())):
         assert site.send((IMAGE, image(time.time_ns(), pixels, encoding))).encoding == encoding
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "format_", "library"),
+    [
+        (
+            "cv2",
+            bytes(12) + cv2.imencode(".png", MILLIMETRES)[1].tobytes(),
+            "32FC1; compressedDepth png",
+            "OpenCV",
+        ),
+        ("av", b"RIFF\0\0\0\0WEBP", "webp", "PyAV"),
+    ],
+)
+def test_no_extra_of_this_package_is_advised_beside_ros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, data: bytes, format_: str, library: str
+) -> None:
+    site = Site(tmp_path, image_topic=f"{IMAGE}/compressed", depth_topic=f"{DEPTH}/compressedDepth")
+    monkeypatch.setitem(sys.modules, module, None)
+    message = compressed(time.time_ns(), format_)
+    message.data = array("B", data)
+    topic = site.settings.depth_topic if library == "OpenCV" else site.settings.image_topic
+    site.bridge.take(topic, message)
+    site.close()
+    (warning,) = site.warnings
+    assert f"expected {library} (" in warning
+    assert f"to convert '{format_}', found none: install it, or send rgb8" in warning
+    assert "sam3-node[" not in warning
 
 
 def test_masks_have_the_header_of_their_image_also_after_the_node_was_away(

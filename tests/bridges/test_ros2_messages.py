@@ -26,6 +26,7 @@ from sam3_node.bridges.ros2_messages import (
     read_stamp_ns,
 )
 from sam3_node.errors import RequestError
+from sam3_node.replay.davis_png import paint_indices
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import MAX_EPOCH, decode_image
 from tests.support.ros2.messages import RELEASES, VISION_MSGS, deserialise, find_class, open_store, serialise
@@ -169,6 +170,15 @@ def test_label_image_and_table_belong_together() -> None:
     assert values[5, 7] == 7  # both have this pixel, and 7 has the better score
     assert values[9, 11] == 2
     assert values[0, 0] == 0
+
+
+def test_of_equal_scores_the_lower_id_is_on_top_as_in_other_label_images() -> None:
+    first, *others = (replace(one, score=0.5) for one in MASKS.instances)
+    for instances in ((first, *others), (*others, first)):
+        masks = replace(MASKS, instances=instances)
+        values = np.frombuffer(MAKE.make_label_image(masks, HEADER).data, "<u2").reshape(SIZE)
+        assert values[5, 7] == 2  # 7 has this pixel, too
+        assert np.array_equal(values, paint_indices(masks))
 
 
 def test_no_instance_gives_empty_messages() -> None:

@@ -153,6 +153,17 @@ def test_hostile_messages_are_counted_and_told_and_the_images_come_on(
     assert "an image cannot be read: " in caplog.text
 
 
+def test_a_reason_that_comes_again_after_good_images_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    sent = [b"{"]
+    with StubServer(lambda _: sent) as server, opened(server.endpoint, "lerobot") as source:
+        until(lambda: source.counts.rejected)
+        sent[:] = GOOD
+        image_where(source)
+        caplog.clear()
+        sent[:] = [b"{"]
+        until(lambda: "an image cannot be read: " in caplog.text)
+
+
 def test_a_part_that_is_too_large_ends_the_connection_and_not_the_process() -> None:
     def make(index: int) -> list[bytes]:
         return [bytes(MAX_FOREIGN_BYTES + 1)] if index == 5 else GOOD

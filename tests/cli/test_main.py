@@ -251,7 +251,8 @@ def test_doctor_needs_no_torch() -> None:
 def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """lerobot would bring an older torch into the node's environment."""
     lines = [
-        f'absent-{extra}>=1; extra == "{extra}"' for extra in ("bags", "dev", "lerobot-policy", "lerobot-datasets")
+        f'absent-{extra}>=1; extra == "{extra}"'
+        for extra in ("bags", "dev", "lerobot-policy", "lerobot-datasets")
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
     titles = [check.name for check in doctor._check_dependencies()]

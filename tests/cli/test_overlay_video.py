@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,13 @@ from sam3_node.cli.overlay_video import OverlayVideo
 from sam3_node.cli.watch import run_watch
 from sam3_node.errors import OutputError
 from sam3_node.transport import FramePublisher, MaskPublisher
-from sam3_node.types import MaskFrame
+from sam3_node.types import Frame, MaskFrame
 from sam3_node.visualization import Image, overlay
 from tests.cli.test_watch import frame_at, masks_at, send_until, settings_for
+
+
+def masks_of(frame: Frame) -> MaskFrame:
+    return replace(masks_at(frame.seq), capture_ns=frame.capture_ns)
 
 
 @contextmanager
@@ -27,7 +32,8 @@ def open_overlay(path: Path) -> Iterator[tuple[FramePublisher, OverlayVideo]]:
     with FramePublisher("tcp://127.0.0.1:*") as frames:
         video = OverlayVideo(settings_for("tcp://127.0.0.1:9", frames.endpoint), path)
         try:
-            send_until(lambda seq: frames.send(frame_at(10_000)), lambda: video._frames.pop("cam0", 10_000))
+            first = frame_at(10_000)
+            send_until(lambda seq: frames.send(first), lambda: video._frames.pop(masks_of(first)))
             yield frames, video
         finally:
             video.close()
@@ -36,9 +42,10 @@ def open_overlay(path: Path) -> Iterator[tuple[FramePublisher, OverlayVideo]]:
 def send_pairs(frames: FramePublisher, video: OverlayVideo, count: int) -> None:
     """Send frames, and draw the masks of each after it has arrived."""
     for seq in range(count):
-        frames.send(frame_at(seq))
+        frame = frame_at(seq)
+        frames.send(frame)
         send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in video._frames._frames)  # type: ignore[misc]
-        video.draw(masks_at(seq))
+        video.draw(masks_of(frame))
 
 
 @pytest.mark.parametrize("count", [15, 60])
@@ -63,10 +70,20 @@ def test_messages_beyond_the_queue_are_counted_while_one_is_drawn(
 
 def test_a_frame_may_arrive_after_its_masks(tmp_path: Path) -> None:
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
-        video.draw(masks_at(1))
-        frames.send(frame_at(1))
+        frame = frame_at(1)
+        video.draw(masks_of(frame))
+        frames.send(frame)
         send_until(lambda seq: None, lambda: bool(video._videos))
         assert video.close() == [f"wrote {tmp_path / 'o.mp4'}: 1 frames"]
+
+
+def test_masks_are_not_drawn_on_a_frame_with_their_seq_of_another_run_of_the_camera(tmp_path: Path) -> None:
+    with open_overlay(tmp_path / "o.mp4") as (frames, video):
+        frames.send(frame_at(1))
+        send_until(lambda _: None, lambda: ("cam0", 1) in video._frames._frames)
+        earlier = replace(masks_at(1), capture_ns=5)
+        video.draw(earlier)
+        assert video.close() == ["1 messages had no frame to draw on"]
 
 
 def test_the_buffered_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +117,9 @@ def test_the_watcher_reports_it(tmp_path: Path) -> None:
             for seq in range(10_000):
                 if stop.wait(0.02):
                     return
-                frames.send(frame_at(seq))
-                publisher.send(masks_at(seq))
+                frame = frame_at(seq)
+                frames.send(frame)
+                publisher.send(masks_of(frame))
 
         player = threading.Thread(target=play)
         player.start()

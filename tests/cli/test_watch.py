@@ -139,11 +139,12 @@ def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> Non
     ):
 
         def send(seq: int) -> None:
-            for camera in ("cam0", "left"):
-                frames.send(frame_at(seq, camera))
+            sent = [frame_at(seq, camera) for camera in ("cam0", "left")]
+            for frame in sent:
+                frames.send(frame)
             time.sleep(0.01)
-            for camera in ("cam0", "left"):
-                publisher.send(masks_at(seq, camera))
+            for frame in sent:
+                publisher.send(replace(masks_at(seq, frame.camera), capture_ns=frame.capture_ns))
 
         send_until(send, lambda: not thread.is_alive())
     written = sorted(path.name for path in tmp_path.iterdir())

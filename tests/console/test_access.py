@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra console is not installed")
 pytest.importorskip("uvicorn", reason="the extra console is not installed")
 
-from sam3_node.console.access import read_binding
+from sam3_node.console.access import AccessControl, read_binding
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings
 from tests.support.console_rig import ConsoleRig
@@ -141,3 +143,22 @@ def test_masks_are_no_way_to_upload(rig: ConsoleRig) -> None:
 def test_an_unsafe_address_is_refused(console: dict[str, str], reason: str) -> None:
     with pytest.raises(SettingsError, match=reason):
         read_binding(Settings(console=console))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "[::1]"])
+def test_every_address_of_loopback_answers_to_its_own_name_without_a_certificate(host: str) -> None:
+    binding = read_binding(Settings(console={"bind": f"{host}:8460"}))  # type: ignore[arg-type]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    access = AccessControl(answer, binding)
+    assert access.token is None
+    for name in (f"{host}:8460", "evil.example"):
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", name.encode())]}
+        asyncio.run(access(scope, None, send))  # type: ignore[arg-type]
+    assert [message["status"] for message in sent if "status" in message] == [200, 403]

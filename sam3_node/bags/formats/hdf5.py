@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import BagError, WireError
+from ...errors import BagError
 from ...types import NANOSECONDS, Closeable
-from ...wire.images import MAX_FRAME_PIXELS, compressed_size
+from ...wire.images import MAX_FRAME_PIXELS
 from ..episodes import MAX_FPS, split_selection
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
@@ -141,13 +141,7 @@ def _decode(stream: _Stream, data: bytes) -> Colour:
         if len(data) != width * height * 3:
             raise BagError(f"expected {width} x {height} RGB pixels, found {len(data)} bytes")
         return Colour(width, height, "rgb8", data)
-    is_png = data.startswith(b"\x89PNG")
-    data = data if is_png else data.rstrip(b"\0")  # rows are padded to the longest image
-    try:
-        width, height = compressed_size(data, "png" if is_png else "jpeg")
-    except WireError as error:
-        raise BagError(str(error)) from error
-    return Colour(width, height, "png" if is_png else "jpeg", data)
+    return Colour.from_compressed(data.rstrip(b"\0"))  # rows are padded to the longest image
 
 
 def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:

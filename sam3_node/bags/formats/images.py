@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from ...errors import BagError, WireError
-from ...types import Closeable, ColourEncoding, Depth, Intrinsics
+from ...types import Closeable, Depth, Intrinsics
 from ...wire.images import compressed_size, is_depth_png
 from .. import still_images
 from ..messages.ros_images import MessageError
@@ -116,14 +116,16 @@ def _colour(name: str, data: bytes) -> Colour:
             return still_images.decode_colour(data)
         except ValueError as error:
             raise MessageError(f"{name}: {error}") from error
-    encoding: ColourEncoding = "png" if data.startswith(b"\x89PNG") else "jpeg"
-    return Colour(*_size(name, data, encoding), encoding, data)
+    try:
+        return Colour.from_compressed(data)
+    except BagError as error:
+        raise MessageError(f"{name}: {error}") from error
 
 
 def _depth(file: ImageFile, data: bytes) -> Depth:
     name = file.path.name
     if is_depth_png(data):
-        return Depth(*_size(name, data, "png"), "png16", file.scale_m, file.aligned, data)
+        return Depth(*_png_size(name, data), "png16", file.scale_m, file.aligned, data)
     try:
         return still_images.decode_depth(data, file.scale_m, file.aligned)
     except ValueError as error:
@@ -132,8 +134,8 @@ def _depth(file: ImageFile, data: bytes) -> Depth:
         ) from error
 
 
-def _size(name: str, data: bytes, encoding: str) -> tuple[int, int]:
+def _png_size(name: str, data: bytes) -> tuple[int, int]:
     try:
-        return compressed_size(data, encoding)
+        return compressed_size(data, "png")
     except WireError as error:
         raise MessageError(f"{name}: {error}") from error

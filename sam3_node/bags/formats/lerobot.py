@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import BagError, WireError
+from ...errors import BagError
 from ...geometry import quaternion_from_rotation, rotation_from_vector
 from ...types import NANOSECONDS, Clock, Closeable, FramePose, Image
-from ...wire.images import compressed_size
 from ..episodes import split_selection
 from ..isolated import IsolatedCalls
 from ..pairing import UNIX_SINCE_NS
@@ -233,12 +232,7 @@ def _decode_cell(cell: object) -> Colour:
     data = cell.get("bytes") if isinstance(cell, dict) else None
     if not isinstance(data, bytes):
         raise BagError("expected the bytes of an image in the table, found none")
-    encoding = "png" if data.startswith(b"\x89PNG") else "jpeg"
-    try:
-        width, height = compressed_size(data, encoding)
-    except WireError as error:
-        raise BagError(str(error)) from error
-    return Colour(width, height, "png" if encoding == "png" else "jpeg", data)
+    return Colour.from_compressed(data)
 
 
 class _VideoFrames:

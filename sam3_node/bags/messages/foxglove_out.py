@@ -231,7 +231,7 @@ def _outline(instance: Instance, time: Any) -> list[Any]:
     if _edges(instance.mask) > MAX_EDGES:
         return []
     x0, y0, _, _ = instance.box
-    cv2 = require("cv2", "bags")
+    cv2 = require("cv2", "cli")
     contours, _ = cv2.findContours(
         instance.mask.crop.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(x0, y0)
     )

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import BagError, WireError
+from ...errors import BagError, WireError, require
 from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
-from ...wire.images import compressed_size, is_depth_png
+from ...wire.images import compressed_size, find_compression, is_depth_png
 from .. import still_images
 from ..samples import Colour, Kind, Payload, UnreadableTopicError, VideoPacket
 from .rvl import decode_rvl
@@ -220,7 +220,7 @@ def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
 
 
 def _cvt(image: Bytes, code: str, topic: str) -> Bytes:
-    import cv2
+    cv2 = require("cv2", "cli")
 
     try:
         return np.asarray(cv2.cvtColor(image, getattr(cv2, f"COLOR_{code}")), np.uint8)
@@ -284,13 +284,15 @@ def _compressed(message: Any, topic: str) -> Colour | Depth:
     if still_images.recognise(data) is not None:
         return _still(data, is_depth, topic)
     if is_depth and is_depth_png(data):
-        return Depth(*_size(data, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), data)
-    encoding = _image_format(data)
-    if encoding is None:
+        return Depth(*_png_size(data, topic), "png16", MILLIMETRE, _is_aligned(topic), data)
+    if find_compression(data) is None:
         raise MessageError(
             f"{topic}: expected a jpeg, png, webp, avif, tiff or bmp, found {bytes(data[:4])!r}... ({format_!r})"
         )
-    return Colour(*_size(data, encoding, topic), encoding, data)  # type: ignore[arg-type]
+    try:
+        return Colour.from_compressed(data)
+    except BagError as error:
+        raise MessageError(f"{topic}: {error}") from error
 
 
 def _still(data: Buffer, is_depth: bool, topic: str) -> Colour | Depth:
@@ -302,13 +304,9 @@ def _still(data: Buffer, is_depth: bool, topic: str) -> Colour | Depth:
         raise MessageError(f"{topic}: {error}") from error
 
 
-def _image_format(data: Buffer) -> str | None:
-    return {b"\xff\xd8": "jpeg", b"\x89P": "png"}.get(bytes(data[:2]))
-
-
-def _size(data: Buffer, encoding: str, topic: str) -> tuple[int, int]:
+def _png_size(data: Buffer, topic: str) -> tuple[int, int]:
     try:
-        return compressed_size(data, encoding)
+        return compressed_size(data, "png")
     except WireError as error:
         raise MessageError(f"{topic}: {error}") from error
 
@@ -325,7 +323,7 @@ def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
         if "rvl" in format_.lower():
             quantised = decode_rvl(image)
         else:
-            depth = Depth(*_size(image, "png", topic), "png16", MILLIMETRE, _is_aligned(topic), image)
+            depth = Depth(*_png_size(image, topic), "png16", MILLIMETRE, _is_aligned(topic), image)
             if not is_inverse:
                 return depth
             quantised = decode_depth(depth)

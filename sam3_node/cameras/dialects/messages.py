@@ -24,7 +24,7 @@ import numpy as np
 from ...errors import WireError
 from ...types import Buffer, ColourEncoding, Depth, Frame
 from ...wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
-from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, is_depth_png
+from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, identify_compressed, is_depth_png
 
 Dialect = Literal["groot", "lerobot", "imagezmq"]
 
@@ -32,7 +32,6 @@ MAX_IMAGES = 32
 """Maximum number of entries of the images of one message: colour and depth of MAX_CAMERAS."""
 MAX_ITEMS = 4096
 MAX_HEAD_BYTES = 64 << 10
-_PNG = b"\x89PNG"
 _DEPTH_SUFFIX, _DEPTH_ENCODING, _DEPTH_SCALE_M = "_depth", "uint16_mm_png", 0.001
 _LAYOUTS: dict[str, str] = {
     "groot": "a msgpack map of timestamps and images (GR00T's camera server)",
@@ -227,8 +226,7 @@ def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
 
 
 def _read_compressed(data: Buffer) -> Frame:
-    encoding: ColourEncoding = "png" if bytes(data[:4]) == _PNG else "jpeg"
-    width, height = compressed_size(data, encoding)
+    encoding, width, height = identify_compressed(data)
     _check_size(width, height)
     return Frame("", 0, 0, width, height, encoding, data)
 

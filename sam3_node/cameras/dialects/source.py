@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -30,7 +30,6 @@ ANY_CAMERA = "*"
 """?camera=* publishes all images as one camera, whatever the server calls them."""
 _SHARED_S = 2.0  # until then a name is not taken over by another sender
 _IDLE_S = 10.0  # after it, a silent camera gives way to a new one
-_WARN_EVERY_S = 10.0
 _TURN_S = 0.1
 _CAMERA = "?camera="
 _HUB = "imagezmq-hub"
@@ -69,7 +68,6 @@ class _Counts:
     rejected: int = 0
     last_error: str = ""
     unread: str = ""  # why the last message could not be read, if no image came since
-    warned_s: float = field(default=-_WARN_EVERY_S)
 
 
 class ServerSource:
@@ -229,15 +227,12 @@ class ServerSource:
         del self._cameras[oldest]
 
     def _reject(self, error: Exception) -> None:
-        """Count a message or an image that cannot be used, and log a new reason, at most one in ten seconds."""
-        counts, reason, now_s = self.counts, str(error) or repr(error), time.monotonic()
+        """Count a message or an image that cannot be used, and log why; `logging.limit` bounds the log."""
+        counts, reason = self.counts, str(error) or repr(error)
         with self._changed:  # both threads count
             counts.rejected += 1
-            is_told = reason != counts.last_error and now_s - counts.warned_s >= _WARN_EVERY_S
             counts.last_error = counts.unread = reason
-        if is_told:
-            counts.warned_s = now_s
-            _log.warning("%s: an image cannot be read: %s (%d so far)", self.name, reason, counts.rejected)
+        _log.warning("%s: an image cannot be read: %s (%d so far)", self.name, reason, counts.rejected)
 
     def _explain_silence(self) -> str:
         """Say why no image has come for a while."""
