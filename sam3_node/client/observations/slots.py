@@ -303,9 +303,9 @@ class ObjectSlots:
             raise PolicyError(
                 f"expected masks of camera {self.camera}, found {masks.camera}; use ObjectSlots for each camera"
             )
-        for instance in masks.instances:
-            if ANY in self.names or instance.label in self.names:
-                _ = instance.mask.crop  # decoded now: damage raises WireError before anything is changed
+        wanted = [item.mask for item in masks.instances if ANY in self.names or item.label in self.names]
+        for mask in wanted:
+            _ = mask.crop  # decoded now: damage raises WireError before anything is changed
         if self._newest is not None and self._newest.epoch != masks.epoch:
             self.forget()
         self.camera, self._newest = masks.camera, masks
