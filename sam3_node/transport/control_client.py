@@ -47,6 +47,7 @@ class ControlClient(Closeable):
         self._timeout_ms = timeout_ms
         self._ids = itertools.count(1)
         self._turn = threading.Lock()
+        self._watch: HandshakeWatch | None = None
         self._socket = self._make_socket()
         self._connect()
 
@@ -69,9 +70,8 @@ class ControlClient(Closeable):
             request = Request(next(self._ids), op, args)
             body = pack_request(request)
             is_connected = self._socket.poll(0, zmq.POLLOUT)
-            if (
-                not is_connected
-            ):  # libzmq does not repeat a handshake that was refused, and its event has passed
+            if not is_connected:
+                # libzmq does not repeat a handshake that was refused, and its event has passed
                 self._close()
                 self._socket = self._make_socket()
             self._is_lost = False
@@ -103,7 +103,15 @@ class ControlClient(Closeable):
             raise
 
     def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()  # first: libzmq's thread waits without end to send an event to a monitor that is gone
         self._socket.close(0)
+
+    @property
+    def _handshakes(self) -> HandshakeWatch:
+        """The watch of this call."""
+        assert self._watch is not None
+        return self._watch
 
     def _watch_connection(self) -> HandshakeWatch:
         return HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
@@ -124,7 +132,7 @@ class ControlClient(Closeable):
     def _send(self, body: Buffer, op: str, deadline_s: float) -> None:
         if self._wait_for_node(deadline_s) and send_parts(self._socket, [body], MAX_MESSAGE_BYTES):
             return
-        refusal = self._watch.refusal
+        refusal = self._handshakes.refusal
         self._reopen()
         if refusal is not None:
             raise AuthenticationError(f"{refusal}; '{op}' was not sent")
@@ -143,7 +151,7 @@ class ControlClient(Closeable):
             self._read_events()
             if self._socket in ready and not self._is_lost:
                 return True
-            if not ready or self._watch.refusal is not None:
+            if not ready or self._handshakes.refusal is not None:
                 return False
 
     def _wait_for_reply(self, request: Request, deadline_s: float) -> Reply | None:
@@ -172,13 +180,13 @@ class ControlClient(Closeable):
         poller = zmq.Poller()
         if events:
             poller.register(self._socket, events)
-        poller.register(self._watch.monitor, zmq.POLLIN)
+        poller.register(self._handshakes.monitor, zmq.POLLIN)
         return dict(poller.poll(max(0, math.ceil((deadline_s - time.monotonic()) * 1000))))
 
     def _read_events(self) -> bool:
         """Read the events of the monitor. Return True if a connection has ended, even if there is another now."""
         has_ended = False
-        while (event := self._watch.read()) is not None:
+        while (event := self._handshakes.read()) is not None:
             if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED):
                 self._is_lost = event == zmq.EVENT_DISCONNECTED
                 has_ended |= self._is_lost

@@ -29,6 +29,7 @@ from sam3_node.transport import (
     StreamTap,
     rights,
 )
+from sam3_node.transport.connection import HandshakeWatch
 from sam3_node.wire import Reply, Request
 from tests.support.key_rig import Keys, revoke
 from tests.support.transport_peer import make_frame, make_masks, wait_until
@@ -151,6 +152,27 @@ def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.Lo
         ) + str(control.last_refusal)
     for name in ("node", "policy", "cam0"):
         assert keys.all.find_own(("node", "operator", "camera"), name).secret.decode() not in caplog.text
+
+
+def test_a_monitor_ends_before_its_socket(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event for a monitor that is gone would stop libzmq's thread, and with it all sockets of the process."""
+    were_open, close = [], HandshakeWatch.close
+
+    def note(watch: HandshakeWatch) -> None:
+        if not watch.monitor.closed:
+            were_open.append(not watch._socket.closed)
+        close(watch)
+
+    monkeypatch.setattr(HandshakeWatch, "close", note)
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        client = stack.enter_context(
+            ControlClient(control.endpoint, 60_000, keys.stranger("stranger", "operator"))
+        )
+        for _ in range(3):
+            with pytest.raises(AuthenticationError):
+                client.call("status")
+    assert were_open == [True] * 3
 
 
 def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys) -> None:
