@@ -112,10 +112,8 @@ class Sam3Bridge(LifecycleNode):
 
     def _publish(self, masks: MaskFrame, header: Header) -> None:
         wanted = [output for output in self._outputs if output[0].get_subscription_count()]
-        messages = [
-            (publisher, build(masks, header)) for publisher, build in wanted
-        ]  # all or none of a stamp
-        for publisher, message in messages:
+        # all or none of a stamp
+        for publisher, message in [(publisher, build(masks, header)) for publisher, build in wanted]:
             publisher.publish(message)
 
     def _end_streams(self) -> None:
