@@ -132,7 +132,10 @@ def test_damaged_depth_costs_nothing_else(server: FoxgloveServer, client: Foxglo
     good, name = raw_frame(), "/wrist-1/depth"
     server.show(good, masks())
     client.subscribe(name, "/wrist-1/annotations")
-    until(lambda: Watch(server, client, good, masks()).have_subscribers((name,)), "a subscription")
+    until(
+        lambda: Watch(server, client, good, masks()).have_subscribers((name, "/wrist-1/annotations")),
+        "a subscription",
+    )
     server.show(replace(good, depth=Depth(3, 2, "z16+zstd", 0.001, True, b"no zstd")), masks())
     assert client.next().topic == "/wrist-1/annotations"
 
