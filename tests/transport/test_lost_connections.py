@@ -108,7 +108,7 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
             idle.call("status")
         assert idle._watch.monitor.closed
         assert idle._socket._monitor_socket is None
-        until(lambda: len(closed) > repetitions(50, 1500), "many failed handshakes")
+        until(lambda: len(closed) > repetitions(50, 1100), "many failed handshakes")
         monkeypatch.undo()
         with MaskPublisher(TCP) as masks, MaskSubscriber(masks.endpoint) as subscriber:
             wait_until(lambda: masks.send(make_masks(1)) and subscriber.take(20), 60)

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
 
 DATA = ROOT / "tests" / "data" / "lerobot"
-CASES = repetitions(10, 40)
+CASES = repetitions(5, 15)
 """Of each dataset."""
 
 
