@@ -1,4 +1,4 @@
-"""One camera and node with the bundled weights and recording, for all tests of bridges that need real masks."""
+"""One camera and node with the bundled weights and recording, for the tests of a module that need real masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BridgeRig(ConsoleRig):
         self.node()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeRig]:
     found = BridgeRig(tmp_path_factory.mktemp("bridges"))
     try:
