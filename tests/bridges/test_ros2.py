@@ -31,11 +31,8 @@ pytestmark = pytest.mark.verifies(
 SIZE = (12, 16)
 RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)
-IMAGE, DEPTH, INFO = (
-    "/cam/color/image_raw",
-    "/cam/aligned_depth_to_color/image_raw",
-    "/cam/color/camera_info",
-)
+IMAGE, INFO = "/cam/color/image_raw", "/cam/color/camera_info"
+DEPTH = "/cam/aligned_depth_to_color/image_raw"
 
 
 def header(stamp_ns: int, frame_id: str = "optical") -> Any:
