@@ -1,12 +1,16 @@
-"""A folder of keys of a whole deployment, and what each machine of it has."""
+"""A folder of keys of a whole deployment, what each machine of it has, and a server that expects them."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
-from sam3_node.transport import Security
+from sam3_node.transport import ControlServer, Security
 from sam3_node.transport.keys import KeyFolder
+from sam3_node.wire import Reply, Request
+
+TCP = "tcp://127.0.0.1:*"
 
 
 class Keys:
@@ -46,3 +50,15 @@ def revoke(security: Security, name: str) -> None:
     """Revoke a key on one machine."""
     assert security.keys is not None
     KeyFolder(security.keys).revoke(name)
+
+
+def echo(request: Request) -> Reply:
+    """Answer a request with its operation."""
+    return Reply(request.id, request.op)
+
+
+def serve(stack: ExitStack, security: Security, endpoint: str = TCP) -> ControlServer:
+    """Serve requests, of which readers may send two kinds, until the stack ends."""
+    return stack.enter_context(
+        ControlServer(endpoint, echo, security=security, reader_ops=("status", "describe"))
+    )
