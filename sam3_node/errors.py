@@ -5,7 +5,6 @@ The first line of a class docstring states when the error is raised; the documen
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
@@ -240,6 +239,8 @@ def did_you_mean(found: object, names: Iterable[str]) -> str:
 
     Upper and lower case count as equal. The text goes at the end of an error message.
     """
+    import difflib  # here, because it slows the start of a client
+
     by_key = {name.casefold(): name for name in names}
     nearest = difflib.get_close_matches(str(found).casefold(), by_key, n=1)
     return f"; did you mean {by_key[nearest[0]]}?" if nearest else ""

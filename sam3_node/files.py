@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -216,6 +215,8 @@ def _try_lock(lock: IO[bytes]) -> bool:
 
 
 def _remove(lock: Path) -> None:
+    import shutil  # here, because it slows the start of a client
+
     shutil.rmtree(_folder_beside(lock), ignore_errors=True)
     lock.unlink(missing_ok=True)
 

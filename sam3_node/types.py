@@ -295,8 +295,7 @@ class Instance:
         return self.score, -self.id
 
 
-@dataclass(frozen=True, slots=True)
-class Detection:
+class Detection(NamedTuple):
     """One object that the detector found on a frame; `label` is the prompt that it matches.
 
     `box` (x0, y0, x1, y1) is in frame pixels, not rounded. `score` is in 0..1.
@@ -307,8 +306,7 @@ class Detection:
     box: tuple[float, float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Shed:
+class Shed(NamedTuple):
     """The work that the node left out on a frame, because its steps exceeded the latency budget."""
 
     level: int

@@ -125,12 +125,10 @@ class RerunStream:
 
 def _read_address(target: str) -> tuple[str, int]:
     """Return host and port of a viewer's address; SettingsError for anything else."""
-    try:
+    with contextlib.suppress(ValueError):  # of urlsplit, or of a port that is no number
         parts = urlsplit(target)
         if parts.scheme in SCHEMES and parts.hostname and parts.path == "/proxy":
             return parts.hostname, parts.port or DEFAULT_PORT
-    except ValueError:
-        pass
     raise SettingsError(
         f"expected a viewer's address such as rerun+http://127.0.0.1:{DEFAULT_PORT}/proxy, found {target!r:.80}"
     )

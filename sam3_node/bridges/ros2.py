@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..bags.discovery import Camera, find_cameras
-from ..bags.messages.ros_images import MessageError, read_payload
+from ..bags.messages.ros_images import MessageError, read_payload, read_stamp
 from ..bags.pairing import Pairing
 from ..bags.samples import Colour, Payload, Sample, Topic
 from ..client import PerceptionClient, Security
@@ -32,7 +32,7 @@ from ..transport import FramePublisher
 from ..types import Closeable, Depth, Frame, FrameKey, Intrinsics, MaskFrame
 from ..wire import frame_topic
 from ..wire.images import MAX_FRAME_PIXELS
-from .ros2_messages import Header, format_id, parse_id, read_header, read_prompt, read_stamp_ns
+from .ros2_messages import Header, format_id, parse_id, read_header, read_prompt
 
 MAX_HEADERS = 1024
 """Images whose headers are remembered, to give them to their masks."""
@@ -216,7 +216,7 @@ class Ros2Bridge(Closeable):
             found = getattr(message, "encoding", "") or getattr(message, "format", "")
             raise BagError(f"{topic}: expected {name}, found encoding {found!r}")
         header = read_header(message)
-        stamp_ns = read_stamp_ns(message.header.stamp)
+        stamp_ns = read_stamp(message)
         if stamp_ns <= 0:
             stamp_ns = time.time_ns()
             self._warnings.add("stamp", f"{topic}: expected stamps, found 0: the time of arrival is used")

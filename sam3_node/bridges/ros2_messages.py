@@ -19,7 +19,7 @@ import numpy as np
 from ..bags.messages.ros_images import MessageError, read_payload
 from ..bags.samples import Colour
 from ..errors import RequestError
-from ..types import NANOSECONDS, Instance, MaskFrame
+from ..types import Instance, MaskFrame
 from ..wire import MAX_EPOCH
 
 FindType = Callable[[str], Callable[..., Any]]
@@ -246,11 +246,6 @@ def _read_mask(image: Any) -> Any:
         raise RequestError(str(error)) from error
     assert isinstance(payload, Colour)
     return np.frombuffer(payload.data, np.uint8).reshape(payload.height, payload.width) != 0
-
-
-def read_stamp_ns(stamp: Any) -> int:
-    """Return a stamp of builtin_interfaces in ns."""
-    return int(stamp.sec) * NANOSECONDS + int(stamp.nanosec)
 
 
 def _list_shown(masks: MaskFrame) -> list[Instance]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args
 
 from ..errors import RequestError
 from ..types import Mask, MaskFrame, Priority, TrackState
@@ -43,8 +43,7 @@ class TrackedObject:
     """True if `confidence` is below the node's tracker.min_confidence"""
 
 
-@dataclass(frozen=True, slots=True)
-class Segmentation:
+class Segmentation(NamedTuple):
     """The mask of a prompt on frame `seq` of `camera`. `score` is in 0..1: the IoU that the network predicts."""
 
     seq: int
@@ -57,8 +56,7 @@ class Segmentation:
     """of the camera's ids at that time"""
 
 
-@dataclass(frozen=True, slots=True)
-class AddedObject:
+class AddedObject(NamedTuple):
     """A new object. `id` is unique for each `camera` as long as `epoch` stays the same.
 
     `segmentation` is set if the prompt named a frame by `seq`.

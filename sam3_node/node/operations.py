@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Protocol, get_args
 
 from ..detection.phrases import clean_label
@@ -46,7 +46,7 @@ def handle_request(host: OperationHost, request: Request) -> Turns[Reply]:
     """Carry out a request, in one turn or more, and return the reply. Every error becomes an error reply."""
     reply = yield from _make_reply(host, request)
     session = host.perception.session
-    return replace(reply, node=session.node if session else None)
+    return reply._replace(node=session.node if session else None)
 
 
 def _make_reply(host: OperationHost, request: Request) -> Turns[Reply]:

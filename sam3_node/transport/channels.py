@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import zmq
 
@@ -112,8 +113,7 @@ class Publisher(Closeable):
             self._send(lambda: [BEAT_TOPIC], 0)
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedFrame:
+class ReceivedFrame(NamedTuple):
     """A frame, its arrival (`time.time_ns`), the number of frames of its camera skipped before it, and its endpoint."""
 
     frame: Frame

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -283,7 +282,7 @@ class ControlServer(Closeable):
         return key
 
     def _pack(self, reply: Reply) -> bytes:
-        return _pack_any_reply(reply if reply.node else replace(reply, node=self._node))
+        return _pack_any_reply(reply if reply.node else reply._replace(node=self._node))
 
     def _count_rejected(self, reason: str) -> None:
         with self._counting:

@@ -36,14 +36,13 @@ MAX_FILE_BYTES = 4096
 RESCAN_S = 1.0
 """An edit in place does not change the folder's time, so its files are read again after this time in any case."""
 CLOCK_NS = 50_000_000  # a folder's time is as coarse as the kernel's tick
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
-_Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"
+_Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """A public key, and what it may do. `cameras` are the names that a camera may send; `*` stands for all."""
 
     name: str
@@ -232,7 +231,7 @@ class KeyFolder:
                 f" or chmod 600 {path}"
             )
         secret = fields.get("secret")
-        if not isinstance(secret, str) or not _Z85.fullmatch(secret):
+        if not isinstance(secret, str) or not re.fullmatch(_Z85, secret):
             raise AuthenticationError(f"{path}: expected a secret of 40 characters of Z85")
         if zmq.curve_public(secret.encode()).decode() != key.public:
             raise AuthenticationError(f"{path}: secret and public key are not of one pair")
@@ -263,7 +262,7 @@ def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
     role, public, cameras = fields.get("role"), fields.get("public"), fields.get("cameras", [])
     if (
         role not in KEY_ROLES
-        or not (isinstance(public, str) and _Z85.fullmatch(public))
+        or not (isinstance(public, str) and re.fullmatch(_Z85, public))
         or not (isinstance(cameras, list) and all(isinstance(camera, str) for camera in cameras))
     ):
         raise AuthenticationError(
@@ -284,7 +283,7 @@ def _free_path(folder: Path, name: str) -> Path:
 
 
 def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise AuthenticationError(
             f"expected a name of at most 64 letters, digits, _, - and ., found {name!r:.80}"
         )

@@ -6,12 +6,11 @@ camera or robot at the other end, so nobody else can take its place.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import zmq
 
@@ -40,8 +39,7 @@ class SecuritySettings(Protocol):
     def insecure(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServerKeys:
+class ServerKeys(NamedTuple):
     """Keys of a socket that binds."""
 
     folder: KeyFolder
@@ -56,8 +54,7 @@ class ServerKeys:
         _allow_longer_parts(socket)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientKeys:
+class ClientKeys(NamedTuple):
     """Keys of a socket that connects: its own, and the one that the other end must have."""
 
     folder: KeyFolder
@@ -171,6 +168,8 @@ def is_local(endpoint: str) -> bool:
     scheme, _, rest = endpoint.partition("://")
     if scheme != "tcp":
         return True
+    import ipaddress  # here, because it slows the start of a client
+
     host = rest.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -10,7 +10,6 @@ that is how a publisher learns to wait.
 from __future__ import annotations
 
 import re
-import socket as posix
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -245,6 +244,8 @@ def _check_ipc_free(endpoint: str) -> None:
     scheme, _, path = endpoint.partition("://")
     if scheme != "ipc" or path.startswith(("*", "@")):
         return
+    import socket as posix  # here, because it slows the start of a client
+
     with posix.socket(posix.AF_UNIX, posix.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         try:

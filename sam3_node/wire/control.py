@@ -6,7 +6,7 @@ Arguments and results hold masks as maps of `masks.encode_mask`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import Sam3NodeError
 from ..types import Buffer
@@ -26,16 +26,14 @@ class Request:
     args: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """The failure of a request: the `code` of an error of this package, and its message."""
 
     code: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The reply to the request of the same `id`: a result, or an error if `ok` is False."""
 
     id: int

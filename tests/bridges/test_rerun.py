@@ -17,8 +17,9 @@ from sam3_node.errors import MissingExtraError, OutputError, SettingsError
 from sam3_node.types import Depth, Frame, FramePose, Instance, Mask, MaskFrame
 from sam3_node.visualization import pick_colour
 from tests.support.node_rig import until
-from tests.support.rrd_files import STATIC, count_rows, free_port, read_rrd, rerun_program
+from tests.support.rrd_files import STATIC, count_rows, read_rrd, rerun_program
 from tests.support.wire_examples import DRIVER, MUG, jpeg_frame, masks, raw_frame
+from tools.bench.processes import free_ports
 
 pytest.importorskip("rerun", reason="the extra rerun is not installed")
 pytest.importorskip("rerun.chunk", reason="the reader of .rrd files is not installed")
@@ -227,7 +228,7 @@ class Shower:
 
 
 def test_a_viewer_may_come_late_hang_and_be_replaced(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     stream = RerunStream(f"rerun+http://127.0.0.1:{port}/proxy")
     shower = Shower(stream)
     assert not shower.show()

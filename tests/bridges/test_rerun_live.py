@@ -13,7 +13,8 @@ import pytest
 from tests.bridges.conftest import NAME, BridgeRig
 from tests.support.console_rig import iou, is_in_view, true_mask
 from tests.support.node_rig import Process, until
-from tests.support.rrd_files import count_rows, free_port, read_rrd, rerun_program
+from tests.support.rrd_files import count_rows, read_rrd, rerun_program
+from tools.bench.processes import free_ports
 
 pytest.importorskip("rerun", reason="the extra rerun is not installed")
 MIN_IOU = 0.5  # the limit of the bundled weights
@@ -57,7 +58,7 @@ def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: BridgeRig
 
 
 def test_a_signal_ends_it_while_the_viewer_hangs(rig: BridgeRig, tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     with rerun_program(port, tmp_path / "viewer.rrd") as viewer:
         process = Process(rig, ("bridge", "rerun", f"rerun+http://127.0.0.1:{port}/proxy"), {})
         process.next_line()

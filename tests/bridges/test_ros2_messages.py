@@ -12,6 +12,7 @@ from mcap_ros2.decoder import DecoderFactory
 from rosbags.rosbag2 import Reader, StoragePlugin, Writer
 
 from sam3_node.bags import open_bag
+from sam3_node.bags.messages.ros_images import read_stamp
 from sam3_node.bridges.ros2_messages import (
     MAX_VALUE,
     ROTATION_VARIANCE_RAD2,
@@ -23,7 +24,6 @@ from sam3_node.bridges.ros2_messages import (
     parse_id,
     read_header,
     read_prompt,
-    read_stamp_ns,
 )
 from sam3_node.errors import RequestError
 from sam3_node.replay.davis_png import paint_indices
@@ -68,7 +68,7 @@ HIDDEN = replace(instance(3, (0, 0, 1, 1)), mask=Mask.empty(SIZE), state="occlud
 MASKS = MaskFrame(
     "cam0",
     5,
-    read_stamp_ns(Header(1_700_000_000, 123_456_789, "")),
+    1_700_000_000_123_456_789,
     SIZE[1],
     SIZE[0],
     epoch=EPOCH,
@@ -98,7 +98,7 @@ def test_messages_pass_cdr_with_their_header(topic: str, release: str) -> None:
     message = MAKERS[topic](MASKS, HEADER)
     found = over_cdr(message, release)
     assert read_header(found) == HEADER
-    assert read_stamp_ns(found.header.stamp) == MASKS.capture_ns
+    assert read_stamp(found) == MASKS.capture_ns
     assert serialise(deserialise(serialise(message, release), message.type_name), release) == serialise(
         message, release
     )

@@ -20,6 +20,7 @@ from sam3_node.settings import options
 from sam3_node.transport import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
+from tools.bench.processes import free_ports
 
 COMMANDS = (
     "run",
@@ -44,12 +45,6 @@ COMMANDS = (
 def sam3_node(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sam3_node", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
@@ -102,7 +97,7 @@ def test_an_error_is_one_line_and_exit_code_2(arguments: tuple[str, ...], named:
 
 
 def test_a_request_without_a_node_is_an_error() -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     done = sam3_node("status", "--timeout", "0.5", "--transport.control", endpoint)
     assert done.returncode == 3
     assert endpoint in done.stderr
@@ -185,7 +180,7 @@ def test_a_prompt_that_cannot_be_meant_is_refused_before_it_is_sent(
 def test_a_prompt_in_the_first_pixel_is_warned_about(
     prompt: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     assert cli.main(["segment", *prompt, "--timeout", "0.1", "--transport.control", endpoint]) == 3
     assert "sam3-node: warning: the prompt marks only the first pixel" in capsys.readouterr().err
 

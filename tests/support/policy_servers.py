@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgpack
@@ -101,13 +101,15 @@ def serve_openpi(act: Callable[[dict[str, Any]], Any]) -> Iterator[str]:
 
     def handle(connection: ServerConnection) -> None:
         connection.send(openpi_pack({"model": "test"}))
-        try:
+        with suppress(ConnectionClosed):  # the policy's client has what it wanted
             while True:
-                connection.send(openpi_pack(act(openpi_unpack(connection.recv()))))
-        except ConnectionClosed:
-            pass
-        except Exception as error:
-            connection.send(repr(error))
+                observation = openpi_unpack(connection.recv())
+                try:
+                    reply = openpi_pack(act(observation))
+                except Exception as error:
+                    connection.send(repr(error))  # as openpi's server does, which then closes the connection
+                    return
+                connection.send(reply)
 
     with serve_websocket(handle, "127.0.0.1", 0, compression=None, max_size=None) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -55,13 +55,6 @@ def count_rows(path: Path, entity: str) -> int:
         return 0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 class RerunProgram:
     """Rerun's program, which receives a stream at a port and writes it to a file."""
 

@@ -12,6 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,11 +184,9 @@ def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float
     for values in attributes.values():
         candidates = [values.get(name) for name in RATES]
         text = values.get("env_args")
-        try:
+        with suppress(ValueError, RecursionError, KeyError, TypeError):  # others write what they like there
             arguments = json.loads(text) if isinstance(text, str) else {}
             candidates.append(arguments["env_kwargs"]["control_freq"])
-        except (ValueError, RecursionError, KeyError, TypeError):
-            pass
         for rate in candidates:
             if isinstance(rate, int | float) and 0 < rate <= MAX_FPS:
                 return float(rate)
