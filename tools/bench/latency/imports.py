@@ -45,7 +45,7 @@ def main() -> None:
     for code in CASES.values():  # once, to have the files in memory and compiled
         measure(code)
     runs = [{name: measure(code) for name, code in CASES.items()} for _ in range(args.runs)]
-    figures = Figures("tools.bench.latency.imports")
+    figures = Figures("latency.imports")
     print(f"{'import of':45}{'time':>10}{'CPU':>10}   ms, medians of {args.runs}")
     for name in CASES:
         wall_ms, cpu_ms = ([run[name][column] for run in runs] for column in (0, 1))
