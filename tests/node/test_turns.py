@@ -190,12 +190,17 @@ def test_a_newer_search_of_the_same_peer_supersedes_it(served: Served, held: Hel
 
 def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
-    with ExitStack() as opened:
-        served = Served(tmp_path, opened)
-        served.send()
-        reply = ask(served)
-        until(lambda: held.begun, "the search begins")
-        served.client.close()
-    with pytest.raises(BusyError, match="the node stops"):
-        reply.result(300)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.linger = 0
+        with ExitStack() as opened:
+            served = Served(tmp_path, opened)
+            served.send()
+            peer.connect(served.control)
+            peer.send(pack_request(Request(1, "segment_everything", {"camera": "cam1"})))
+            until(lambda: held.begun, "the search begins")
+            served.client.close()
+        assert peer.poll(PATIENCE_MS)
+        reply = unpack_reply(peer.recv())
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.message) == (BusyError.code, "not carried out: the node stops")
     assert held.ended == 1
