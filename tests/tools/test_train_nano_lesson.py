@@ -1,0 +1,92 @@
+"""The lesson in features: what counts as explained, at which places, and that a run resumes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sam3_node.models.checkpoints import NANO
+from tests.support.rectangles import write_rectangles
+from tools.train_nano.config import SIZE, nano_config, new_tracker
+from tools.train_nano.data import Recipe, Sources
+from tools.train_nano.lesson import Lesson
+from tools.train_nano.network import Features, TrainingTracker
+from tools.train_nano.train import Stage, Trainer
+
+CPU = torch.device("cpu")
+FRAMES = Stage("frames", 1e-6, 1e-3, Recipe(clips=2, frames=1, objects=2), light=True)  # one step
+
+
+@pytest.fixture
+def lesson() -> Lesson:
+    """The bundled weights teach."""
+    return Lesson("nano", "float32")
+
+
+@pytest.fixture(scope="module")
+def student() -> TrainingTracker:
+    source = new_tracker(nano_config())
+    source.load_state_dict({name: w.float() for name, w in load_file(NANO / "model.safetensors").items()})
+    return TrainingTracker(source)
+
+
+@pytest.fixture
+def pixels() -> Tensor:
+    return torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def standardise(lesson: Lesson, features: Features) -> None:
+    """Make the maps bring each channel of these features to mean 0 and deviation 1."""
+    for linear, level in zip(lesson.maps, features, strict=True):
+        deviation, mean = torch.std_mean(level, dim=(0, 2, 3), correction=0)
+        assert isinstance(linear, torch.nn.Conv2d)
+        assert linear.bias is not None
+        with torch.no_grad():
+            linear.weight.copy_(torch.diag(1 / deviation)[..., None, None])
+            linear.bias.copy_(-mean / deviation)
+
+
+def test_the_teachers_own_features_explain_all_of_them(
+    lesson: Lesson, student: TrainingTracker, pixels: Tensor
+) -> None:
+    """The features of training are at the places of those of inference."""
+    with torch.no_grad():
+        features = student.encode(pixels)
+    standardise(lesson, features)
+    assert lesson(features, pixels).item() < 1e-3
+    turned = Features(*(level.flip(3) for level in features))
+    assert lesson(turned, pixels).item() > 0.5
+
+
+def test_features_that_say_nothing_explain_nothing(
+    lesson: Lesson, student: TrainingTracker, pixels: Tensor
+) -> None:
+    features = Features(*(torch.zeros_like(level) for level in student.encode(pixels)))
+    assert lesson(features, pixels).item() == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_student_learns_and_the_teacher_does_not(
+    lesson: Lesson, student: TrainingTracker, pixels: Tensor
+) -> None:
+    for parameter in lesson.parameters():
+        torch.nn.init.ones_(parameter)
+    lesson(student.encode(pixels), pixels).backward()
+    patches = student.source.vision_encoder.backbone.patch_embed
+    assert all(p.grad is not None and bool(p.grad.any()) for p in patches.parameters())
+    assert {name.split(".")[0] for name in lesson.state_dict()} == {"maps"}
+    assert all(p.grad is not None for p in lesson.parameters())
+
+
+def test_a_run_resumes_with_its_lesson(lesson: Lesson, tmp_path: Path) -> None:
+    write_rectangles(tmp_path / "scenes")
+    trainer = Trainer(tmp_path / "out", CPU, lesson=lesson)
+    trainer.run([FRAMES], Sources(tmp_path / "scenes", tmp_path / "cache"), workers=0)
+    assert "unlike" in (tmp_path / "out" / "log.jsonl").read_text()
+    again = Trainer(tmp_path / "out", CPU, lesson=Lesson("nano", "float32"))
+    assert again.lesson is not None
+    for held, kept in zip(again.lesson.parameters(), lesson.parameters(), strict=True):
+        assert torch.equal(held, kept)
