@@ -39,7 +39,8 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     quantised ones, and layers with hooks are called.
     """
     plain = type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
-    if plain and is_eager_on_cpu(x) and x.dtype in _fused_dtypes():
+    # the types differ under autocast
+    if plain and is_eager_on_cpu(x) and x.dtype == layer.weight.dtype and x.dtype in _fused_dtypes():
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
         return out
     out = layer(x)

@@ -87,6 +87,13 @@ def test_a_linear_map_on_a_cpu_equals_torchs(activation: str) -> None:
     assert (found - truth).abs().max() < 1e-5
 
 
+def test_a_linear_map_of_another_type_than_its_input_is_left_to_autocast() -> None:
+    """Training in mixed precision encodes without a gradient where the encoder stays as it is."""
+    layer, x = torch.nn.Linear(64, 96), torch.randn(2, 33, 64).bfloat16()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(algebra.apply_linear(layer, x), layer(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rotation_equals_its_definition_up_to_rounding(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
