@@ -52,10 +52,11 @@ class Lesson(nn.Module):
     def forward(self, features: Features, pixels: Tensor) -> Tensor:
         """Return the share of the teacher's variance that the features of these pixels do not explain, over all levels.
 
-        The teacher's channels count alike: each is brought to mean 0 and deviation 1 over the batch.
+        The channels count alike: each is brought to mean 0 and deviation 1 over the batch.
         """
         missed = []
         for own, wanted, to_teacher in zip(features, self._teach(pixels), self.maps, strict=True):
             target = F.batch_norm(wanted, None, None, training=True)
-            missed.append(F.mse_loss(to_teacher(own), target))
+            student = F.batch_norm(own, None, None, training=True)  # the maps learn at one rate then
+            missed.append(F.mse_loss(to_teacher(student), target))
         return sum(w * m for w, m in zip(WEIGHTS, missed, strict=True)) / sum(WEIGHTS)
