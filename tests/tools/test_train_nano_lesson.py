@@ -19,6 +19,7 @@ from tools.train_nano.train import Stage, Trainer
 
 CPU = torch.device("cpu")
 FRAMES = Stage("frames", 1e-6, 1e-3, Recipe(clips=2, frames=1, objects=2), light=True)  # one step
+CLIPS = Stage("clips", 1e-6, 1e-3, Recipe(clips=1, frames=2, objects=2))
 
 
 @pytest.fixture
@@ -85,3 +86,13 @@ def test_a_run_resumes_with_its_lesson(lesson: Lesson, tmp_path: Path) -> None:
     assert again.lesson is not None
     for held, kept in zip(again.lesson.parameters(), lesson.parameters(), strict=True):
         assert torch.equal(held, kept)
+
+
+def test_a_step_on_clips_leaves_the_maps_as_they_are(lesson: Lesson, tmp_path: Path) -> None:
+    write_rectangles(tmp_path / "scenes")
+    trainer, sources = Trainer(tmp_path / "out", CPU, lesson=lesson), Sources(tmp_path / "scenes", tmp_path)
+    trainer.run([FRAMES], sources, workers=0)
+    before = [parameter.detach().clone() for parameter in lesson.parameters()]
+    assert all(bool(parameter.any()) for parameter in before)
+    trainer.run([FRAMES, CLIPS], sources, workers=0)
+    assert all(torch.equal(a, b) for a, b in zip(before, lesson.parameters(), strict=True))

@@ -173,7 +173,8 @@ class Trainer:
         if unlike is not None:
             loss = loss + LIKENESS * unlike
             figures["unlike"] = float(unlike.detach())
-        self.net.zero_grad(set_to_none=True)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRADIENT)
         if torch.isfinite(norm):
