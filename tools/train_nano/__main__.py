@@ -34,6 +34,7 @@ from .cutouts import OPENCLIPART
 from .data import Sources
 from .export import export
 from .gates import GATES, has_passed, pass_gate
+from .lesson import Lesson
 from .pack import unpack
 from .train import Trainer, picture_stages, stages
 
@@ -73,7 +74,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _everything(args: argparse.Namespace) -> int:
-    trainer = Trainer(args.output, _device(args), args.init, args.mixed)
+    lesson = (
+        Lesson(args.teacher, "bfloat16" if args.mixed else "auto")
+        if args.teacher and args.command == "pictures"
+        else None
+    )
+    trainer = Trainer(args.output, _device(args), args.init, args.mixed, lesson)
     if args.command == "pictures":
         return _pictures(trainer, args)
     for split in () if args.pack else RENDERED:
@@ -178,6 +184,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clip-minutes", type=float, default=240, help="on clips")
     parser.add_argument("--picture-minutes", type=float, default=240, help="on taught pictures")
     parser.add_argument("--mixed", action="store_true", help="bfloat16 in the encoder and decoder")
+    parser.add_argument("--teacher", help="a trained tracker, whose features `pictures` compares with")
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")

@@ -24,7 +24,7 @@ WITHIN, LARGER, SCENE = (
     1.3,
     0.4,
 )  # a part: so much of it in another, that is so much larger, and no scene
-PART = 0.15  # how often a part is drawn, against a whole
+PART = 0.05  # how often a part is drawn, against a whole
 MOST_IDS = 6  # objects of a clip
 OVERLAP = 0.1  # of an object's area that another of the clip may cover
 WINDOW = (0.65, 0.95)  # of a picture's sides: what the moving camera sees of it

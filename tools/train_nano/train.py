@@ -21,6 +21,7 @@ from sam3_node.errors import ModelError
 from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
 from .export import read_checkpoint
+from .lesson import Lesson
 from .losses import EASE, Cost, total
 from .muon import Muon
 from .network import TrainingTracker
@@ -37,6 +38,8 @@ EASY, NORMAL = (
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
 CLIP_EVERY = 2  # steps of a stage that trains on clips beside frames
+LIKENESS = 1.0  # weight of the lesson in features, on single frames
+HURRY = 10.0  # how much faster its maps learn: they begin at nothing
 SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
 FLOOR = 0.02  # of the peak learning rate, at the end
 AVERAGE = 0.998
@@ -86,7 +89,7 @@ def picture_stages(minutes: float) -> list[Stage]:
     """Pictures that a teacher has labelled, and clips beside them, so that following is not forgotten."""
     frames = Recipe(clips=16, frames=1, objects=3, pictures=0.75)
     clips = Recipe(clips=4, frames=4, objects=4, pictures=0.35)
-    return [Stage("pictures", minutes * 60, 6e-4, frames, beside=clips, light=True)]
+    return [Stage("pictures", minutes * 60, 4e-4, frames, beside=clips, light=True)]
 
 
 @dataclass
@@ -103,14 +106,20 @@ class Trainer:
     """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`."""
 
     def __init__(
-        self, folder: Path, device: torch.device, init: Path | None = None, mixed: bool = False
+        self,
+        folder: Path,
+        device: torch.device,
+        init: Path | None = None,
+        mixed: bool = False,
+        lesson: Lesson | None = None,
     ) -> None:
         self.folder, self.device = folder, device
+        self.lesson = lesson.to(device) if lesson else None
         folder.mkdir(parents=True, exist_ok=True)
         source = new_tracker(nano_config())
         self.net = TrainingTracker(source, mixed).to(device).train()
         self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
-        self.optimisers = _optimisers(source)
+        self.optimisers = _optimisers(source, self.lesson)
         self.progress = Progress()
         if self.path.is_file():
             self._restore()
@@ -158,10 +167,14 @@ class Trainer:
         rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = rate
-        prompted, followed = self._costs(stage, recipe, batch, rng)
+                group["lr"] = rate * group.get("hurry", 1.0)
+        prompted, followed, unlike = self._costs(stage, recipe, batch, rng)
         loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
-        self.net.zero_grad(set_to_none=True)
+        if unlike is not None:
+            loss = loss + LIKENESS * unlike
+            figures["unlike"] = float(unlike.detach())
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRADIENT)
         if torch.isfinite(norm):
@@ -183,23 +196,24 @@ class Trainer:
 
     def _costs(
         self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator
-    ) -> tuple[dict[str, list[Cost]], list[Cost]]:
-        """Return the losses of the prompted first frames by kind of prompt, and those of the frames of clips."""
+    ) -> tuple[dict[str, list[Cost]], list[Cost], Tensor | None]:
+        """Return the losses of the prompted first frames by prompt, of the frames of clips, and of the lesson."""
         frames = recipe.frames
         with torch.set_grad_enabled(stage.encoder):
-            features = self.net.encode(normalise(batch.images))
+            features = self.net.encode(pixels := normalise(batch.images))
         first = features.select(batch.clip * frames)
         ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE
         if frames == 1:
             kinds = KINDS if not stage.light or rng.random() < SHOWN else KINDS[:2]
             corrected = not stage.light or rng.random() < CORRECTED
-            return frame_costs(self.net, first, batch, kinds, ease, corrected), []
+            unlike = self.lesson(features, pixels) if self.lesson else None
+            return frame_costs(self.net, first, batch, kinds, ease, corrected), [], unlike
         guide = (ease - EASE) / (1 - EASE)
         kind = KINDS[int(rng.choice(3, p=CLIP_KINDS))]
         other = str(rng.choice([name for name in ("box", "point") if name != kind]))
         again = second_prompt(batch, rng) if rng.random() < AGAIN else 0
         followed = clip_cost(self.net, features, batch, kind, TRUST, again, ease, guide)
-        return frame_costs(self.net, first, batch, (other,)), followed
+        return frame_costs(self.net, first, batch, (other,)), followed, None
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -216,6 +230,7 @@ class Trainer:
                 "average": self.average,
                 "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
                 "progress": asdict(self.progress),
+                **({"lesson": self.lesson.state_dict()} if self.lesson else {}),
             },
             aside,
         )
@@ -226,6 +241,8 @@ class Trainer:
         try:
             self.net.source.load_state_dict(held["model"])
             self.average = held["average"]
+            if self.lesson:
+                self.lesson.load_state_dict(held["lesson"])
             for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
             self.progress = Progress(**held["progress"])
@@ -283,14 +300,19 @@ def schedule(seconds: float, of: float) -> float:
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (seconds - rise) / max(1e-9, of - rise)))
 
 
-def _optimisers(source: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for the rest, with weight decay for convolutions."""
+def _optimisers(source: torch.nn.Module, lesson: Lesson | None) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for the rest, with weight decay for convolutions, and for the maps of a lesson."""
     named = dict(source.named_parameters())
     matrices = [p for p in named.values() if p.ndim == 2 and min(p.shape) >= MIN_SIDE]
     wide = [p for name, p in named.items() if p.ndim == 4 and name.endswith("weight")]
     held = {id(p) for p in (*matrices, *wide)}
     narrow = [p for p in named.values() if id(p) not in held]
-    others = [{"params": wide, "weight_decay": DECAY}, {"params": narrow, "weight_decay": 0.0}]
+    others: list[dict[str, Any]] = [
+        {"params": wide, "weight_decay": DECAY},
+        {"params": narrow, "weight_decay": 0.0},
+    ]
+    if lesson is not None:
+        others.append({"params": list(lesson.parameters()), "weight_decay": 0.0, "hurry": HURRY})
     return [
         Muon(matrices, lr=1e-3, weight_decay=DECAY),
         torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95)),

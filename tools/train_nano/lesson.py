@@ -1,0 +1,62 @@
+"""A lesson in features: the encoder's maps are compared with those of a trained encoder on the same pixels.
+
+A mask tells the encoder about one outline; the features of a trained encoder tell it about every place of the picture,
+and need no labels. Both encoders see the same 256 px, so that their maps have the same places. A linear map for each
+level turns the student's channels into the teacher's, and is thrown away after the training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sam3_node.models import load_tracker
+
+from .config import HIDDEN, SIZE
+from .network import Features
+
+CHANNELS = (HIDDEN // 8, HIDDEN // 4, HIDDEN)
+"""of the student's levels: fine, middle, top"""
+WEIGHTS = (0.5, 0.5, 1.0)
+"""of the levels"""
+
+
+class Lesson(nn.Module):
+    """Compares features with those of the tracker `weights`, as `load_tracker` takes them.
+
+    It holds the linear maps; the teacher's weights are no part of its state.
+    """
+
+    def __init__(self, weights: str | Path, dtype: str = "auto") -> None:
+        super().__init__()
+        self._teacher = [
+            load_tracker(weights, dtype=dtype, image_size=SIZE)
+        ]  # in a list: no module of this one
+        wanted = self._teach(torch.zeros(1, 3, SIZE, SIZE))
+        self.maps = nn.ModuleList(
+            nn.Conv2d(own, level.shape[1], 1) for own, level in zip(CHANNELS, wanted, strict=True)
+        )
+        for parameter in self.maps.parameters():  # the student is not changed before they say something
+            nn.init.zeros_(parameter)
+
+    @torch.no_grad()
+    def _teach(self, pixels: Tensor) -> Features:
+        """The teacher's features of normalised pixels [M, 3, 256, 256]."""
+        teacher = self._teacher[0]
+        levels = teacher.stages.encode(pixels.to(teacher.device, teacher.dtype))[:3]
+        return Features(*(level.to(pixels.device, torch.float32) for level in levels))
+
+    def forward(self, features: Features, pixels: Tensor) -> Tensor:
+        """Return the share of the teacher's variance that the features of these pixels do not explain, over all levels.
+
+        The channels count alike: each is brought to mean 0 and deviation 1 over the batch.
+        """
+        missed = []
+        for own, wanted, to_teacher in zip(features, self._teach(pixels), self.maps, strict=True):
+            target = F.batch_norm(wanted, None, None, training=True)
+            student = F.batch_norm(own, None, None, training=True)  # the maps learn at one rate then
+            missed.append(F.mse_loss(to_teacher(student), target))
+        return sum(w * m for w, m in zip(WEIGHTS, missed, strict=True)) / sum(WEIGHTS)
