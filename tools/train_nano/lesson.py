@@ -32,9 +32,8 @@ class Lesson(nn.Module):
 
     def __init__(self, weights: str | Path, dtype: str = "auto") -> None:
         super().__init__()
-        self._teacher = [
-            load_tracker(weights, dtype=dtype, image_size=SIZE)
-        ]  # in a list: no module of this one
+        # in a list, so that it is no part of this module
+        self._teacher = [load_tracker(weights, dtype=dtype, image_size=SIZE)]
         wanted = self._teach(torch.zeros(1, 3, SIZE, SIZE))
         self.maps = nn.ModuleList(
             nn.Conv2d(own, level.shape[1], 1) for own, level in zip(CHANNELS, wanted, strict=True)
@@ -59,4 +58,4 @@ class Lesson(nn.Module):
             target = F.batch_norm(wanted, None, None, training=True)
             student = F.batch_norm(own, None, None, training=True)  # the maps learn at one rate then
             missed.append(F.mse_loss(to_teacher(student), target))
-        return sum(w * m for w, m in zip(WEIGHTS, missed, strict=True)) / sum(WEIGHTS)
+        return torch.stack(missed) @ pixels.new_tensor(WEIGHTS) / sum(WEIGHTS)
