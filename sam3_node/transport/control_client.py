@@ -57,8 +57,8 @@ class ControlClient(Closeable):
         Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError
         when no node is connected or no reply arrives in time; in the latter case the node may still execute the
         operation. When the connection ends before the reply, as all do when a key is revoked, a REPEATABLE operation is
-        requested again, and NoAnswerError is raised at once for another; so it may be if the reply came just before, as
-        libzmq drops what has not been read. Raises AuthenticationError as soon as a key is refused.
+        requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
+        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused.
         """
         with self._turn:
             if self._socket.closed:
