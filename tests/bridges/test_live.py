@@ -38,13 +38,15 @@ class Viewer:
 
     def __init__(self) -> None:
         self.shown: list[tuple[Frame | None, MaskFrame]] = []
-        self.open, self.closed = threading.Event(), threading.Event()
+        self.open, self.blocked, self.closed = threading.Event(), threading.Event(), threading.Event()
         self.open.set()
         self.failing = -1
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
         self.shown.append((frame, masks))
-        self.open.wait(PATIENCE_S)
+        if not self.open.is_set():
+            self.blocked.set()
+            self.open.wait(PATIENCE_S)
         if masks.seq == self.failing:
             raise OutputError("the disk is full")
         return True
@@ -77,9 +79,13 @@ class Bridge:
         until(lambda: self.camera.send(frame(0, "first")) and self.viewer.shown, "a first frame")
         until(lambda: self.node.send(masks(0, "second")) and self.viewer.seqs("second"), "first masks")
 
+    def send(self, seq: int) -> bool:
+        """Send a frame and its masks, once: either may arrive first."""
+        return self.camera.send(frame(seq)) and self.node.send(masks(seq))
+
     def show(self, seq: int) -> None:
         """Send a frame and its masks, again until they are shown."""
-        until(lambda: self._send(seq) and seq in self.viewer.seqs(), f"masks {seq}")
+        until(lambda: self.send(seq) and seq in self.viewer.seqs(), f"masks {seq}")
 
     def end(self) -> Outcome | Exception | None:
         self.stop.set()
@@ -91,9 +97,6 @@ class Bridge:
         self.end()
         self.camera.close()
         self.node.close()
-
-    def _send(self, seq: int) -> bool:
-        return self.camera.send(frame(seq)) and self.node.send(masks(seq))
 
     def _run(self) -> None:
         try:
@@ -113,10 +116,15 @@ def bridge(tmp_path: Path) -> Iterator[Bridge]:
 
 
 def test_a_picture_is_shown_with_its_own_masks(bridge: Bridge) -> None:
-    bridge.show(7)
-    shown = next(pair for pair in bridge.viewer.shown if pair[1].model and pair[1].camera == "cam0")
-    assert shown[0] is not None
-    assert shown[0].key == shown[1].key
+    def paired() -> MaskPair | None:
+        bridge.send(7)
+        whole = (MaskPair(*pair) for pair in bridge.viewer.shown if pair[0] is not None and pair[1].model)
+        return next((pair for pair in whole if pair.camera == "cam0"), None)
+
+    pair = until(paired, "a picture and its masks")
+    assert pair.frame is not None
+    assert pair.masks is not None
+    assert pair.frame.key == pair.masks.key
 
 
 def test_a_picture_without_masks_has_empty_ones_of_its_own_clock(bridge: Bridge) -> None:
@@ -130,7 +138,7 @@ def test_a_slow_viewer_gets_the_newest_of_each_camera() -> None:
     viewer.open.clear()
     sender = live._Sender(viewer)
     sender.put(MaskPair(frame(0, "blocks"), None))
-    until(lambda: viewer.shown, "the picture that the viewer waits with")
+    until(viewer.blocked.is_set, "the picture that the viewer waits with")
     for seq in range(50):
         sender.put(MaskPair(frame(seq), masks(seq)))
         sender.put(MaskPair(None, masks(seq, "other")))
@@ -164,7 +172,7 @@ def test_malformed_messages_are_left_out(bridge: Bridge, caplog: pytest.LogCaptu
 
 def test_a_viewer_that_fails_ends_the_bridge_with_its_error(bridge: Bridge) -> None:
     bridge.viewer.failing = 4
-    until(lambda: bridge._send(4) and bridge.viewer.closed.is_set(), "the end")
+    until(lambda: bridge.send(4) and bridge.viewer.closed.is_set(), "the end")
     assert str(bridge.end()) == "the disk is full"
 
 
@@ -173,8 +181,10 @@ def test_a_viewer_that_hangs_does_not_keep_the_bridge_from_ending(
 ) -> None:
     monkeypatch.setattr(live, "VIEWER_CLOSE_S", 0.1)
     bridge.viewer.open.clear()
-    bridge.camera.send(frame(1))
-    until(lambda: any(found.camera == "cam0" for _, found in bridge.viewer.shown), "the picture")
+    until(
+        lambda: bridge.camera.send(frame(1)) and bridge.viewer.blocked.is_set(),
+        "a picture that the viewer waits with",
+    )
     outcome = bridge.end()
     assert isinstance(outcome, Outcome)
     assert not outcome.closed
