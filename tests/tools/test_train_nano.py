@@ -266,6 +266,27 @@ def test_the_command_exports_what_is_trained(
     assert "model.safetensors: 7." in capsys.readouterr().out
 
 
+def test_the_mean_of_runs_is_exported(trained: Trainer, tmp_path: Path) -> None:
+    held = torch.load(trained.path, weights_only=True)
+    for folder, factor in (("a", 1.0), ("b", 3.0)):
+        (tmp_path / folder).mkdir()
+        average = {name: factor * value for name, value in held["average"].items()}
+        torch.save({**held, "average": average}, tmp_path / folder / "last.pt")
+    path = export(tmp_path / "a" / "last.pt", tmp_path / "mean", [tmp_path / "b" / "last.pt"])
+    assert same(load_file(path), {name: (2 * value).half() for name, value in held["average"].items()})
+    torch.save({**held, "average": {"other": torch.zeros(1)}}, tmp_path / "b" / "last.pt")
+    with pytest.raises(ModelError, match="the same tracker"):
+        export(tmp_path / "a" / "last.pt", tmp_path / "mean", [tmp_path / "b" / "last.pt"])
+
+
+@pytest.mark.parametrize("words", [("export", "--teacher", "x"), ("curves", "--beside", "x")])
+def test_an_option_of_another_command_is_refused(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, *words) == 2
+    assert f"{words[1]} is of `" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("denormals")
 def test_the_command_tells_errors_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for word, expected in (("export", "no checkpoint"), ("curves", "no training log")):

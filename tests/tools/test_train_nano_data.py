@@ -7,13 +7,14 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from sam3_node.errors import CameraError
 from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
 from tools.scenes.clips import Clip, write_clip
 from tools.train_nano.augment import LOW, Augmentation, coverage
-from tools.train_nano.compose import compose
+from tools.train_nano.compose import compose, covering_path
 from tools.train_nano.config import SIZE
 from tools.train_nano.cutouts import Sprite, cut_out, load_cutouts
 from tools.train_nano.data import (
@@ -121,6 +122,26 @@ def test_composites_label_exactly_what_they_change() -> None:
         assert all((image == GREY).all() for image in images), "the given frames stay as they are"
 
 
+def test_a_covering_path_hides_an_object_that_was_in_view_first() -> None:
+    labels = [np.zeros((HEIGHT, WIDTH), np.uint8) for _ in range(5)]
+    for label in labels:
+        label[20:32, 40:52] = 3
+    cover = sprite(40, 40)
+    for seed in range(20):
+        path = covering_path(np.random.default_rng(seed), labels)
+        assert path is not None
+        seen = [_share_left(path.affine(i / 4, cover, (HEIGHT, WIDTH)), labels[i] == 3) for i in range(5)]
+        assert seen[0] > 0.9
+        assert min(seen[1:]) < 0.1, "a square that is turned may leave corners of one of nearly its size"
+    assert covering_path(np.random.default_rng(0), [label * 0 for label in labels]) is None
+
+
+def _share_left(affine: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_]) -> float:
+    """Return the share of a mask that an opaque 40x40 sprite leaves in view."""
+    covered = cv2.warpAffine(np.ones((40, 40), np.uint8), affine, mask.shape[::-1], flags=cv2.INTER_NEAREST)
+    return float((mask & (covered == 0)).sum() / mask.sum())
+
+
 def test_composites_are_drawn_with_objects_of_the_clip_itself(scenes: Path, tmp_path: Path) -> None:
     sources, rng = Sources(scenes, tmp_path), np.random.default_rng(0)
     highest = [max(label.max() for label in sources.draw(rng, 2)[1]) for _ in range(30)]
@@ -139,7 +160,7 @@ def test_a_cut_out_is_what_a_mask_covers() -> None:
 
 def test_files_that_are_no_cut_outs_are_left_out(cutouts: Path, tmp_path: Path) -> None:
     (found,) = load_cutouts(cutouts, 10, tmp_path / "cutouts.npz")
-    assert found.shape == (112, 84, 4)
+    assert found.shape == (160, 120, 4)
     assert (found == GREEN).all()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tools.train_nano.config import SIZE
-from tools.train_nano.losses import BACKGROUND, cost, overlap, presence_of, total
+from tools.train_nano.losses import ABSENT, BACKGROUND, cost, overlap, presence_of, total
 from tools.train_nano.network import Decoded
 from tools.train_nano.prompts import CELL, boxes, corrections, points
 
@@ -59,7 +59,7 @@ def test_of_an_object_out_of_view_only_presence_counts(presence: float) -> None:
     target = torch.zeros(1, SIDE, SIDE)
     for mask in (target, square(5, 5, 30)[None]):
         found = cost(decoded(sure(mask), iou=0.3, presence=presence), target)
-        assert float(found.loss) == pytest.approx(math.log1p(math.exp(presence)))
+        assert float(found.loss) == pytest.approx(ABSENT * math.log1p(math.exp(presence)))
         assert float(found.right) == (presence < 0)
         assert float(found.visible) == float(found.iou) == 0
 

@@ -79,7 +79,7 @@ def _everything(args: argparse.Namespace) -> int:
         if args.teacher and args.command == "pictures"
         else None
     )
-    trainer = Trainer(args.output, _device(args), args.init, args.mixed, lesson)
+    trainer = Trainer(args.output, _device(args), args.init, args.mixed, lesson, args.seed)
     if args.command == "pictures":
         return _pictures(trainer, args)
     for split in () if args.pack else RENDERED:
@@ -160,7 +160,8 @@ def _gate(name: str, args: argparse.Namespace) -> bool:
 
 
 def _export(args: argparse.Namespace) -> None:
-    path = export(args.output / "last.pt", NANO if args.install else args.output / "export")
+    beside = [folder / "last.pt" for folder in args.beside]
+    path = export(args.output / "last.pt", NANO if args.install else args.output / "export", beside)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
@@ -188,9 +189,25 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of what is drawn: another, for a run beside this one"
+    )
     parser.add_argument("--init", type=Path, help="a model.safetensors to begin from")
     parser.add_argument("--install", action="store_true", help="export into the package")
-    return parser.parse_args()
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="`export` the mean with these runs: they began from the same weights",
+    )
+    args = parser.parse_args()
+    if args.teacher and args.command != "pictures":
+        parser.error("--teacher is of `pictures` alone")
+    if args.beside and args.command != "export":
+        parser.error("--beside is of `export` alone")
+    return args
 
 
 if __name__ == "__main__":

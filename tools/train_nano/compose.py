@@ -13,6 +13,9 @@ from .cutouts import Sprite
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]
 MAX_SPRITES = 5
+COVERED = 0.5  # share of clips in which a sprite passes over an object
+COVER = (1.3, 2.8)  # size of that sprite, in longer sides of the object
+HASTE = (1.0, 2.5)  # its speed; at 1 it comes from where it just does not touch the object
 SOLID = 128
 
 
@@ -55,6 +58,30 @@ def random_path(rng: np.random.Generator, moving: bool) -> Path2D:
     )
 
 
+def covering_path(rng: np.random.Generator, labels: list[Labels]) -> Path2D | None:
+    """A path that hides one of the objects, in view on the first frame, on a later one; None where there is none."""
+    later = int(rng.integers(1, len(labels)))
+    found = np.intersect1d(labels[0], labels[later])
+    if not found.any():
+        return None
+    height, width = labels[0].shape
+    x, y, w, h = cv2.boundingRect((labels[later] == rng.choice(found[found > 0])).astype(np.uint8))
+    time, side = later / (len(labels) - 1), max(w, h) / width
+    size, heading = side * rng.uniform(*COVER), rng.uniform(-np.pi, np.pi)
+    speed = (size + side) / 2 / time * rng.uniform(*HASTE)
+    velocity = speed * np.array([np.cos(heading), np.sin(heading) * width / height])
+    return Path2D(
+        start=np.array([(x + w / 2) / width, (y + h / 2) / height]) - velocity * time,
+        velocity=velocity,
+        sway=np.zeros(2),
+        phase=0.0,
+        size=size,
+        growth=0.0,
+        angle=rng.uniform(-np.pi, np.pi),
+        spin=0.0,
+    )
+
+
 def compose(
     rng: np.random.Generator, images: list[Image], labels: list[Labels], sprites: list[Sprite]
 ) -> tuple[list[Image], list[Labels]]:
@@ -63,6 +90,8 @@ def compose(
         tint(rng, sprites[i]) for i in rng.integers(len(sprites), size=rng.integers(2, MAX_SPRITES + 1))
     ]
     paths = [random_path(rng, len(images) > 1) for _ in chosen]
+    if len(images) > 1 and rng.random() < COVERED:
+        paths[-1] = covering_path(rng, labels) or paths[-1]
     first = int(max(label.max() for label in labels)) + 1
     images, labels = [image.copy() for image in images], [label.copy() for label in labels]
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 Sprite = npt.NDArray[np.uint8]  # BGRA [h, w, 4]
 
-LONGEST = 112  # px
+LONGEST = 160  # px
 OPENCLIPART = Path("/usr/share/openclipart/png")  # Debian's openclipart-png: public domain
 
 
 def load_cutouts(folder: Path, most: int, cache: Path, seed: int = 0) -> list[Sprite]:
-    """Up to `most` sprites, their longer side at most 112 px, from the RGBA PNG files below `folder`.
+    """Up to `most` sprites, their longer side at most 160 px, from the RGBA PNG files below `folder`.
 
     Kept in `cache` (.npz) for the next start. An absent folder gives none; files that are no such image are left out.
     """

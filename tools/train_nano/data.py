@@ -25,6 +25,7 @@ from .taught import TaughtPictures
 COMPOSITES = 0.4  # share of clips that carry cut-outs
 ANYWHERE = 0.4  # share of clips whose frames are anywhere in a rendering
 LAID = 0.5  # share of clips of taught pictures that carry cut-outs of others
+STILLS = 0.3  # share of taught single frames that are made as clips are, of wholes that cover one another
 RELIST = 200  # clips after which new renderings are looked for
 
 
@@ -83,10 +84,12 @@ class Sources:
         if self._taught is None or rng.random() >= recipe.pictures:
             return prepare(rng, *self.draw(rng, recipe.frames), recipe.objects)
         self._look_again()
-        if recipe.frames == 1:
+        if recipe.frames == 1 and rng.random() >= STILLS:
             return self._taught.frame(rng, recipe.objects)
         images, labels = self._taught.clip(rng, recipe.frames)
-        sprites = self._taught.sprites(rng, MAX_SPRITES) if rng.random() < LAID else []
+        sprites: list[Sprite] = []
+        if recipe.frames == 1 or rng.random() < LAID:
+            sprites = [*self._taught.sprites(rng, MAX_SPRITES), *self._collected(rng)]
         if sprites:
             images, labels = compose(rng, images, labels, sprites)
         return prepare(rng, images, labels, recipe.objects)
@@ -126,9 +129,13 @@ class Sources:
         """Cut-outs of objects in this picture, and of the collection."""
         own = (cut_out(image, labels == number) for number in np.unique(labels)[1:])
         found = [sprite for sprite in own if sprite is not None]
-        if self._sprites:
-            found += [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
-        return found or [np.full((16, 16, 4), 255, np.uint8)]
+        return [*found, *self._collected(rng)] or [np.full((16, 16, 4), 255, np.uint8)]
+
+    def _collected(self, rng: np.random.Generator) -> list[Sprite]:
+        """Some cut-outs of the collection, if there is one."""
+        if not self._sprites:
+            return []
+        return [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
 
 
 def choose_frames(rng: np.random.Generator, length: int, frames: int) -> list[int]:

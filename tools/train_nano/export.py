@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,19 @@ def read_checkpoint(
         ) from error
 
 
-def export(checkpoint: Path, folder: Path) -> Path:
+def export(checkpoint: Path, folder: Path, beside: Sequence[Path] = ()) -> Path:
     """Write what `load_tracker(folder)` takes from a checkpoint of training; returns the weights' path.
 
-    Raises ModelError where there is no checkpoint, or a damaged one.
+    beside: checkpoints of runs that began from the same weights; the mean of all is written (Wortsman et al. 2022,
+    "Model soups"). Raises ModelError where there is no checkpoint, a damaged one, or one of another tracker.
     """
-    held = read_checkpoint(checkpoint)
-    weights = {name: value.half().contiguous() for name, value in held["average"].items()}
+    averages = [read_checkpoint(path)["average"] for path in (checkpoint, *beside)]
+    if any(average.keys() != averages[0].keys() for average in averages):
+        raise ModelError(f"expected runs of the same tracker as {checkpoint}, found another among {beside}")
+    weights = {
+        name: torch.stack([average[name].float() for average in averages]).mean(dim=0).half().contiguous()
+        for name in averages[0]
+    }
     folder.mkdir(parents=True, exist_ok=True)
     nano_config().save_pretrained(folder)
     path = folder / "model.safetensors"

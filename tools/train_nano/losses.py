@@ -12,6 +12,9 @@ from .network import Decoded
 
 MIN_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
 EASE = 0.5  # of the outside's weight: at 0 a mask that is in doubt shrinks to nothing
+ABSENT = (
+    6.0  # weight of presence where an object is hidden: of the frames that are trained on few are without it
+)
 BACKGROUND = 32.0  # cells, so that a small object's cross entropy is not all that matters
 
 
@@ -40,7 +43,7 @@ def cost(decoded: Decoded, target: Tensor, ease: float = EASE) -> Cost:
     quality = F.mse_loss(decoded.iou, iou, reduction="none").mean(dim=1)
     told = F.binary_cross_entropy_with_logits(decoded.presence, weight, reduction="none")
     known = (present | absent).float()
-    loss = (weight * (masks + quality)).sum() + (known * told).sum()
+    loss = (weight * (masks + quality)).sum() + ((weight + ABSENT * absent.float()) * told).sum()
     right = (known * ((decoded.presence > 0) == present)).sum() + (1 - known).sum()
     return Cost(loss, (weight * iou[:, 0]).sum().detach(), weight.sum(), right, len(target))
 

@@ -112,8 +112,9 @@ class Trainer:
         init: Path | None = None,
         mixed: bool = False,
         lesson: Lesson | None = None,
+        seed: int = 0,
     ) -> None:
-        self.folder, self.device = folder, device
+        self.folder, self.device, self.seed = folder, device, seed
         self.lesson = lesson.to(device) if lesson else None
         folder.mkdir(parents=True, exist_ok=True)
         source = new_tracker(nano_config())
@@ -139,7 +140,7 @@ class Trainer:
             self.save()
 
     def _run_stage(self, stage: Stage, sources: Sources, workers: int) -> None:
-        seed = 1000 * self.progress.stage + self.progress.step
+        seed = 1_000_000 * self.seed + 1000 * self.progress.stage + self.progress.step
         batches = {recipe: _batches(Clips(sources, recipe, seed), workers) for recipe in stage.recipes()}
         rng = np.random.default_rng(seed)
         saved = said = time.monotonic()
