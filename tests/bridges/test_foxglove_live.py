@@ -27,13 +27,17 @@ def bridge(rig: BridgeRig) -> tuple[Process, str]:
 
 
 def fill(annotations: Any, size: tuple[int, ...]) -> Any:
-    """Return the pixels inside the outlines, bool [height, width]."""
+    """Return the pixels inside the outlines, bool [height, width]. Objects, told apart by colour, may overlap."""
+    loops: dict[tuple[float, ...], list[Any]] = {}
+    for loop in annotations.points:
+        colour = loop.outline_color
+        corners = np.round([(point.x - 0.5, point.y - 0.5) for point in loop.points]).astype(np.int32)
+        loops.setdefault((colour.r, colour.g, colour.b), []).append(corners)
     image = np.zeros(size, np.uint8)
-    loops = [
-        np.round([(point.x - 0.5, point.y - 0.5) for point in loop.points]).astype(np.int32)
-        for loop in annotations.points
-    ]
-    cv2.drawContours(image, loops, -1, 1, cv2.FILLED)
+    for of_object in loops.values():
+        one = np.zeros(size, np.uint8)
+        cv2.drawContours(one, of_object, -1, 1, cv2.FILLED)  # holes stay open
+        image |= one
     return image > 0
 
 
