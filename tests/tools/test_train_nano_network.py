@@ -20,7 +20,7 @@ from tests.support.tiny import noise_clip
 from tools.train_nano.config import SIZE, nano_config, new_tracker
 from tools.train_nano.data import Batch
 from tools.train_nano.gates import follow, pass_gate
-from tools.train_nano.network import Decoded, Features, Memory, TrainingTracker, hide, mask_logits
+from tools.train_nano.network import IMAGES, Decoded, Features, Memory, TrainingTracker, hide, mask_logits
 from tools.train_nano.steps import clip_cost, normalise
 
 TOLERANCE = 1e-3
@@ -199,6 +199,14 @@ def test_the_cost_of_a_clip_is_that_of_the_masks_that_the_package_finds(source: 
         found = logits[0] > 0
         iou = float((found & wanted).sum() / (found | wanted).sum())
         assert float(item.iou) == pytest.approx(iou, abs=0.002)
+
+
+def test_images_are_encoded_a_few_at_a_time_as_all_at_once(net: TrainingTracker) -> None:
+    pixels = torch.randn(IMAGES + 1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        few, one = net.encode(pixels), [net.encode(image[None]) for image in pixels]
+    for level, levels in zip(few, zip(*one, strict=True), strict=True):
+        torch.testing.assert_close(level, torch.cat(levels), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> None:

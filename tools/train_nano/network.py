@@ -20,6 +20,8 @@ from sam3_node.models.sam.hiera import POOL, Hiera, z_order
 from sam3_node.models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from sam3_node.models.sam.stages import ABSENT_LOGIT
 
+IMAGES = 4  # encoded at once on a CPU
+
 
 class Features(NamedTuple):
     """Features of M images: fine [M, C/8, 64, 64], middle [M, C/4, 32, 32], top [M, C, 16, 16]."""
@@ -95,7 +97,13 @@ class TrainingTracker(nn.Module):
         source.memory_encoder.position_encoding = _NoPosition()
 
     def encode(self, pixels: Tensor) -> Features:
-        """Normalised pixels [M, 3, 256, 256] -> Features."""
+        """Normalised pixels [M, 3, 256, 256] -> Features; on a CPU a few images at a time, which stay in its cache."""
+        if pixels.device.type != "cpu":
+            return self._encode(pixels)
+        parts = [self._encode(some) for some in pixels.split(IMAGES)]
+        return Features(*(torch.cat(levels) for levels in zip(*parts, strict=True)))
+
+    def _encode(self, pixels: Tensor) -> Features:
         vision, decoder = self.source.vision_encoder, self.source.mask_decoder
         with self._precision(pixels):
             fine, middle, top, coarse = self.hiera(pixels, self.hiera.position_map(vision.backbone))

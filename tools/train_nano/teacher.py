@@ -24,7 +24,7 @@ Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Bools = npt.NDArray[np.bool_]
 
 SIDE = 256  # of masks as they are kept
-CHUNK = 16  # prompts at once: more fall out of the cache
+CHUNK = 4  # prompts at once: more fall out of the cache
 INSIDE, CORNERS = 1, (2, 3)
 
 

@@ -115,6 +115,12 @@ def keep_figures(
                 100 * occlusions["recovered"],
                 "%",
             )
+        if occlusions["false_while_hidden"] is not None:
+            figures.add(
+                f"a mask on the {occlusions['hidden_frames']} frames of hidden objects, {what}",
+                100 * occlusions["false_while_hidden"],
+                "%",
+            )
         figures.add(f"time of a frame, {what}", report["frame_ms"], "ms")
 
 
