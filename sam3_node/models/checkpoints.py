@@ -42,6 +42,9 @@ MEMORY_MODULES = (
     "spatial_perceiver.",
 )
 
+FREQUENCIES = ("inv_freq", "positional_embedding")
+"""How the names of buffers end that hold frequencies."""
+
 
 def load_tracker(
     name_or_path: str | os.PathLike[str] = "nano",
@@ -98,9 +101,15 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
 
 
 def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Move the model to device and dtype. Rotary frequencies stay float32, as in the reference."""
-    exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith("inv_freq")}
+    """Move the model to device and dtype. Frequencies of positions stay float32.
+
+    Rotary ones do so in the reference. Those of prompts and pixels are multiplied by whole turns: in bfloat16 a click
+    would be rounded to a 256th of the image.
+    """
+    exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith(FREQUENCIES)}
     model: nn.Module = source.to(device=device, dtype=dtype)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # out of the file's mapping, whose alignment changes the last bits
     for name, buffer in exact.items():
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, buffer.to(device))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from sam3_node.errors import CameraError, ModelError
@@ -279,7 +279,24 @@ def test_the_mean_of_runs_is_exported(trained: Trainer, tmp_path: Path) -> None:
         export(tmp_path / "a" / "last.pt", tmp_path / "mean", [tmp_path / "b" / "last.pt"])
 
 
-@pytest.mark.parametrize("words", [("export", "--teacher", "x"), ("curves", "--beside", "x")])
+def test_what_lies_halfway_from_the_start_is_exported(
+    trained: Trainer, weights: Path, tmp_path: Path
+) -> None:
+    torch.save(
+        {"average": {name: 3 * value for name, value in trained.average.items()}}, tmp_path / "last.pt"
+    )
+    path = export(tmp_path / "last.pt", tmp_path / "halfway", start=weights)
+    half = {name: value.half().float() for name, value in trained.average.items()}
+    expected = {name: ((3 * trained.average[name] + value) / 2).half() for name, value in half.items()}
+    assert same(load_file(path), expected)
+    save_file({"other": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ModelError, match="the same tracker"):
+        export(tmp_path / "last.pt", tmp_path / "halfway", start=tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
+    "words", [("export", "--teacher", "x"), ("curves", "--beside", "x"), ("export", "--halfway")]
+)
 def test_an_option_of_another_command_is_refused(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

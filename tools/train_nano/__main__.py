@@ -161,7 +161,8 @@ def _gate(name: str, args: argparse.Namespace) -> bool:
 
 def _export(args: argparse.Namespace) -> None:
     beside = [folder / "last.pt" for folder in args.beside]
-    path = export(args.output / "last.pt", NANO if args.install else args.output / "export", beside)
+    start = args.init if args.halfway else None
+    path = export(args.output / "last.pt", NANO if args.install else args.output / "export", beside, start)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
@@ -202,7 +203,14 @@ def _arguments() -> argparse.Namespace:
         metavar="FOLDER",
         help="`export` the mean with these runs: they began from the same weights",
     )
+    parser.add_argument(
+        "--halfway",
+        action="store_true",
+        help="`export` what lies halfway between --init and the mean of the runs",
+    )
     args = parser.parse_args()
+    if args.halfway and not (args.init and args.command == "export"):
+        parser.error("--halfway is of `export` alone, and needs --init")
     if args.teacher and args.command != "pictures":
         parser.error("--teacher is of `pictures` alone")
     if args.beside and args.command != "export":

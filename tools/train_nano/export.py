@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from sam3_node.errors import ModelError
 from sam3_node.models.weight_loading import write_digest
@@ -32,19 +34,36 @@ def read_checkpoint(
         ) from error
 
 
-def export(checkpoint: Path, folder: Path, beside: Sequence[Path] = ()) -> Path:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a model.safetensors. Raises ModelError if there is none or it is damaged."""
+    if not path.is_file():
+        raise ModelError(f"no weights {path}: expected a model.safetensors to begin from")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ModelError(f"expected weights in {path}, found damage: {error}") from error
+
+
+def export(checkpoint: Path, folder: Path, beside: Sequence[Path] = (), start: Path | None = None) -> Path:
     """Write what `load_tracker(folder)` takes from a checkpoint of training; returns the weights' path.
 
     beside: checkpoints of runs that began from the same weights; the mean of all is written (Wortsman et al. 2022,
-    "Model soups"). Raises ModelError where there is no checkpoint, a damaged one, or one of another tracker.
+    "Model soups"). start: weights that the runs began from, a model.safetensors; what is written lies halfway between
+    them and the mean (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"). Raises ModelError where there is
+    no checkpoint, a damaged one, or one of another tracker.
     """
     averages = [read_checkpoint(path)["average"] for path in (checkpoint, *beside)]
     if any(average.keys() != averages[0].keys() for average in averages):
         raise ModelError(f"expected runs of the same tracker as {checkpoint}, found another among {beside}")
     weights = {
-        name: torch.stack([average[name].float() for average in averages]).mean(dim=0).half().contiguous()
-        for name in averages[0]
+        name: torch.stack([average[name].float() for average in averages]).mean(dim=0) for name in averages[0]
     }
+    if start is not None:
+        begun = read_weights(start)
+        if begun.keys() != weights.keys():
+            raise ModelError(f"expected weights of the same tracker as {checkpoint}, found others in {start}")
+        weights = {name: (value + begun[name].float()) / 2 for name, value in weights.items()}
+    weights = {name: value.half().contiguous() for name, value in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
     nano_config().save_pretrained(folder)
     path = folder / "model.safetensors"

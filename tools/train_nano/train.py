@@ -20,7 +20,7 @@ from sam3_node.errors import ModelError
 
 from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
-from .export import read_checkpoint
+from .export import read_checkpoint, read_weights
 from .lesson import Lesson
 from .losses import EASE, Cost, total
 from .muon import Muon
@@ -253,17 +253,11 @@ class Trainer:
             ) from error
 
     def _begin_from(self, path: Path) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        if not path.is_file():
-            raise ModelError(f"no weights {path}: expected a model.safetensors to begin from")
+        weights = read_weights(path)
         try:
-            self.net.source.load_state_dict({k: v.float() for k, v in load_file(path).items()})
-        except (RuntimeError, SafetensorError) as error:
-            raise ModelError(
-                f"expected weights of the nano tracker in {path}, found others, or damage"
-            ) from error
+            self.net.source.load_state_dict({k: v.float() for k, v in weights.items()})
+        except RuntimeError as error:
+            raise ModelError(f"expected weights of the nano tracker in {path}, found others") from error
         self.average = {k: v.detach().clone() for k, v in self.net.source.state_dict().items()}
 
     def _log(self, record: dict[str, Any]) -> None:

@@ -84,13 +84,15 @@ class Decoder(nn.Module):
         else:  # the mask token itself describes the object
             self.pointer_proj = nn.Identity()
             self.no_pointer = nn.Parameter(torch.zeros_like(self.no_memory[0]))
-        position = source.get_image_wide_positional_embeddings()
-        self.register_buffer("position", position.detach().clone(), persistent=False)
+        position = source.get_image_wide_positional_embeddings().detach().to(self.no_memory.dtype, copy=True)
+        self.register_buffer("position", position, persistent=False)
         self.mask_decoder = MaskDecoder(source.mask_decoder, position)
         empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
         with torch.no_grad():
             nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
-        self.register_buffer("nothing", nothing[0].detach().clone(), persistent=False)  # [1, 2, C]
+        self.register_buffer(
+            "nothing", nothing[0].to(position.dtype, copy=True), persistent=False
+        )  # [1, 2, C]
 
     def forward(
         self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool
@@ -123,8 +125,8 @@ class Decoder(nn.Module):
         """
         if points.ndim == 2:
             points, labels = points[None], labels[None]
-        embedded, _ = self.prompt_encoder(points[None].to(self.position.dtype), labels[None], None, None)
-        return embedded[0], self._dense(logits)
+        embedded, _ = self.prompt_encoder(points[None].float(), labels[None], None, None)
+        return embedded[0].to(self.position.dtype), self._dense(logits)
 
     def _dense(self, logits: Tensor | None) -> Tensor:
         if logits is None:
