@@ -38,16 +38,19 @@ def publisher() -> Iterator[PosePublisher]:
 
 
 def follow(publisher: PosePublisher, stack: ExitStack, *poses: FramePose) -> RobotPoses:
-    """Return a follower that has received these poses, of which the last is found at its own time."""
+    """Return a follower that has received these poses: the gripper's in the base are found at their own times.
+
+    A subscription takes effect between any two of them, so they are sent until all have arrived.
+    """
     found = RobotPoses(
         SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10), stack
     )
-    last = poses[-1]
+    counted = [item for item in poses if (item.frame, item.parent) == ("gripper", "base")]
 
     def has_arrived() -> bool:
         for item in poses:
             publisher.send(item)
-        return found.find(frame(last.stamp_ns / MS, last.clock)) is not None
+        return all(found.find(frame(item.stamp_ns / MS, item.clock)) is not None for item in counted)
 
     until(has_arrived, "the poses")
     return found
