@@ -55,7 +55,7 @@ def test_a_local_folder_loads(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["sam3", "sam2", "edgetam"])
 def test_prompts_and_pixels_keep_their_places_in_bfloat16(tmp_path: Path, family: str) -> None:
-    """Regression: coordinates in bfloat16 moved a click by up to a 256th of the image, and pixels' phases by 0.06."""
+    """Regression: coordinates in bfloat16 rounded a click to a 256th of the image, and moved pixels' phases by 0.06."""
     random_source(family).save_pretrained(tmp_path)
     exact, half = (load_tracker(tmp_path, dtype=dtype).decode_stage for dtype in ("float32", "bfloat16"))
     points = (
