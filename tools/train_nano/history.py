@@ -27,7 +27,7 @@ PICTURE = Path("docs/images/nano-history.png")
 POINTS = 12
 """Points of a run's loss that are kept: each is the mean of a stretch of steps."""
 AHEAD = 4
-"""How far the line is drawn, in hours over those of the last point."""
+"""How far the line is drawn, as a multiple of the last point's hours."""
 
 
 def thin_loss(records: list[dict[str, Any]], before: float) -> list[tuple[float, float]]:
