@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -282,3 +283,23 @@ def test_finished_clips_are_left_alone(
     assert "1 of 2 clips exist" in capsys.readouterr().out
     assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
     assert (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.usefixtures("renderer")
+def test_processes_render_beside_each_other(tmp_path: Path) -> None:
+    arguments = [
+        "--clips",
+        "2",
+        "--frames",
+        "2",
+        "--size",
+        "64x48",
+        "--scenario",
+        "free",
+        "-o",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "tools.scenes", "--workers", "2", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
