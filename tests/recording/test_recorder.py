@@ -155,7 +155,7 @@ def test_poses_of_the_robot_are_recorded_and_replayed(tmp_path: Path) -> None:
         def send_all() -> bool:
             for parts in (*map(pack_pose, (*poses, tool)), [b"pose/gripper", b"\xc1"]):
                 robot.send_multipart(parts)
-            begun = has_grown(path, 0)()
+            begun = has_grown(path, FRAME_BYTES)()
             return begun and {tool, *poses} <= set(RecordingReader([path]).robot_poses())
 
         until(send_all, "the poses on the disk", READY_S)
