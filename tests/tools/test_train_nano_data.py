@@ -126,13 +126,15 @@ def test_a_covering_path_hides_an_object_that_was_in_view_first() -> None:
     labels = [np.zeros((HEIGHT, WIDTH), np.uint8) for _ in range(5)]
     for label in labels:
         label[20:32, 40:52] = 3
-    cover = sprite(40, 40)
+    cover, hidden = sprite(40, 40), set()
     for seed in range(20):
         path = covering_path(np.random.default_rng(seed), labels)
         assert path is not None
         seen = [_share_left(path.affine(i / 4, cover, (HEIGHT, WIDTH)), labels[i] == 3) for i in range(5)]
         assert seen[0] > 0.9
         assert min(seen[1:]) < 0.1, "a square that is turned may leave corners of one of nearly its size"
+        hidden.add(sum(share < 0.1 for share in seen))
+    assert hidden >= {1, 2, 3}, "it passes over, or stays"
     assert covering_path(np.random.default_rng(0), [label * 0 for label in labels]) is None
 
 

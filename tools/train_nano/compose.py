@@ -21,7 +21,10 @@ SOLID = 128
 
 @dataclass(frozen=True)
 class Path2D:
-    """Path of a sprite over time 0..1: centre, size (longer side) in shares of the picture, angle in radians."""
+    """Path of a sprite over time 0..1: centre, size (longer side) in shares of the picture, angle in radians.
+
+    From the time `halt` on it stands still, for the time `stay`.
+    """
 
     start: npt.NDArray[np.float64]
     velocity: npt.NDArray[np.float64]
@@ -31,10 +34,13 @@ class Path2D:
     growth: float
     angle: float
     spin: float
+    halt: float = 1.0
+    stay: float = 0.0
 
     def affine(self, time: float, sprite: Sprite, picture: tuple[int, int]) -> npt.NDArray[np.float64]:
         """The 2x3 map of sprite pixels to picture pixels (height, width)."""
         height, width = picture
+        time = time if time <= self.halt else max(self.halt, time - self.stay)
         centre = self.start + self.velocity * time + self.sway * np.sin(2 * np.pi * (time + self.phase))
         scale = self.size * (1 + self.growth * time) * width / max(sprite.shape[:2])
         angle = self.angle + self.spin * time
@@ -59,8 +65,12 @@ def random_path(rng: np.random.Generator, moving: bool) -> Path2D:
 
 
 def covering_path(rng: np.random.Generator, labels: list[Labels]) -> Path2D | None:
-    """A path that hides one of the objects, in view on the first frame, on a later one; None where there is none."""
+    """A path that hides one of the objects, in view on the first frame, on a later one; None where there is none.
+
+    It may stay there, so that the object is hidden for several frames.
+    """
     later = int(rng.integers(1, len(labels)))
+    stay = int(rng.integers(len(labels) - later))
     found = np.intersect1d(labels[0], labels[later])
     if not found.any():
         return None
@@ -79,6 +89,8 @@ def covering_path(rng: np.random.Generator, labels: list[Labels]) -> Path2D | No
         growth=0.0,
         angle=rng.uniform(-np.pi, np.pi),
         spin=0.0,
+        halt=time,
+        stay=stay / (len(labels) - 1),
     )
 
 

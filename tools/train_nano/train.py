@@ -51,8 +51,8 @@ class Stage:
     """One part of the training: seconds, learning rate at its peak, and what a batch holds.
 
     With `encoder` False the image encoder stays as it is, which makes a step on a CPU half as long. `new`: it teaches
-    something that the stage before did not. beside: what every CLIP_EVERY-th step trains on instead. light: frames are
-    prompted by a box and a point, and only sometimes by a mask or corrected, so that more pictures are seen.
+    something that the stage before did not. beside: what every CLIP_EVERY-th step trains on instead, in turns. light:
+    frames are prompted by a box and a point, and only sometimes by a mask or corrected, so that more pictures are seen.
     """
 
     name: str
@@ -61,16 +61,18 @@ class Stage:
     recipe: Recipe
     encoder: bool = True
     new: bool = False
-    beside: Recipe | None = None
+    beside: tuple[Recipe, ...] = ()
     light: bool = False
 
     def recipes(self) -> list[Recipe]:
         """All that it trains on."""
-        return [self.recipe, *([self.beside] if self.beside else [])]
+        return [self.recipe, *self.beside]
 
     def get_recipe(self, step: int) -> Recipe:
         """Return the recipe of a step."""
-        return self.beside if self.beside and step % CLIP_EVERY == CLIP_EVERY - 1 else self.recipe
+        turn, place = divmod(step, CLIP_EVERY)
+        clips = self.beside and place == CLIP_EVERY - 1
+        return self.beside[turn % len(self.beside)] if clips else self.recipe
 
 
 def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
@@ -86,10 +88,14 @@ def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
 
 
 def picture_stages(minutes: float) -> list[Stage]:
-    """Pictures that a teacher has labelled, and clips beside them, so that following is not forgotten."""
+    """Pictures that a teacher has labelled, and clips beside them, so that following is not forgotten.
+
+    The long clips fill the memory: in some, an object is hidden for longer than its frames are remembered.
+    """
     frames = Recipe(clips=16, frames=1, objects=3, pictures=0.75)
-    clips = Recipe(clips=4, frames=4, objects=4, pictures=0.35)
-    return [Stage("pictures", minutes * 60, 4e-4, frames, beside=clips, light=True)]
+    short = Recipe(clips=4, frames=4, objects=4, pictures=0.35)
+    long = Recipe(clips=2, frames=8, objects=4, pictures=0.35)
+    return [Stage("pictures", minutes * 60, 4e-4, frames, beside=(short, long), light=True)]
 
 
 @dataclass
