@@ -23,6 +23,7 @@ from tools.train_nano.data import (
     Recipe,
     Sources,
     choose_frames,
+    choose_objects,
     load_videos,
     prepare,
 )
@@ -120,6 +121,16 @@ def test_composites_label_exactly_what_they_change() -> None:
             untouched = (image == GREY).all(axis=-1)
             assert np.array_equal(number[untouched], old[untouched])
         assert all((image == GREY).all() for image in images), "the given frames stay as they are"
+
+
+def test_hidden_objects_are_often_trained_on_first() -> None:
+    labels = [np.arange(1, 9, dtype=np.uint8)[None], np.array([[1, 2, 3, 4, 6, 7, 8, 8]], np.uint8)]
+    rng = np.random.default_rng(0)
+    orders = [choose_objects(rng, list(range(1, 9)), labels) for _ in range(200)]
+    assert all(sorted(order) == list(range(1, 9)) for order in orders)
+    assert 90 < sum(order[0] == 5 for order in orders) < 140, "half of the clips, and an eighth of the others"
+    alone = [choose_objects(rng, [1, 5], labels[:1])[0] for _ in range(200)]
+    assert 60 < alone.count(5) < 140
 
 
 def test_a_covering_path_hides_an_object_that_was_in_view_first() -> None:

@@ -25,6 +25,7 @@ from .taught import TaughtPictures
 COMPOSITES = 0.4  # share of clips that carry cut-outs
 ANYWHERE = 0.4  # share of clips whose frames are anywhere in a rendering
 LAID = 0.5  # share of clips of taught pictures that carry cut-outs of others
+HIDDEN_FIRST = 0.5  # share of clips whose objects are first of all those that are hidden for a while
 STILLS = 0.3  # share of taught single frames that are made as clips are, of wholes that cover one another
 RELIST = 200  # clips after which new renderings are looked for
 
@@ -226,7 +227,16 @@ def prepare(rng: np.random.Generator, images: list[Image], labels: list[Labels],
     found = [int(i) for i in np.flatnonzero(counts >= SMALLEST) if i > 0]
     if not found:
         return None
-    chosen = rng.permutation(found)[:most]
+    chosen = choose_objects(rng, found, labels)[:most]
     first = np.stack([labels[0] == number for number in chosen])
     masks = np.stack([[coverage(label == number) for label in labels] for number in chosen])
     return np.stack(images), first, masks
+
+
+def choose_objects(rng: np.random.Generator, found: list[int], labels: list[Labels]) -> list[int]:
+    """The ids `found` in random order; in some clips those come first that are hidden on a later frame."""
+    order = [int(number) for number in rng.permutation(found)]
+    if len(labels) == 1 or rng.random() >= HIDDEN_FIRST:
+        return order
+    always = set(found).intersection(*(np.unique(label).tolist() for label in labels))
+    return sorted(order, key=always.__contains__)
