@@ -32,7 +32,7 @@ class Viewer(Protocol):
         """Finish, and let go of sockets and files."""
 
 
-class Outcome(NamedTuple):
+class BridgeCounts(NamedTuple):
     """Numbers of pairs that were shown, and left out for newer ones. `closed` is False if the viewer still blocks.
 
     `dropped` messages were not even read, because QUEUE_BYTES were waiting.
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     dropped: int = 0
 
 
-def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchdog: Watchdog) -> Outcome:
+def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchdog: Watchdog) -> BridgeCounts:
     """Show frames and masks until `stop` is set, then close the viewer.
 
     Raises SettingsError for lossless delivery, TransportError for a malformed endpoint, and the error of a viewer that
@@ -106,13 +106,13 @@ class _Sender:
             self._waiting[pair.camera] = pair  # keeps the camera's place: the longest wait is over first
             self._changed.notify()
 
-    def close(self) -> Outcome:
+    def close(self) -> BridgeCounts:
         """End the thread and close the viewer; wait at most VIEWER_CLOSE_S for it."""
         with self._changed:
             self._ending = True
             self._changed.notify()
         self._thread.join(VIEWER_CLOSE_S)
-        return Outcome(self._shown, self._skipped, not self._thread.is_alive())
+        return BridgeCounts(self._shown, self._skipped, not self._thread.is_alive())
 
     def _run(self) -> None:
         try:

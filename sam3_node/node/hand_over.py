@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..errors import BusyError, RequestError
 
-Outcome = Literal["waiting", "confirmed", "expired", "cancelled", "taken_back"]
+HandOverStage = Literal["waiting", "confirmed", "expired", "cancelled", "taken_back"]
 """waiting: for the taker. confirmed: the ids are the taker's. expired, cancelled: this node works on with the same ids.
 taken_back: it was resumed, after a confirmation with new ids."""
 UNKNOWN = "unknown"
@@ -33,7 +33,7 @@ class _HandOver:
     began_ns: int
     heard_s: float
     """monotonic time of the last request of the taker"""
-    state: Outcome = "waiting"
+    state: HandOverStage = "waiting"
 
 
 class HandOverState:
@@ -78,7 +78,7 @@ class HandOverState:
         if self._last is not None:
             self._last.heard_s = time.monotonic()
 
-    def end(self, state: Outcome) -> None:
+    def end(self, state: HandOverStage) -> None:
         """Note how the hand-over has ended, or that it was taken back."""
         assert self._last is not None
         self._last.state = state

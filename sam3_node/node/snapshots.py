@@ -19,7 +19,7 @@ from ..perception.perception import Perception
 from ..perception.snapshot import IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..settings import SnapshotSettings
 from ..wire import RESTORED
-from .hand_over import HandOverState, Outcome
+from .hand_over import HandOverStage, HandOverState
 from .snapshot_files import (
     REASONS,
     Packed,
@@ -336,7 +336,7 @@ class Snapshots:
         if self._requested is not None and not self._requested.future.done():
             raise BusyError("expected no other snapshot under way, found one; try again in a second")
 
-    def _work_on(self, outcome: Outcome, why: str) -> None:
+    def _work_on(self, outcome: HandOverStage, why: str) -> None:
         """Go on with the same ids, because the taker has not taken them."""
         state = self.hand_over_state
         state.end(outcome)

@@ -20,7 +20,7 @@ from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
 log = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
+class PlayedAction(NamedTuple):
     """A completed action, with the masks of a step that did not fail."""
 
     action: Action
@@ -140,10 +140,10 @@ class Player:
             perception.set_prompts(prompts)
 
 
-def play_forward(actions: Iterable[Action], player: Player) -> Iterator[Outcome]:
+def play_forward(actions: Iterable[Action], player: Player) -> Iterator[PlayedAction]:
     """Apply each action once, in order, as a live node does."""
     for action in actions:
-        yield Outcome(action, player.play(action))
+        yield PlayedAction(action, player.play(action))
 
 
 def add_everything(edit: Edit, request: Callable[..., Any]) -> list[Any]:

@@ -27,7 +27,7 @@ from .completion import (
     read_digests,
 )
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
-from .player import Outcome, Player, play_forward
+from .player import PlayedAction, Player, play_forward
 from .prefetch import Prefetcher
 from .schedule import Schedule
 from .second_pass import (
@@ -131,7 +131,7 @@ class _Pass(NamedTuple):
     total: int | None
     player: Player
     writer: ShardWriter
-    play: Callable[[Iterable[Action], Player], Iterator[Outcome]] = play_forward
+    play: Callable[[Iterable[Action], Player], Iterator[PlayedAction]] = play_forward
 
 
 class _SecondPassResult(NamedTuple):

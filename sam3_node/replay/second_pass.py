@@ -24,7 +24,7 @@ from ..errors import OutputError
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
 from .actions import REMOVED, Action, Edit, Step
-from .player import Outcome, Player, play_forward
+from .player import PlayedAction, Player, play_forward
 
 MIN_FRAMES = 3
 """Minimum number of uncertain frames in a span of the multi-shot strategy."""
@@ -228,13 +228,13 @@ def schedule_backward(
 
 def play_backward(
     actions: Iterable[Action], player: Player, labels: Mapping[str, Mapping[str, str]]
-) -> Iterator[Outcome]:
+) -> Iterator[PlayedAction]:
     """Apply the actions of `schedule_backward`. Objects get the ids and `labels` (by camera and id) of the first pass.
 
     An object has no mask on its prompt frame: the first pass's is used there.
     """
     for action, masks in play_forward(actions, player):
-        yield Outcome(action, masks and _restore_ids(masks, labels))
+        yield PlayedAction(action, masks and _restore_ids(masks, labels))
 
 
 def _restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> MaskFrame:

@@ -20,7 +20,7 @@ import msgpack
 from ..errors import ReplayError
 from ..types import MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .player import Outcome
+from .player import PlayedAction
 from .store import Store
 from .summary import ReplayCounts
 
@@ -176,7 +176,7 @@ class ShardWriter:
         """Number of frames stepped so far."""
         return self._player.counts["frames"]
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PlayedAction) -> None:
         """Add an outcome. Writes the shard if it is full."""
         self._actions += 1
         if outcome.masks is not None:

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from sam3_node.bridges import live
-from sam3_node.bridges.live import Outcome, run_bridge
+from sam3_node.bridges.live import BridgeCounts, run_bridge
 from sam3_node.cli import bridge as command
 from sam3_node.errors import OutputError, SettingsError
 from sam3_node.processes.notify import Watchdog
@@ -66,7 +66,7 @@ class Bridge:
         self.names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
         self.camera, self.node = FramePublisher(self.names["frames"]), MaskPublisher(self.names["masks"])
         self.viewer, self.stop = Viewer(), threading.Event()
-        self.result: Outcome | Exception | None = None
+        self.result: BridgeCounts | Exception | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -87,7 +87,7 @@ class Bridge:
         """Send a frame and its masks, again until they are shown."""
         until(lambda: self.send(seq) and seq in self.viewer.seqs(), f"masks {seq}")
 
-    def end(self) -> Outcome | Exception | None:
+    def end(self) -> BridgeCounts | Exception | None:
         self.stop.set()
         self._thread.join(PATIENCE_S)
         return self.result
@@ -145,7 +145,7 @@ def test_a_slow_viewer_gets_the_newest_of_each_camera() -> None:
     viewer.open.set()
     until(lambda: len(viewer.shown) == 3, "the newest of both")
     assert [(masks.camera, masks.seq) for _, masks in viewer.shown[1:]] == [("cam0", 49), ("other", 49)]
-    assert sender.close() == Outcome(3, 98, True)
+    assert sender.close() == BridgeCounts(3, 98, True)
 
 
 def test_another_node_and_camera_are_shown_without_a_restart(bridge: Bridge) -> None:
@@ -186,7 +186,7 @@ def test_a_viewer_that_hangs_does_not_keep_the_bridge_from_ending(
         "a picture that the viewer waits with",
     )
     outcome = bridge.end()
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, BridgeCounts)
     assert not outcome.closed
     assert not bridge.viewer.closed.is_set()
 
@@ -212,7 +212,7 @@ def test_closing_is_told_to_the_watchdog_and_dropped_messages_are_counted(
     watchdog = Watchdog()
     monkeypatch.setattr(live, "StreamTap", FullTap)
     monkeypatch.setattr(watchdog, "begin_close", lambda: events.append("begin close"))
-    assert run_bridge(Settings(), Viewer(), stop, watchdog) == Outcome(0, 0, True, dropped=3)
+    assert run_bridge(Settings(), Viewer(), stop, watchdog) == BridgeCounts(0, 0, True, dropped=3)
     assert events[:3] == ["open", "begin close", "close"]
 
 
@@ -220,9 +220,9 @@ def test_closing_is_told_to_the_watchdog_and_dropped_messages_are_counted(
 def test_a_full_stdout_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Viewer] = []
 
-    def run(settings: Settings, viewer: Viewer, stop: threading.Event, watchdog: Watchdog) -> Outcome:
+    def run(settings: Settings, viewer: Viewer, stop: threading.Event, watchdog: Watchdog) -> BridgeCounts:
         runs.append(viewer)
-        return Outcome(0, 0, True)
+        return BridgeCounts(0, 0, True)
 
     monkeypatch.setattr(live, "run_bridge", run)
     monkeypatch.setattr(command, "stop_on_signals", threading.Event)

@@ -25,7 +25,7 @@ from ..completion import (
     read_digests,
 )
 from ..job import SECTIONS, Job
-from ..player import Outcome, add_everything, update_masks
+from ..player import PlayedAction, add_everything, update_masks
 from ..schedule import Schedule
 from ..shards import ShardLimits, Shards, ShardWriter
 from ..store import Store, local_bag, open_store
@@ -188,7 +188,7 @@ class LivePlayer:
         self._node = node
         self._steps: deque[Step] = deque()
 
-    def play(self, actions: Iterable[Action]) -> Iterator[Outcome]:
+    def play(self, actions: Iterable[Action]) -> Iterator[PlayedAction]:
         """Apply actions and yield the outcome of each. Outcomes of steps are in order, and a few frames late.
 
         Before an edit, this waits for the masks of all earlier frames. An error of a frame or an edit is logged and
@@ -212,7 +212,7 @@ class LivePlayer:
         """Raise ReplayError: a live node's state cannot be restored."""
         raise ReplayError("the state of the live node is lost: start over with --again")
 
-    def _push(self, step: Step) -> Iterator[Outcome]:
+    def _push(self, step: Step) -> Iterator[PlayedAction]:
         try:
             self._node.push(step.frame)
         except WireError as error:
@@ -226,17 +226,17 @@ class LivePlayer:
             self._node.settle()
         yield from self._take_settled()
 
-    def _edit_between(self, edit: Edit) -> Iterator[Outcome]:
+    def _edit_between(self, edit: Edit) -> Iterator[PlayedAction]:
         self._node.settle()
         yield from self._take_settled()
         self._request(edit)
-        yield Outcome(edit, None)
+        yield PlayedAction(edit, None)
 
-    def _take_settled(self) -> Iterator[Outcome]:
+    def _take_settled(self) -> Iterator[PlayedAction]:
         while self._node.settled:
             yield self._make_outcome(self._steps.popleft(), self._node.settled.popleft().masks)
 
-    def _make_outcome(self, step: Step, masks: MaskFrame | None) -> Outcome:
+    def _make_outcome(self, step: Step, masks: MaskFrame | None) -> PlayedAction:
         """Make the outcome of a step and its edits; a step with edits is the last one sent."""
         self.counts["frames"] += 1
         if masks is None:
@@ -256,7 +256,7 @@ class LivePlayer:
         for edit in step.edits:
             reply = self._request(edit)
             masks = masks and update_masks(masks, edit, reply)
-        return Outcome(step, masks)
+        return PlayedAction(step, masks)
 
     def _request(self, edit: Edit) -> Any:
         """Return the node's reply, None if the node refuses."""
