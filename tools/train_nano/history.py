@@ -4,8 +4,9 @@
     python -m tools.train_nano.history --loss out/a/log.jsonl --before 4.2   keep a run's loss
 
 `history.json` holds the points. J is measured by `python -m tools.bench.accuracy.vos out/scenes/val --settings
-prompt=box,prompt=point,prompt=mask`. The dotted line is J = a + b log2(hours), by least squares: b is what a doubling
-of the hours brings.
+prompt=box,prompt=point,prompt=mask`, and the agreement with the teacher on real pictures that were held aside by
+`python -m tools.train_nano agree nano --taught out/taught/held`. The dotted line is J = a + b log2(hours), by least
+squares: b is what a doubling of the hours brings. Agreement has no such line: real pictures came late to the training.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ POINTS = 12
 """Points of a run's loss that are kept: each is the mean of a stretch of steps."""
 AHEAD = 4
 """How far the line is drawn, as a multiple of the last point's hours."""
+REAL = ("real pictures, box", "real pictures, point")
 
 
 def thin_loss(records: list[dict[str, Any]], before: float) -> list[tuple[float, float]]:
@@ -61,7 +63,9 @@ def draw_history(history: dict[str, Any], picture: Path) -> None:
         at_one, slope = fit_line(history["validation"], kind)
         right.plot(hours, [point[kind] for point in history["validation"]], f"C{colour}o", label=kind)
         right.plot(line, at_one + slope * np.log2(line), f"C{colour}:")
-    right.set(title="J on validation scenes by kind of prompt")
+    for kind in REAL:
+        right.plot(hours, [point[kind] for point in history["validation"]], ".-", label=kind)
+    right.set(title="J on validation scenes, and agreement on real pictures")
     for axis in (left, right):
         axis.set_xlabel("core-hours of training")
         axis.grid(alpha=0.3)
