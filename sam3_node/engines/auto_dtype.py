@@ -26,8 +26,11 @@ from .key import checkpoint_digest
 from .report import Report
 from .validation import compare_stages
 
-MIN_IOU = 0.99
-"""Mean mask IoU with float32 from which bfloat16 serves where nobody asked for it."""
+MIN_COSINE = 0.99
+"""Cosine similarity to float32 of each stage's worst output from which bfloat16 serves where nobody asked for it."""
+MIN_IOU = 0.97
+"""Mean mask IoU with float32, likewise. Decoded masks of nano have 64 x 64 cells: one that flips at the edge of the
+bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was seen to reach 0.89."""
 CLIP_FRAMES, CLIP_STEP = 16, 2
 MAX_PARAMETERS = 100_000_000
 """Weights beyond this stay in float32: on a CPU their gate would take minutes."""
@@ -92,7 +95,7 @@ def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
     """
     frames = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
     return compare_stages(
-        reference, candidate.stages, frames, MIN_IOU, MIN_IOU, dtype=candidate.dtype, served=candidate
+        reference, candidate.stages, frames, MIN_COSINE, MIN_IOU, dtype=candidate.dtype, served=candidate
     )
 
 

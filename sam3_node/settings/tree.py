@@ -102,7 +102,7 @@ class ModelSettings(Section):
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own where engine.kind names some. On a CPU
-    it is bfloat16 where the CPU has its arithmetic and the masks have agreed with those of float32 (mean IoU 0.99) on
+    it is bfloat16 where the CPU has its arithmetic and the masks have agreed with those of float32 (mean IoU 0.97) on
     the bundled recording, which is tried at the first start; else float32."""
     compile: bool = False
     """Compile the stages with torch.compile. The first minute is slower, later frames are faster."""

@@ -117,7 +117,7 @@ class Page:
         """Freeze the picture and return its seq."""
         self.page.locator("#freeze[aria-pressed=false]").click()
         self.wait("#freeze[aria-pressed=true]")
-        self.page.wait_for_timeout(100)
+        self.wait("#main-tile .tile[data-frozen=true]")  # pictures that were on their way have come
         return int(self.data("seq"))
 
     def live(self) -> None:

@@ -68,6 +68,7 @@ class Tile {
     }
     const { dataset } = this.element;
     dataset.seq = view.seq;
+    dataset.frozen = isFrozen;
     dataset.masks = view.masks ? view.masks.instances.length : "";
     if (view.origin != null) dataset.drawnAge = (view.drawnAt - view.origin).toFixed(0);
     this.overlay.setAttribute("aria-label", this.describe());
