@@ -189,7 +189,8 @@ def correction(world: World) -> tuple[Instance, Instance]:
 def test_a_mask_that_drifted_is_corrected_without_a_new_id(world: World) -> None:
     first, corrected = correction(world)
     assert corrected.id == first.id
-    assert corrected.box == pytest.approx(first.box, abs=20), "the mask was 50 px too wide"
+    before, after = first.mask.full(), corrected.mask.full()
+    assert (before & after).sum() > 0.85 * (before | after).sum(), "the damaged mask had an IoU of 0.5"
 
 
 @pytest.mark.parametrize("association", [True, False])
