@@ -32,24 +32,28 @@ TURN = 0.12  # radians
 
 
 class TaughtPictures:
-    """The pictures of a folder of shards, kept compressed; raises CameraError where there are none."""
+    """The pictures of a folder of shards, kept compressed; raises CameraError where there are none.
+
+    A collection is drawn from by the square root of its size, so that a large one does not drown the others.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, 0
-        self._pictures: list[Taught] = []
+        self._groups: dict[str, list[Taught]] = {}
         self.look_again()
-        if not self._pictures:
+        if not self._groups:
             raise CameraError(
                 f"expected taught pictures in {folder}, found none: python -m tools.train_nano teach"
             )
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return sum(map(len, self._groups.values()))
 
     def look_again(self) -> None:
         """Read the shards that were written since."""
         paths = list_shards(self._folder)
-        self._pictures += read_all(paths[self._known :])
+        for picture in read_all(paths[self._known :]):
+            self._groups.setdefault(picture.name.split("/")[0], []).append(picture)
         self._known = len(paths)
 
     def frame(self, rng: np.random.Generator, most: int) -> Sample | None:
@@ -87,7 +91,10 @@ class TaughtPictures:
         return [sprite for sprite in found if sprite is not None]
 
     def _draw(self, rng: np.random.Generator) -> Taught:
-        return self._pictures[int(rng.integers(len(self._pictures)))]
+        groups = list(self._groups.values())
+        weight = np.sqrt([len(group) for group in groups])
+        group = groups[int(rng.choice(len(groups), p=weight / weight.sum()))]
+        return group[int(rng.integers(len(group)))]
 
 
 def choose(rng: np.random.Generator, masks: Bools, most: int) -> npt.NDArray[np.int64]:
