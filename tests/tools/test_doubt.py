@@ -78,10 +78,11 @@ def test_tracks_are_recorded_once_for_each_object_and_frame(tmp_path: Path) -> N
         for number in range(3):
             full = np.zeros((60, 80), np.bool_)
             full[20:40, 20 + number : 50 + number] = True
-            yield TrueFrame(np.full((60, 80, 3), 90, np.uint8), {1: full})
+            unknown = frozenset({1} if number == 2 else ())
+            yield TrueFrame(np.full((60, 80, 3), 90, np.uint8), {1: full}, unknown=unknown)
 
     torch.manual_seed(0)
-    rows = record(LabelledSequence("clip", 3, (1,), 0.001, frames), tiny_model("sam3"), "mask", {(2, 1)})
+    rows = record(LabelledSequence("clip", 3, (1,), 0.001, frames), tiny_model("sam3"), "mask")
     assert (rows.frame, rows.object_id, rows.prompted) == ([0, 1, 2], [1, 1, 1], [True, False, False])
     assert rows.iou[0] > 0.8
     assert np.isnan(rows.iou[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Masks, interior_point, make_prompt
 from tools.vos.metrics import Bools
 from tools.vos.occlusion import OcclusionCount
-from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
+from tools.vos.sequences import UNKNOWN, LabelledSequence, TrueFrame, open_sequences
 from tools.vos.settings import Setting, parse_settings
 
 CHECKOUT = ROOT
@@ -78,6 +79,32 @@ def test_a_rendered_clips_objects_enter_once_they_are_large_enough(tmp_path: Pat
     assert (frames[3].truth(1) == (labels_at(3) == 1)).all()
     assert not frames[3].truth(4).any()
     assert len(list(open_sequences(tmp_path, max_frames=7)[0].frames())) == 7
+
+
+def test_frames_on_which_an_objects_truth_is_unknown_are_not_scored(
+    tmp_path: Path, model: TrackerModel
+) -> None:
+    write_clip(tmp_path, "drawn", drawn_clip(objects=OBJECTS))
+    (tmp_path / UNKNOWN).write_text(
+        json.dumps({"drawn": [[3, 1], [3, 4], [5, 1], [8, 4]], "other": [[0, 1]]})
+    )
+    (sequence,) = open_sequences(tmp_path)
+    unknown = {n: sorted(frame.unknown) for n, frame in enumerate(sequence.frames()) if frame.unknown}
+    assert unknown == {3: [1, 4], 5: [1], 8: [4]}
+    (halved,) = open_sequences(tmp_path, every=2)
+    assert [n for n, frame in enumerate(halved.frames()) if frame.unknown] == [4]
+
+    def wrong_where_unknown() -> Iterator[TrueFrame]:
+        for frame in sequence.frames():
+            yield frame._replace(masks={1: square(0, 0, 1)} if 1 in frame.unknown else frame.masks)
+
+    spoiled = replace(sequence, frames=wrong_where_unknown)
+    copy = Setting(method="copy-first")
+    scores = [
+        evaluate(each, [copy], {copy.model: model}, lambda *_: None)[0].scores[1]
+        for each in (sequence, spoiled)
+    ]
+    assert scores[0] == scores[1]
 
 
 def test_a_recording_is_its_clip(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 The teacher segments single frames. The prompt on a frame is the box of the mask on the frame before, with its logits.
 An object is kept if the way to the last frame and back ends on its first mask. Where the two ways disagree, its truth
-is unknown; see `tools.doubt.record.INVALID`. So the truth is a pseudo-truth, and objects that the teacher loses are
+is unknown; see `tools.vos.sequences.UNKNOWN`. So the truth is a pseudo-truth, and objects that the teacher loses are
 missing.
 """
 
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import Features, TrackerModel
-from tools.doubt.record import INVALID
 from tools.scenes.clips import Clip, write_clip
 from tools.train_nano.teacher import Teacher
+from tools.vos.sequences import UNKNOWN
 
 Image = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
@@ -154,7 +154,7 @@ def main() -> None:
 
 def label_videos(args: argparse.Namespace) -> None:
     """Label the videos that are not labelled yet."""
-    teacher, path = Teacher(args.teacher, args.size), args.out / INVALID
+    teacher, path = Teacher(args.teacher, args.size), args.out / UNKNOWN
     args.out.mkdir(parents=True, exist_ok=True)
     invalid = json.loads(path.read_text()) if path.is_file() else {}
     for video in args.videos:

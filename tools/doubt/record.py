@@ -9,7 +9,6 @@ written for each clip; a file that exists is kept. The frame of the prompt is th
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +27,6 @@ from tools.vos.metrics import region_similarity
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 
 Array = npt.NDArray[Any]
-
-INVALID = "invalid.json"
-"""File beside the clips: for each clip the [frame, id] pairs whose truth is unknown."""
 
 
 @dataclass
@@ -67,9 +63,7 @@ class Records:
         part.rename(path)
 
 
-def record(
-    sequence: LabelledSequence, model: TrackerModel, kind: str, invalid: set[tuple[int, int]]
-) -> Records:
+def record(sequence: LabelledSequence, model: TrackerModel, kind: str) -> Records:
     """Track all objects of a clip from one prompt each; kind: mask, box or point."""
     tracker, rows = Tracker(model, max(1, len(sequence.ids))), Records()
     for number, frame in enumerate(sequence.frames()):
@@ -92,7 +86,7 @@ def record(
             rows.presence.append(float(tracks.presence[index]))
             rows.pointer.append(tracks.pointers[index].float().cpu().numpy())
             rows.prompted.append(object_id not in known)
-            rows.iou.append(np.nan if (number, object_id) in invalid else iou)
+            rows.iou.append(np.nan if object_id in frame.unknown else iou)
     return rows
 
 
@@ -103,25 +97,16 @@ def _iou(logits: Array, visible: bool, frame: TrueFrame, object_id: int) -> floa
     return float(region_similarity(mask.full(), frame.truth(object_id), frame.void))
 
 
-def load_invalid(folder: Path) -> dict[str, set[tuple[int, int]]]:
-    """Return the rows of each clip whose truth is unknown."""
-    path = folder / INVALID
-    if not path.is_file():
-        return {}
-    return {name: {(frame, i) for frame, i in pairs} for name, pairs in json.loads(path.read_text()).items()}
-
-
 def record_folder(
     folder: Path, model: TrackerModel, out: Path, kinds: list[str], clips: int = 0, names: str = ""
 ) -> Iterator[Path]:
     """Record the clips of a folder; the kinds of prompts take turns. Yield the files."""
-    invalid = load_invalid(folder)
     sequences = open_sequences(folder, [name for name in names.split(",") if name])
     for index, sequence in enumerate(sequences[: clips or None]):
         path = out / f"{sequence.name}.npz"
         if not path.is_file():
             kind = kinds[index % len(kinds)]
-            record(sequence, model, kind, invalid.get(sequence.name, set())).save(path)
+            record(sequence, model, kind).save(path)
         yield path
 
 

@@ -26,6 +26,7 @@ Watch = Callable[[int, TrueFrame, Masks], None]
 class ObjectRecord:
     """One object under one setting; lists begin with the frame after that of its prompt.
 
+    Frames on which its truth is unknown are not in them.
     `object_shares` and `mask_shares` are the shares of the image that the object and its mask cover.
     """
 
@@ -75,6 +76,8 @@ class _Run:
 
     def score_frame(self, frame: TrueFrame, masks: Masks) -> None:
         for object_id, record in self.objects.items():
+            if object_id in frame.unknown:
+                continue
             record.add(masks[object_id], frame.truth(object_id), frame.void)
 
     def enter(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
@@ -125,5 +128,5 @@ def _entering(
     return [
         object_id
         for object_id, mask in frame.masks.items()
-        if object_id not in prompted and mask.mean() >= sequence.min_area
+        if object_id not in prompted and object_id not in frame.unknown and mask.mean() >= sequence.min_area
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -20,14 +21,20 @@ from .metrics import Bools
 from .occlusion import MIN_AREA
 
 VOID = 255
+UNKNOWN = "invalid.json"
+"""File beside the clips: for each clip the [frame, id] pairs whose truth is unknown, as that of tools.doubt.pseudo."""
 
 
 class TrueFrame(NamedTuple):
-    """An image BGR uint8 [h, w, 3], the mask bool [h, w] of each object in view by id, and the void pixels."""
+    """An image BGR uint8 [h, w, 3], the mask bool [h, w] of each object in view by id, and the void pixels.
+
+    unknown: ids of objects whose truth is not known on this frame, whatever `masks` says.
+    """
 
     image: npt.NDArray[np.uint8]
     masks: Mapping[int, Bools]
     void: Bools | None = None
+    unknown: frozenset[int] = frozenset()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -70,10 +77,22 @@ def open_sequences(
     missing = [name for name, matches in matching.items() if not matches]
     if missing:
         raise CameraError(f"{path}: expected sequences {missing or 'in it'}, found {available or 'none'}")
+    unknown = _read_unknown(path)
     return [
-        _from_clip(read_clip(path, name), max_frames, every)
+        _from_clip(read_clip(path, name), max_frames, every, unknown.get(name, {}))
         for name in dict.fromkeys(chain(*matching.values()))
     ]
+
+
+def _read_unknown(folder: Path) -> dict[str, dict[int, frozenset[int]]]:
+    """Return the ids whose truth is unknown by clip and frame."""
+    path = folder / UNKNOWN
+    if not path.is_file():
+        return {}
+    return {
+        name: {frame: frozenset(i for at, i in pairs if at == frame) for frame, _ in pairs}
+        for name, pairs in json.loads(path.read_text()).items()
+    }
 
 
 def _from_recording(name: str, recording: LabelledClip, max_frames: int, every: int) -> LabelledSequence:
@@ -86,7 +105,9 @@ def _from_recording(name: str, recording: LabelledClip, max_frames: int, every: 
     return LabelledSequence(name, len(chosen), tuple(recording.labels), MIN_AREA, frames)
 
 
-def _from_clip(clip: Clip, max_frames: int, every: int) -> LabelledSequence:
+def _from_clip(
+    clip: Clip, max_frames: int, every: int, unknown: Mapping[int, frozenset[int]]
+) -> LabelledSequence:
     chosen = range(0, min(len(clip), max_frames or len(clip)), every)
     rendered = "objects" in clip.meta
     if rendered:
@@ -96,7 +117,7 @@ def _from_clip(clip: Clip, max_frames: int, every: int) -> LabelledSequence:
 
     def frames() -> Iterator[TrueFrame]:
         for index in chosen:
-            yield _true_frame(clip, index, ids, void)
+            yield _true_frame(clip, index, ids, void)._replace(unknown=unknown.get(index, frozenset()))
 
     return LabelledSequence(clip.name, len(chosen), ids, MIN_AREA if rendered else 0.0, frames)
 

@@ -7,8 +7,9 @@
 
 FOLDER has DAVIS' layout, real or rendered; a recording (.mcap) with ground truth is accepted too. The tracker is
 prompted for each object once, on the first frame where it can be seen, by its true mask, box or a point. The object is
-scored on all frames between that one and the last. All objects of a sequence are tracked together, and each mask is
-scored as the node would publish it, with overlaps. tools/vos/occlusion.py defines recovery. `--json` without a file
+scored on all frames between that one and the last, but those on which its truth is unknown
+(`tools.vos.sequences.UNKNOWN`). All objects of a sequence are tracked together, and each mask is scored as the node
+would publish it, with overlaps. tools/vos/occlusion.py defines recovery. `--json` without a file
 prints all figures, those of each sequence and object included, as JSON and nothing else.
 """
 
