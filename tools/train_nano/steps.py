@@ -118,7 +118,7 @@ def clip_cost(
 
 
 def _missing(objects: int, frames: int, chance: float) -> Tensor:
-    """Which frames each object is remembered as absent on, bool [objects, frames]: a stretch, never the first."""
+    """Draw a stretch of frames on which each object is remembered as absent, bool [objects, frames]."""
     begin, end = torch.randint(1, max(2, frames), (2, objects, 1)).sort(dim=0).values
     frame = torch.arange(frames)
     return (torch.rand(objects, 1) < chance) & (begin <= frame) & (frame <= end)
