@@ -189,3 +189,12 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     )
     with pytest.raises(ModelError, match="other words"):
         Trainer(folder, WORDS, torch.device("cpu"))
+    more = Words([*source.words.kinds, "kettle"], source.words.colours)
+    begun = Trainer(tmp_path / "on", more, torch.device("cpu"), init=folder / "export")
+    begun.save()
+    export(begun.path, tmp_path / "same")
+    known, found = (
+        Vocabulary.load(path / "vocabulary.safetensors") for path in (folder / "export", tmp_path / "same")
+    )
+    assert np.allclose(found.encode(known.phrases), known.vectors, atol=1e-5)
+    assert "red kettle" in found

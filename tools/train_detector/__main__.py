@@ -87,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", help="default: cuda if there is one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
-    parser.add_argument("--init", type=Path, help="last.pt of another training, for the initial weights")
+    parser.add_argument("--init", type=Path, help="initial weights: last.pt of another training, or a folder")
     parser.add_argument(
         "--install", action="store_true", help="export into the package, or check its weights"
     )

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from sam3_node.detection.load import VOCABULARY
+from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
+from sam3_node.models.yolo.weights import load_yolo_world
 from tools.train_nano.export import read_checkpoint
 from tools.train_nano.muon import Muon
 from tools.train_nano.train import schedule
@@ -21,7 +24,7 @@ from tools.train_nano.train import schedule
 from .data import Batch, Pictures, Scenes
 from .losses import losses
 from .network import LearntDetector
-from .words import Words
+from .words import Words, recover_words
 
 PICTURES = 16  # a batch
 RATE, DECAY = 3e-3, 0.05
@@ -42,7 +45,8 @@ class TrainProgress:
 class Trainer:
     """Trains a detector of `words`, keeps `last.pt` and `log.jsonl` in `folder`, and resumes from them.
 
-    init: a checkpoint of another training with the same words, for the initial weights.
+    init: a checkpoint of another training with the same words, or a folder of exported weights, whose vocabulary gives
+    the words that it has, for the initial weights.
     """
 
     def __init__(self, folder: Path, words: Words, device: torch.device, init: Path | None = None) -> None:
@@ -57,6 +61,8 @@ class Trainer:
             self.average, self.progress = held["average"], TrainProgress(**held["progress"])
             for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
+        elif init is not None and init.is_dir():
+            self._begin_from(init)
         elif init is not None:
             self._read(init, "average")
         self.average = self.average or {k: v.detach().clone() for k, v in self.detector.state_dict().items()}
@@ -134,6 +140,12 @@ class Trainer:
         }
         torch.save(held, partial)
         os.replace(partial, self.path)
+
+    def _begin_from(self, folder: Path) -> None:
+        """Take the weights that were exported to a folder."""
+        net = load_yolo_world(folder, dtype="float32")
+        self.detector.net.load_state_dict(net.state_dict())
+        recover_words(self.words, Vocabulary.load(folder / VOCABULARY), self.detector.vectors)
 
     def _read(self, path: Path, what: str = "model") -> dict[str, Any]:
         """Read a checkpoint and load its weights."""

@@ -18,6 +18,7 @@ ANYTHING = "object"  # the kind of every object
 CLEAR = "clear"  # goes with a colour, as in "clear blue glass"
 MAX_WORDS = 3  # words of a phrase: two colours and a kind
 MODEL = "sam3_node/nano"
+ROUNDS = 100  # of the recovery of words
 SYNONYMS = {
     "flashlight": "torch",
     "tin": "can",
@@ -96,6 +97,29 @@ class WordVectors(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         """Convert words int64 [..., n], 0 for no word, to vectors [..., channels] of length 1."""
         return F.normalize(self.table(numbers).sum(dim=-2), dim=-1)
+
+
+@torch.no_grad()
+def recover_words(words: Words, vocabulary: Vocabulary, vectors: WordVectors) -> None:
+    """Set the vectors of words to those that `vocabulary` was made of, up to a common length.
+
+    Words that the vocabulary lacks keep theirs. A phrase's vector is the direction of the sum of its words' vectors:
+    its length and the words' vectors are found in turns, by least squares.
+    """
+    known = [phrase for phrase in words.phrases() if str(phrase) in vocabulary]
+    numbers = words.numbers(known)
+    counts = np.stack([np.bincount(row, minlength=len(words) + 1) for row in numbers])[:, 1:].astype(
+        np.float64
+    )
+    found = np.flatnonzero(counts.any(axis=0))
+    solve = np.linalg.pinv(counts[:, found])
+    directions = vocabulary.encode([str(phrase) for phrase in known]).astype(np.float64)
+    lengths = np.ones((len(known), 1))
+    for _ in range(ROUNDS):
+        table = solve @ (lengths * directions)
+        lengths = np.linalg.norm(counts[:, found] @ table, axis=1, keepdims=True)
+        lengths /= lengths.mean()
+    vectors.table.weight[1 + torch.from_numpy(found)] = torch.from_numpy(table).float()
 
 
 @torch.no_grad()
