@@ -17,7 +17,7 @@ import pytest
 
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
 from sam3_node.replay.davis_png import colours
-from tools.scenes import robosuite
+from tools.scenes import nameless, robosuite
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
@@ -200,6 +200,14 @@ def test_robosuites_meshes_become_training_objects(kind: str) -> None:
     model = make_object(1, (kind,), makers)
     assert 0.03 < model.extent < 0.3
     assert kind not in {make_object(identity, more=makers).kind for identity in range(9, 400, 10)}
+
+
+@pytest.mark.parametrize("kind", nameless.MAKERS)
+def test_nameless_solids_become_training_objects(kind: str) -> None:
+    models = [make_object(10 * number + 1, (kind,), nameless.MAKERS) for number in range(20)]
+    assert all(0.03 < model.extent < 0.4 for model in models)
+    assert len({round(model.extent, 4) for model in models}) > 15
+    assert kind not in {make_object(identity, more=nameless.MAKERS).kind for identity in range(9, 400, 10)}
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,17 @@ def test_queries_have_true_and_false_phrases_and_can_leave_anything_out() -> Non
     assert query(rng, WORDS, [], 4), "of a picture without objects, too"
 
 
+def test_solids_without_a_name_are_described_by_their_colour_alone() -> None:
+    thing = Phrase("bent thing", ("red",))
+    words = Words.from_names([RED_MUG, thing])
+    assert words.kinds == ("mug", ANYTHING)
+    assert Phrase(ANYTHING, ("red",)).describes(thing)
+    assert not RED_MUG.describes(thing)
+    rng = np.random.default_rng(0)
+    phrases = {str(phrase) for _ in range(50) for phrase in query(rng, words, [thing], 6)}
+    assert phrases == {"mug", "red mug", "object", "red object"}
+
+
 def test_boxes_leave_slivers_out(scenes: Path) -> None:
     clip = read_clip(scenes, "a")
     assert compute_boxes(clip.labels(0), read_names(clip)) == {1: BOX}

@@ -62,6 +62,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--robosuite", action="store_true", help="also use the meshes of robosuite, if it is installed"
     )
+    parser.add_argument(
+        "--nameless",
+        action="store_true",
+        help="also use solids that no word names, see tools/scenes/nameless.py",
+    )
     parser.add_argument("--photos", type=Path, metavar="DIR", help="pictures for some of the surfaces")
     parser.add_argument(
         "--recording", action="store_true", help="render only the clip that the demo plays, with depth"
@@ -117,6 +122,7 @@ def make_settings(options: argparse.Namespace) -> ClipSettings:
         options.depth,
         options.robosuite,
         options.photos,
+        options.nameless,
     )
 
 

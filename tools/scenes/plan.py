@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tools.scenes import robosuite
+from tools.scenes import nameless, robosuite
 from tools.scenes.arm import Limb, draw_look, gripper, reach
 from tools.scenes.camera import Camera, Viewpoint, draw_view, film
 from tools.scenes.effects import Effects, draw_effects
@@ -36,7 +36,8 @@ SIDES = {
 class ClipSettings:
     """Split, frames per clip, size in pixels, frames per second and the scenarios' weights.
 
-    robosuite: its meshes among the training objects. photos: a folder of pictures for some of the surfaces.
+    robosuite: its meshes among the training objects. photos: a folder of pictures for some of the surfaces. nameless:
+    solids without a name among the training objects.
     """
 
     split: Split
@@ -48,6 +49,7 @@ class ClipSettings:
     depth: bool = False
     robosuite: bool = False
     photos: Path | None = None
+    nameless: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,10 @@ def _set_up(rng: Rng, settings: ClipSettings, scenario: str, effects: Effects) -
     seconds = max(SCRIPT_S, duration)
     start = rng.uniform(0, seconds - duration) if scenario == "free" else 0.0
     times = sample_times(start, settings, effects)
-    more = robosuite.makers() if settings.robosuite else {}
+    more = {
+        **(robosuite.makers() if settings.robosuite else {}),
+        **(nameless.MAKERS if settings.nameless else {}),
+    }
     for _ in range(TRIES):
         models, width = draw_models(rng, settings.split, more)
         view = draw_view(rng, width)

@@ -30,8 +30,9 @@ def query(
 
 def _true(rng: np.random.Generator, names: Sequence[Phrase], anything: bool) -> list[Phrase]:
     """Return full names, bare kinds, and colours of anything."""
-    phrases = {name for name in names if rng.random() < 0.7}
-    phrases |= {Phrase(name.kind) for name in names if rng.random() < 0.5}
+    named = [name for name in names if not name.nameless]
+    phrases = {name for name in named if rng.random() < 0.7}
+    phrases |= {Phrase(name.kind) for name in named if rng.random() < 0.5}
     if anything:
         phrases |= {Phrase(ANYTHING, name.colours) for name in names if rng.random() < 0.12}
         phrases |= {Phrase(ANYTHING)} if rng.random() < 0.15 else set()
@@ -40,8 +41,10 @@ def _true(rng: np.random.Generator, names: Sequence[Phrase], anything: bool) -> 
 
 
 def _nearly(rng: np.random.Generator, words: Words, name: Phrase) -> Phrase:
-    """Return the same kind in another colour, or another kind in the same colour."""
-    if rng.random() < 0.5:
+    """Return the same kind in another colour, or another kind in the same colour; of a nameless solid any kind."""
+    if name.nameless and rng.random() < 0.5:
+        return Phrase(words.kinds[rng.integers(len(words.kinds))])
+    if not name.nameless and rng.random() < 0.5:
         return Phrase(name.kind, _look(rng, words))
     return Phrase(words.kinds[rng.integers(len(words.kinds))], name.colours)
 

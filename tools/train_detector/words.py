@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sam3_node.detection.vocabulary import Vocabulary
+from tools.scenes.nameless import MAKERS as NAMELESS
 
 ANYTHING = "object"  # the kind of every object
 CLEAR = "clear"  # goes with a colour, as in "clear blue glass"
@@ -47,16 +48,24 @@ class Phrase:
     def __str__(self) -> str:
         return " ".join((*self.colours, self.kind))
 
+    @property
+    def nameless(self) -> bool:
+        """True for the name of a solid that only "object" and its colours describe."""
+        return self.kind in NAMELESS
+
     def describes(self, name: Phrase) -> bool:
         """Return True if all words of this phrase are true of the object with that name."""
         return self.kind in (ANYTHING, name.kind) and set(self.colours) <= set(name.colours)
 
 
 class Words:
-    """Kinds and colours that have a number, from 1; 0 stands for no word. `kinds` ends with "object"."""
+    """Kinds and colours that have a number, from 1; 0 stands for no word. `kinds` ends with "object".
+
+    The kinds of solids without a name have none.
+    """
 
     def __init__(self, kinds: Iterable[str], colours: Iterable[str]) -> None:
-        self.kinds = (*sorted(set(kinds) - {ANYTHING}), ANYTHING)
+        self.kinds = (*sorted(set(kinds) - {ANYTHING} - NAMELESS.keys()), ANYTHING)
         self.colours = tuple(sorted(set(colours)))
         self._numbers = {word: i for i, word in enumerate((*self.kinds, *self.colours), start=1)}
 
