@@ -123,6 +123,23 @@ def test_batches_hold_the_objects_of_their_pictures(scenes: Path) -> None:
     assert batch.fits.shape[2] == batch.words.shape[1]
 
 
+def test_clips_beside_give_some_of_the_pictures_and_words(scenes: Path, tmp_path: Path) -> None:
+    clip = read_clip(scenes, "a")
+    objects = [{"id": 1, "kind": "bent thing", "color": "teal"}, {"id": 2, "kind": "pan", "color": "red"}]
+    write_clip(
+        tmp_path / "beside", "b", Clip("b", [clip.image(0)], [clip.labels(0)], meta={"objects": objects})
+    )
+    source = Scenes(scenes, beside=tmp_path / "beside")
+    assert (source.words.kinds, source.words.colours) == (
+        ("egg", "mug", "pan", ANYTHING),
+        ("red", "teal", "white"),
+    )
+    rng = np.random.default_rng(0)
+    drawn = [source.draw(rng).names for _ in range(200)]
+    share = np.mean([Phrase("bent thing", ("teal",)) in names for names in drawn])
+    assert 0.2 < share < 0.4
+
+
 def test_clips_without_names_are_an_error(tmp_path: Path) -> None:
     blank = np.zeros((24, 32, 3), np.uint8)
     write_clip(tmp_path, "a", Clip("a", [blank], [blank[..., 0]]))

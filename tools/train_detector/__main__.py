@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> None:
         return
     if args.command is None:
         sprites = load_cutouts(args.cutouts, CUTOUTS, args.output / "cache" / "cutouts.npz")
-        scenes = Scenes(args.scenes / "train", sprites)
+        scenes = Scenes(args.scenes / "train", sprites, args.beside)
         trainer = Trainer(args.output, scenes.words, _device(args), args.init)
         trainer.run(scenes, args.minutes * 60, args.workers, args.rate)
     path = export(args.output / "last.pt", _exported(args))
@@ -77,6 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("command", nargs="?", choices=("export", "check"))
     parser.add_argument(
         "--scenes", type=Path, default=Path("out/scenes"), help="folder with train, val and test"
+    )
+    parser.add_argument(
+        "--beside", type=Path, help="folder of further clips, such as those that --nameless renders"
     )
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
     parser.add_argument(

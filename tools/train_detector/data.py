@@ -22,6 +22,7 @@ from .augmentation import Augmentation, Image, Labels
 from .queries import LENGTHS, query
 from .words import Phrase, Words
 
+BESIDE = 0.3  # share of pictures from the clips beside
 DISTRACTED = 0.2  # share of pictures with cut-outs that have no name
 MIN_PIXELS, MIN_SIDE = 40, 6  # of an object on the canvas; what shows less is a sliver
 
@@ -49,19 +50,21 @@ class Picture(NamedTuple):
 
 
 class Scenes:
-    """Clips of a folder, and the words that name their objects. Raises CameraError if there are no such clips."""
+    """Clips of a folder, and the words that name their objects. Raises CameraError if there are no such clips.
 
-    def __init__(self, folder: Path, sprites: Sequence[Sprite] = ()) -> None:
-        self._folder, self._sprites = folder, list(sprites)
-        self._names = list_clips(folder)
-        if not self._names:
-            raise CameraError(f"expected clips in {folder}, found none: render some, python -m tools.scenes")
-        every = (read_names(read_clip(folder, name)) for name in self._names)
+    beside: a folder of further clips, such as those of solids without a name, for BESIDE of the pictures.
+    """
+
+    def __init__(self, folder: Path, sprites: Sequence[Sprite] = (), beside: Path | None = None) -> None:
+        self._sprites = list(sprites)
+        self._clips = [list_folder(each) for each in (folder, beside) if each is not None]
+        every = (read_names(read_clip(*clip)) for clips in self._clips for clip in clips)
         self.words = Words.from_names(name for names in every for name in names.values())
 
     def draw(self, rng: np.random.Generator) -> Picture:
         """Return any frame, augmented, sometimes with cut-outs over it."""
-        clip = read_clip(self._folder, self._names[rng.integers(len(self._names))])
+        clips = self._clips[-1] if rng.random() < BESIDE else self._clips[0]
+        clip = read_clip(*clips[int(rng.integers(len(clips)))])
         frame = int(rng.integers(len(clip)))
         image, labels = clip.image(frame), clip.labels(frame)
         shown = set(np.unique(labels).tolist())
@@ -76,6 +79,14 @@ class Scenes:
         return Picture(
             augmentation.image(image), [names[number] for number in box_by_number], boxes, not distracted
         )
+
+
+def list_folder(folder: Path) -> list[tuple[Path, str]]:
+    """List the clips of a folder; raise CameraError where there are none."""
+    names = list_clips(folder)
+    if not names:
+        raise CameraError(f"expected clips in {folder}, found none: render some, python -m tools.scenes")
+    return [(folder, name) for name in names]
 
 
 def read_names(clip: Clip) -> dict[int, Phrase]:
