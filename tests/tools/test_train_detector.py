@@ -12,6 +12,7 @@ from sam3_node.detection.load import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import CameraError, ModelError
 from sam3_node.models.yolo.network import Predictions, anchors
+from sam3_node.models.yolo.weights import load_yolo_world
 from tools.scenes.clips import Clip, read_clip, write_clip
 from tools.train_detector.assignment import assign
 from tools.train_detector.augmentation import SIZE, Augmentation
@@ -226,3 +227,14 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     )
     assert np.allclose(found.encode(known.phrases), known.vectors, atol=1e-5)
     assert "red kettle" in found
+    other = Trainer(tmp_path / "far", source.words, torch.device("cpu"))
+    for value in other.average.values():
+        value.mul_(3)
+    other.save()
+    export(other.path, tmp_path / "half", folder / "export")
+    near, far, half = (
+        load_yolo_world(path, dtype="float32").state_dict()
+        for path in (folder / "export", export(other.path, tmp_path / "all").parent, tmp_path / "half")
+    )
+    name = next(iter(near))
+    assert torch.allclose(half[name], (near[name] + far[name]) / 2, rtol=2e-3, atol=1e-3)

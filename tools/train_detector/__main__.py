@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> None:
         scenes = Scenes(args.scenes / "train", sprites, args.beside)
         trainer = Trainer(args.output, scenes.words, _device(args), args.init)
         trainer.run(scenes, args.minutes * 60, args.workers, args.rate)
-    path = export(args.output / "last.pt", _exported(args))
+    path = export(args.output / "last.pt", _exported(args), args.init if args.halfway else None)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
@@ -92,6 +92,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
     parser.add_argument("--init", type=Path, help="initial weights: last.pt of another training, or a folder")
     parser.add_argument(
+        "--halfway",
+        action="store_true",
+        help="`export` what lies halfway between the run and the folder --init, from which it began",
+    )
+    parser.add_argument(
         "--install", action="store_true", help="export into the package, or check its weights"
     )
     parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="split to check")
@@ -100,7 +105,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--size", type=int, default=0, help="side of the network's input, pixels; 0: as trained"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.halfway and not (args.command == "export" and args.init and args.init.is_dir()):
+        parser.error("--halfway is of `export` alone, and needs a folder as --init")
+    return args
 
 
 if __name__ == "__main__":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
+from sam3_node.detection.load import VOCABULARY
+from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.models.yolo.config import SCALES, YoloWorldConfig
 from sam3_node.models.yolo.network import Predictions, YoloWorld
+from sam3_node.models.yolo.weights import load_yolo_world
 
-from .words import Words, WordVectors
+from .words import Words, WordVectors, recover_words
 
 # of similarities at the start: the logarithm of their scale, and the logit of an unlikely one
 SCALE, RARE = 0.5, -6.0
@@ -31,3 +36,9 @@ class LearntDetector(nn.Module):
         pixels = images.permute(0, 3, 1, 2).float() / 255  # channels last as it comes
         predictions: Predictions = self.net.predict(pixels, self.vectors(numbers))
         return predictions
+
+
+def begin_from(detector: LearntDetector, words: Words, folder: Path) -> None:
+    """Take the weights that were exported to a folder, and the words that its vocabulary was made of."""
+    detector.net.load_state_dict(load_yolo_world(folder, dtype="float32").state_dict())
+    recover_words(words, Vocabulary.load(folder / VOCABULARY), detector.vectors)

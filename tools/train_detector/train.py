@@ -13,18 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from sam3_node.detection.load import VOCABULARY
-from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
-from sam3_node.models.yolo.weights import load_yolo_world
 from tools.train_nano.export import read_checkpoint
 from tools.train_nano.muon import Muon
 from tools.train_nano.train import schedule
 
 from .data import Batch, Pictures, Scenes
 from .losses import losses
-from .network import LearntDetector
-from .words import Words, recover_words
+from .network import LearntDetector, begin_from
+from .words import Words
 
 PICTURES = 16  # a batch
 RATE, DECAY = 3e-3, 0.05
@@ -62,7 +59,7 @@ class Trainer:
             for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
         elif init is not None and init.is_dir():
-            self._begin_from(init)
+            begin_from(self.detector, words, init)
         elif init is not None:
             self._read(init, "average")
         self.average = self.average or {k: v.detach().clone() for k, v in self.detector.state_dict().items()}
@@ -140,12 +137,6 @@ class Trainer:
         }
         torch.save(held, partial)
         os.replace(partial, self.path)
-
-    def _begin_from(self, folder: Path) -> None:
-        """Take the weights that were exported to a folder."""
-        net = load_yolo_world(folder, dtype="float32")
-        self.detector.net.load_state_dict(net.state_dict())
-        recover_words(self.words, Vocabulary.load(folder / VOCABULARY), self.detector.vectors)
 
     def _read(self, path: Path, what: str = "model") -> dict[str, Any]:
         """Read a checkpoint and load its weights."""
