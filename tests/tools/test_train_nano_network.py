@@ -221,32 +221,6 @@ def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> N
     assert all(float(a.loss) > float(b.loss) + 0.1 for a, b in zip(guided[1:], plain[1:], strict=True))
 
 
-def test_objects_are_remembered_as_absent_for_a_while_though_they_are_there(
-    source: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net, frames, objects = TrainingTracker(copy.deepcopy(source)), 4, 16
-    target = torch.full((objects, frames, 64, 64), 255, dtype=torch.uint8)
-    clip = torch.zeros(objects, dtype=torch.int64)
-    batch = Batch(random_images(frames), clip, disc()[None].expand(objects, -1, -1), target)
-    remember, remembered = net.remember, []
-
-    def watch(top: Tensor, logits: Tensor, prompted: bool, present: Tensor) -> Tensor:
-        remembered.append(present)
-        return remember(top, logits, prompted, present)
-
-    monkeypatch.setattr(net, "remember", watch)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        features = net.encode(normalise(batch.images))
-        for chance in (0.0, 1.0):
-            clip_cost(net, features, batch, "mask", trust=0.0, lost=chance)
-    always, lost = (torch.stack(remembered[i : i + frames]) for i in (0, frames))
-    assert always.all()
-    assert lost[0].all()
-    assert not lost[1:].all(dim=0).any()  # each for at least one frame
-    assert lost[1:].any()
-
-
 def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
     images = random_images(3)
     target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)

@@ -75,7 +75,6 @@ def clip_cost(
     again: int = 0,
     ease: float = EASE,
     guide: float = 0.0,
-    lost: float = 0.0,
 ) -> list[Cost]:
     """Objects of clips: prompted on the first frame, then followed through the memory; a cost for each frame.
 
@@ -83,13 +82,10 @@ def clip_cost(
     trust: chance that an object is remembered as absent because the model says so, not because it is.
     guide: weight of the difference between what the memory read hands on and what a mask prompt would have: without it
     the memory takes far longer to be of use, as its gradient comes through the decoder alone.
-    lost: chance that an object is remembered as absent on some frames though it is there: that it was not seen lately
-    must not mean that it is not there now.
     again: a later frame on which the objects are prompted a second time; 0 for none.
     """
     frames = batch.images.shape[1]
     believed = torch.rand(len(batch.clip), device=batch.clip.device) < trust
-    missing = _missing(len(batch.clip), frames, lost).to(batch.clip.device)
     memories: list[Memory] = []
     costs = []
     for frame in range(frames):
@@ -109,19 +105,10 @@ def clip_cost(
             present = batch.first.flatten(1).any(dim=1)
         else:
             present = torch.where(believed, decoded.presence > 0, presence_of(target)[0])
-            if not prompted:
-                present = present & ~missing[:, frame]
             logits = hide(logits, present)
         memory = net.remember(image.top, logits, prompted, present)
         memories.append(Memory(frame, prompted, memory, net.pointer(decoded, candidate, present)))
     return costs
-
-
-def _missing(objects: int, frames: int, chance: float) -> Tensor:
-    """Draw a stretch of frames on which each object is remembered as absent, bool [objects, frames]."""
-    begin, end = torch.randint(1, max(2, frames), (2, objects, 1)).sort(dim=0).values
-    frame = torch.arange(frames)
-    return (torch.rand(objects, 1) < chance) & (begin <= frame) & (frame <= end)
 
 
 def _difference(net: TrainingTracker, read: Tensor, top: Tensor, target: Tensor) -> Tensor:

@@ -37,7 +37,6 @@ EASY, NORMAL = (
 )  # shares of a stage until the outside begins to weigh more, and until it does in full
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
-LOST = 0.3  # chance of an object to be remembered as absent for a while though it is there
 CLIP_EVERY = 2  # steps of a stage that trains on clips beside frames
 LIKENESS = 1.0  # weight of the lesson in features, on single frames
 HURRY = 10.0  # how much faster its maps learn: they begin at nothing
@@ -220,7 +219,7 @@ class Trainer:
         kind = KINDS[int(rng.choice(3, p=CLIP_KINDS))]
         other = str(rng.choice([name for name in ("box", "point") if name != kind]))
         again = second_prompt(batch, rng) if rng.random() < AGAIN else 0
-        followed = clip_cost(self.net, features, batch, kind, TRUST, again, ease, guide, LOST)
+        followed = clip_cost(self.net, features, batch, kind, TRUST, again, ease, guide)
         return frame_costs(self.net, first, batch, (other,)), followed, None
 
     @torch.no_grad()

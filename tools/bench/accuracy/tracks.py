@@ -163,6 +163,7 @@ def main() -> None:
         for name, chosen in settings.items():
             print(name, file=sys.stderr)
             scores[name], pictures = evaluate(clips, model, detector, chosen, args)
+            print(f"{name}: IDF1 {scores[name].idf1:.3f}", file=sys.stderr)
             sheet = sheet or pictures
         write_image(args.sheet, contact_sheet(sheet, [""] * len(sheet), PICTURES))
     except Sam3NodeError as error:
