@@ -139,10 +139,12 @@ def test_shards_that_are_added_later_are_found(tmp_path: Path) -> None:
 
 
 def test_a_large_collection_does_not_drown_a_small_one(tmp_path: Path) -> None:
-    white = pack_taught("many/0", np.full((HEIGHT, WIDTH, 3), 255, np.uint8), masks(), np.ones(3, np.float32))
+    white = pack_taught(
+        "beside the folders", np.full((HEIGHT, WIDTH, 3), 255, np.uint8), masks(), np.ones(3, np.float32)
+    )
     black = white._replace(name="few/0", jpeg=pack_taught("", 0 * picture(), masks(), np.ones(3)).jpeg)
-    write_shard(shard_path(tmp_path, 0), [white._replace(name=f"many/{n}") for n in range(36)])
-    write_shard(shard_path(tmp_path, 1), [black._replace(name=f"few/{n}") for n in range(4)])
+    write_shard(shard_path(tmp_path, 0), [white._replace(name=f"{n}") for n in range(36)])
+    write_shard(shard_path(tmp_path, 1), [black._replace(name=f"few/day/{n}") for n in range(4)])
     taught, rng = TaughtPictures(tmp_path), np.random.default_rng(0)
     samples = [sample for sample in (taught.frame(rng, 1) for _ in range(200)) if sample]
     share = np.mean([images.mean() < 100 for images, _, _ in samples])

@@ -34,6 +34,11 @@ class Taught(NamedTuple):
     packed: bytes
     scores: npt.NDArray[np.float16]
 
+    @property
+    def collection(self) -> str:
+        """The folder that it came from, "" for a picture beside the folders."""
+        return self.name.rpartition("/")[0].partition("/")[0]
+
     def image(self) -> Image:
         """BGR uint8 [h, w, 3]."""
         image = cv2.imdecode(np.frombuffer(self.jpeg, np.uint8), cv2.IMREAD_COLOR)

@@ -39,21 +39,21 @@ class TaughtPictures:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, 0
-        self._groups: dict[str, list[Taught]] = {}
+        self._collections: dict[str, list[Taught]] = {}
         self.look_again()
-        if not self._groups:
+        if not self._collections:
             raise CameraError(
                 f"expected taught pictures in {folder}, found none: python -m tools.train_nano teach"
             )
 
     def __len__(self) -> int:
-        return sum(map(len, self._groups.values()))
+        return sum(map(len, self._collections.values()))
 
     def look_again(self) -> None:
         """Read the shards that were written since."""
         paths = list_shards(self._folder)
         for picture in read_all(paths[self._known :]):
-            self._groups.setdefault(picture.name.split("/")[0], []).append(picture)
+            self._collections.setdefault(picture.collection, []).append(picture)
         self._known = len(paths)
 
     def frame(self, rng: np.random.Generator, most: int) -> Sample | None:
@@ -91,10 +91,10 @@ class TaughtPictures:
         return [sprite for sprite in found if sprite is not None]
 
     def _draw(self, rng: np.random.Generator) -> Taught:
-        groups = list(self._groups.values())
-        weight = np.sqrt([len(group) for group in groups])
-        group = groups[int(rng.choice(len(groups), p=weight / weight.sum()))]
-        return group[int(rng.integers(len(group)))]
+        collections = list(self._collections.values())
+        weight = np.sqrt([len(pictures) for pictures in collections])
+        pictures = collections[int(rng.choice(len(collections), p=weight / weight.sum()))]
+        return pictures[int(rng.integers(len(pictures)))]
 
 
 def choose(rng: np.random.Generator, masks: Bools, most: int) -> npt.NDArray[np.int64]:
