@@ -1,7 +1,7 @@
 """Solids that no word names, as further training objects: random shapes, turned, cut, joined and bent.
 
 A detector that has only seen things with a name gives every other thing one of them. These have colours and no kind, so
-that a query for a kind never means them. Their kinds are those of the way they are made, and are not for asking.
+that a query for a kind never means them. Their kinds say how they are made, and are no words of the detector.
 """
 
 from __future__ import annotations
