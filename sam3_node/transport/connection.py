@@ -118,7 +118,9 @@ class ReconnectingSocket:
         return self._watch.refusal
 
     def hear(self, is_beat: bool) -> None:
-        """Record that a message came."""
+        """Record that a message came. Its peer is `alive` then, whichever of the two was seen first."""
+        if not self.alive:
+            self._read_events()
         self._silent_s = 0.0
         self._beats |= is_beat
         self._watched |= is_beat
@@ -130,12 +132,7 @@ class ReconnectingSocket:
         the interpreter, finds messages in its queue and does not take the peer for silent.
         """
         self._silent_s += min(turn_s, MAX_TURN_S)
-        while (event := self._watch.read()) is not None:
-            # a socket that still tries to connect has several events per second
-            self._silent_s = 0.0
-            if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
-                self.alive = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                self.handshakes += self.alive
+        self._read_events()
         self._tell_refusal()
         if not self._update_trust():
             return
@@ -146,6 +143,14 @@ class ReconnectingSocket:
             self._silent_s = 0.0
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
+
+    def _read_events(self) -> None:
+        while (event := self._watch.read()) is not None:
+            # a socket that still tries to connect has several events per second
+            self._silent_s = 0.0
+            if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
+                self.alive = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.handshakes += self.alive
 
     def _update_trust(self) -> bool:
         """Disconnect when the other end's key is revoked, and connect when it is authorised again."""

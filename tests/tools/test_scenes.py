@@ -25,7 +25,7 @@ from tools.scenes.identity import SPLITS, Split, draw_identity, get_split
 from tools.scenes.motion import frames, minimum_jerk, quaternions
 from tools.scenes.objects import MAKERS, TEST_KINDS, list_kinds, make_object
 from tools.scenes.photos import photo, pictures
-from tools.scenes.plan import ClipSettings
+from tools.scenes.plan import ClipSettings, make_plan
 from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.stage import rotated
 
@@ -130,6 +130,18 @@ def test_objects_stand_on_their_base_and_are_closed_in_by_their_radius(kind: str
         assert 0.01 < model.extent < 0.45
         assert model.name == f"{model.color} {kind}"
         assert sum(len(part.mesh.faces) for part in model.parts) < 2000
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_arms_take_the_colour_of_what_they_hide_on_training_clips_alone(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = (0.123, 0.456, 0.789)
+    monkeypatch.setattr("tools.scenes.occlusion.ALIKE", 1.0)
+    monkeypatch.setattr("tools.scenes.occlusion.shade", lambda rng, name: own)
+    settings = replace(SMALL, split=split, frames=20)
+    plans = [make_plan(np.random.default_rng(seed), settings, "occlusion") for seed in range(12)]
+    assert any(limb.color == own for plan in plans for limb in plan.limbs) == (split == "train")
 
 
 def test_quaternions_turn_as_their_matrices_do() -> None:

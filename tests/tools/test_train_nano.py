@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 ONE_STEP = 1e-6  # s: a stage of this length is over after its first step
 FRAMES = Stage("frames", ONE_STEP, 1e-3, Recipe(clips=2, frames=1, objects=2), new=True)
 CLIPS = Stage("clips", ONE_STEP, 1e-3, Recipe(clips=1, frames=3, objects=2))
-FROZEN = Stage("frozen", ONE_STEP, 1e-3, Recipe(clips=1, frames=2, objects=2), encoder=False)
+FROZEN = Stage("frozen", ONE_STEP, 1e-3, Recipe(clips=1, frames=2, objects=2, encoder=False))
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from sam3_node.errors import CameraError
 from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.augment import LOW, Augmentation, coverage
-from tools.train_nano.compose import compose, covering_path
+from tools.train_nano.augment import LOW, NEAR, Augmentation, coverage
+from tools.train_nano.compose import colour_like, compose, covering_path
 from tools.train_nano.config import SIZE
 from tools.train_nano.cutouts import Sprite, cut_out, load_cutouts
 from tools.train_nano.data import (
@@ -109,7 +109,8 @@ def test_a_clip_without_a_large_enough_object_is_refused() -> None:
     assert prepare(np.random.default_rng(0), images, labels, most=4) is None
 
 
-def test_composites_label_exactly_what_they_change() -> None:
+def test_composites_label_exactly_what_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.train_nano.compose.ALIKE", 0)  # nothing is as grey as the picture
     for seed in range(8):
         before = rectangle_clip()
         images = [np.full((HEIGHT, WIDTH, 3), GREY, np.uint8)] * 3
@@ -139,14 +140,55 @@ def test_a_covering_path_hides_an_object_that_was_in_view_first() -> None:
         label[20:32, 40:52] = 3
     cover, hidden = sprite(40, 40), set()
     for seed in range(20):
-        path = covering_path(np.random.default_rng(seed), labels)
-        assert path is not None
+        found = covering_path(np.random.default_rng(seed), labels)
+        assert found is not None
+        path, number = found
+        assert number == 3
         seen = [_share_left(path.affine(i / 4, cover, (HEIGHT, WIDTH)), labels[i] == 3) for i in range(5)]
         assert seen[0] > 0.9
         assert min(seen[1:]) < 0.1, "a square that is turned may leave corners of one of nearly its size"
         hidden.add(sum(share < 0.1 for share in seen))
     assert hidden >= {1, 2, 3}, "it passes over, or stays"
     assert covering_path(np.random.default_rng(0), [label * 0 for label in labels]) is None
+
+
+def test_a_cut_out_takes_the_mean_colour_of_an_object_and_keeps_its_pattern_and_its_outline() -> None:
+    striped = sprite(40, 40)
+    striped[::2, :, :3] += 10
+    striped[:, :5, 3] = 0
+    pixels = np.array([[100, 110, 120], [120, 130, 140]], np.uint8)
+    like = colour_like(striped, pixels)
+    assert np.array_equal(like[..., 3], striped[..., 3])
+    assert np.allclose(like[:, 5:, :3].mean(axis=(0, 1)), pixels.mean(axis=0), atol=1)
+    assert (like[::2, :, :3].astype(int) - like[1::2, :, :3] == 10).all()
+    plain = colour_like(striped, pixels, 0.0)
+    assert (plain[..., :3] == pixels.mean(axis=0).astype(np.uint8)).all()
+    clear = np.zeros_like(striped)
+    assert np.array_equal(colour_like(clear, pixels), clear)
+
+
+def test_three_views_in_ten_are_close_to_an_object_and_hold_it() -> None:
+    rng, shape = np.random.default_rng(0), (480, 640)
+    objects = np.zeros((2, *shape), np.bool_)
+    objects[0, 200:260, 300:400] = True
+    objects[1, 470:, 630:] = True
+    crops = [Augmentation.draw(rng, shape, objects).crop for _ in range(300)]
+    for x, y, w, h in crops:
+        assert 0 <= x <= x + w <= shape[1]
+        assert 0 <= y <= y + h <= shape[0]
+    close = [crop for crop in crops if crop[2] < 0.5 * shape[1]]
+    assert 60 < len(close) < 120
+    for crop in close:
+        first, second = (seen_share(crop, mask) for mask in objects)
+        assert max(first, second) == 1
+    assert min(w for _, _, w, _ in close) < 1.5 * NEAR * 100
+    far = [Augmentation.draw(rng, shape, objects[:0]).crop[2] for _ in range(100)]
+    assert min(far) > 0.5 * shape[1]
+
+
+def seen_share(crop: tuple[int, int, int, int], mask: npt.NDArray[np.bool_]) -> float:
+    x, y, w, h = crop
+    return float(mask[y : y + h, x : x + w].sum() / mask.sum())
 
 
 def _share_left(affine: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_]) -> float:

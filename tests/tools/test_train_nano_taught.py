@@ -16,7 +16,7 @@ from tools.train_nano.config import SIZE
 from tools.train_nano.data import Clips, Recipe, Sources
 from tools.train_nano.shards import SIDE, pack_taught, shard_path, write_shard
 from tools.train_nano.taught import TaughtPictures, apart, camera_path, choose, fit, parts
-from tools.train_nano.train import CLIP_EVERY, picture_stages
+from tools.train_nano.train import picture_stages
 
 HEIGHT, WIDTH = 96, 128
 COLOURS = ((30, 30, 220), (220, 30, 30), (30, 220, 30))  # BGR of the masks below
@@ -163,8 +163,9 @@ def test_batches_mix_pictures_and_scenes(folder: Path, scenes: Path, tmp_path: P
 
 def test_clips_are_mixed_into_the_picture_stage() -> None:
     (stage,) = picture_stages(minutes=2)
-    frames = [stage.get_recipe(step).frames for step in range(2 * CLIP_EVERY)]
-    assert frames.count(1) == 2 * (CLIP_EVERY - 1)
+    recipes = [stage.get_recipe(step) for step in range(12)]
+    assert [recipe.frames for recipe in recipes] == 2 * [1, 4, 1, 8, 1, 16]
+    assert [recipe.encoder for recipe in recipes] == [recipe.frames < 16 for recipe in recipes]
     assert stage.seconds == 120
 
 

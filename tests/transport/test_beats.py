@@ -9,6 +9,8 @@ from pathlib import Path
 import zmq
 
 from sam3_node.transport import FramePublisher, FrameSubscriber, MaskSubscriber, StreamTap
+from sam3_node.transport.connection import ReconnectingSocket, open_subscriber
+from sam3_node.transport.sockets import receive_parts
 from sam3_node.wire import pack_frame
 from tests.support.transport_peer import hold_interpreter, make_frame, next_line, peer, wait_until
 from tests.support.wire_examples import golden
@@ -34,6 +36,19 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
         with FramePublisher(frames) as camera:
             wait_until(lambda: camera.send(make_frame(7)) and subscriber.take(100))
             wait_until(lambda: (message := tap.take(100)) and bytes(message.parts[0]) == b"masks/cam0")
+
+
+def test_the_sender_of_a_message_is_connected_though_its_handshake_was_not_looked_for() -> None:
+    with FramePublisher(TCP) as camera:
+        connection = ReconnectingSocket(open_subscriber([b"frames"], 1 << 20), camera.endpoint)
+        try:
+            wait_until(lambda: camera.send(make_frame(7)) and receive_parts(connection.socket))
+            assert not connection.alive
+            connection.hear(is_beat=False)
+            assert connection.alive
+            assert connection.handshakes == 1
+        finally:
+            connection.close()
 
 
 def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tools.scenes.camera import UP
+from tools.scenes.colors import NAMED, shade
 from tools.scenes.identity import draw_identity
 from tools.scenes.layout import clear
 from tools.scenes.motion import Array, eased, frames, quaternions, unit
@@ -18,6 +19,7 @@ from tools.scenes.stage import Actor, slide
 
 LABELLED = 0.4  # of the occluders
 STEEP = math.radians(42)  # seen from higher up, a screen would have to be too tall
+ALIKE = 0.6  # share of arms, in training clips, whose colour has the name of that of what they hide
 NEAREST, FARTHEST = 0.35, 0.85  # of the way from the camera to what the arm hides
 
 
@@ -89,6 +91,8 @@ def pass_arm(script: ClipScript, target: Actor, when: Passing) -> bool:
     if part < NEAREST:
         return False
     script.look = replace(script.look, person=False, housing=housing)
+    if script.split == "train" and target.model.color in NAMED and rng.random() < ALIKE:
+        script.look = replace(script.look, main=shade(rng, target.model.color))
     middle = target.positions + UP * target.model.height / 2
     wrist = camera.positions + part * (middle - camera.positions)
     hand = script.hand

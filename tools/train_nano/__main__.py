@@ -36,7 +36,7 @@ from .export import export
 from .gates import GATES, has_passed, pass_gate
 from .lesson import Lesson
 from .pack import unpack
-from .train import Trainer, picture_stages, stages
+from .train import PICTURE_RATE, Trainer, picture_stages, stages
 
 RENDERED = {
     "train": (2400, 16, "320x240", 12),
@@ -106,7 +106,7 @@ def _pictures(trainer: Trainer, args: argparse.Namespace) -> int:
     sources = Sources(
         args.scenes / "train", args.output / "cache", cutouts=args.cutouts, taught=args.taught / "train"
     )
-    trainer.run(picture_stages(args.picture_minutes), sources, args.workers)
+    trainer.run(picture_stages(args.picture_minutes, args.picture_rate), sources, args.workers)
     _export(args)
     return 0
 
@@ -185,6 +185,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--frame-minutes", type=float, default=60, help="on single frames")
     parser.add_argument("--clip-minutes", type=float, default=240, help="on clips")
     parser.add_argument("--picture-minutes", type=float, default=240, help="on taught pictures")
+    parser.add_argument(
+        "--picture-rate", type=float, default=PICTURE_RATE, help="learning rate at its peak there"
+    )
     parser.add_argument("--mixed", action="store_true", help="bfloat16 in the encoder and decoder")
     parser.add_argument("--teacher", help="a trained tracker, whose features `pictures` compares with")
     parser.add_argument("--device", help="default: cuda where there is one")
@@ -209,13 +212,18 @@ def _arguments() -> argparse.Namespace:
         help="`export` what lies halfway between --init and the mean of the runs",
     )
     args = parser.parse_args()
+    _refuse_misplaced(parser, args)
+    return args
+
+
+def _refuse_misplaced(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that are of another command."""
     if args.halfway and not (args.init and args.command == "export"):
         parser.error("--halfway is of `export` alone, and needs --init")
     if args.teacher and args.command != "pictures":
         parser.error("--teacher is of `pictures` alone")
     if args.beside and args.command != "export":
         parser.error("--beside is of `export` alone")
-    return args
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ Sample = tuple[npt.NDArray[np.uint8], Bools, npt.NDArray[np.uint8]]
 
 LOW = SIZE // 4  # side of mask logits
 SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
+CLOSE = 0.3  # share of views from close by: few objects of a table are large, all that a gripper's camera sees are
+NEAR, FAR = 1.1, 3.0  # sides of such a view, in those of the object's box
+LEAST = 80  # px of the picture on a side of a view
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,14 @@ class Augmentation:
     seed: int
 
     @staticmethod
-    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Augmentation:
-        """For pictures of shape (height, width)."""
-        height, width = shape[:2]
-        share = rng.uniform(0.55, 1.0) if rng.random() < 0.7 else 1.0
-        w = round(width * share)
-        h = round(min(height, height * share * rng.uniform(0.85, 1.15)))
-        x, y = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
+    def draw(rng: np.random.Generator, shape: tuple[int, ...], objects: Bools | None = None) -> Augmentation:
+        """For pictures of shape (height, width). objects: masks [N, height, width], one of which may be seen close."""
+        if objects is not None and len(objects) > 0 and rng.random() < CLOSE:
+            crop = _close(rng, objects[int(rng.integers(len(objects)))])
+        else:
+            crop = _crop(rng, shape)
         return Augmentation(
-            (int(x), int(y), w, h),
+            crop,
             bool(rng.random() < 0.5),
             _tone(rng),
             float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0,
@@ -68,6 +70,38 @@ class Augmentation:
         x, y, w, h = self.crop
         square = cv2.resize(picture[y : y + h, x : x + w], (SIZE, SIZE), interpolation=how)
         return np.ascontiguousarray(square[:, ::-1]) if self.flip else square
+
+
+def _crop(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Most of a picture of shape (height, width)."""
+    height, width = shape[:2]
+    share = rng.uniform(0.55, 1.0) if rng.random() < 0.7 else 1.0
+    w = round(width * share)
+    h = round(min(height, height * share * rng.uniform(0.85, 1.15)))
+    return int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1)), w, h
+
+
+def _close(rng: np.random.Generator, mask: Bools) -> tuple[int, int, int, int]:
+    """A view of about the picture's proportions that holds an object's mask [h, w], or as much as fits."""
+    if not mask.any():
+        return _crop(rng, mask.shape)
+    x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
+    height, width = mask.shape
+    share = max(w / width, h / height) * np.exp(rng.uniform(np.log(NEAR), np.log(FAR)))
+    share = min(1.0, max(share, LEAST / min(height, width)))
+    size = round(width * share), round(min(height, height * share * rng.uniform(0.85, 1.15)))
+    corner = [
+        _start(rng, at, extent, view, whole)
+        for at, extent, view, whole in zip((x, y), (w, h), size, (width, height), strict=True)
+    ]
+    return corner[0], corner[1], *size
+
+
+def _start(rng: np.random.Generator, at: int, extent: int, view: int, whole: int) -> int:
+    """Return where a view of `view` px begins on a side of `whole` px. It holds [at, at + extent) where it can."""
+    low, high = sorted((at + extent - view, at))
+    first, last = max(0, low), min(whole - view, high)
+    return int(rng.integers(first, max(first, last) + 1)) if first <= whole - view else whole - view
 
 
 def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:

@@ -13,8 +13,9 @@ from .cutouts import Sprite
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]
 MAX_SPRITES = 5
-COVERED = 0.5  # share of clips in which a sprite passes over an object
+COVERED = 0.6  # share of clips in which a sprite passes over an object
 COVER = (1.3, 2.8)  # size of that sprite, in longer sides of the object
+ALIKE = 0.5  # share of those sprites that have the colour of the object
 HASTE = (1.0, 2.5)  # its speed; at 1 it comes from where it just does not touch the object
 SOLID = 128
 
@@ -64,10 +65,10 @@ def random_path(rng: np.random.Generator, moving: bool) -> Path2D:
     )
 
 
-def covering_path(rng: np.random.Generator, labels: list[Labels]) -> Path2D | None:
-    """A path that hides one of the objects, in view on the first frame, on a later one; None where there is none.
+def covering_path(rng: np.random.Generator, labels: list[Labels]) -> tuple[Path2D, int] | None:
+    """A path that hides one of the objects, in view on the first frame, on a later one, and that object's id.
 
-    It may stay there, so that the object is hidden for several frames.
+    It may stay there, so that the object is hidden for several frames. None where there is no such object.
     """
     later = int(rng.integers(1, len(labels)))
     stay = int(rng.integers(len(labels) - later))
@@ -75,12 +76,13 @@ def covering_path(rng: np.random.Generator, labels: list[Labels]) -> Path2D | No
     if not found.any():
         return None
     height, width = labels[0].shape
-    x, y, w, h = cv2.boundingRect((labels[later] == rng.choice(found[found > 0])).astype(np.uint8))
+    hidden = int(rng.choice(found[found > 0]))
+    x, y, w, h = cv2.boundingRect((labels[later] == hidden).astype(np.uint8))
     time, side = later / (len(labels) - 1), max(w, h) / width
     size, heading = side * rng.uniform(*COVER), rng.uniform(-np.pi, np.pi)
     speed = (size + side) / 2 / time * rng.uniform(*HASTE)
     velocity = speed * np.array([np.cos(heading), np.sin(heading) * width / height])
-    return Path2D(
+    path = Path2D(
         start=np.array([(x + w / 2) / width, (y + h / 2) / height]) - velocity * time,
         velocity=velocity,
         sway=np.zeros(2),
@@ -92,6 +94,7 @@ def covering_path(rng: np.random.Generator, labels: list[Labels]) -> Path2D | No
         halt=time,
         stay=stay / (len(labels) - 1),
     )
+    return path, hidden
 
 
 def compose(
@@ -102,8 +105,11 @@ def compose(
         tint(rng, sprites[i]) for i in rng.integers(len(sprites), size=rng.integers(2, MAX_SPRITES + 1))
     ]
     paths = [random_path(rng, len(images) > 1) for _ in chosen]
-    if len(images) > 1 and rng.random() < COVERED:
-        paths[-1] = covering_path(rng, labels) or paths[-1]
+    covering = covering_path(rng, labels) if len(images) > 1 and rng.random() < COVERED else None
+    if covering:
+        paths[-1], hidden = covering
+        if rng.random() < ALIKE:
+            chosen[-1] = colour_like(chosen[-1], images[0][labels[0] == hidden], rng.uniform())
     first = int(max(label.max() for label in labels)) + 1
     images, labels = [image.copy() for image in images], [label.copy() for label in labels]
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -119,6 +125,19 @@ def tint(rng: np.random.Generator, sprite: Sprite) -> Sprite:
     hsv[..., 0] = (hsv[..., 0].astype(int) + rng.integers(180)) % 180
     hsv[..., 2] = np.clip(hsv[..., 2] * rng.uniform(0.5, 1.2), 0, 255)
     return np.dstack([cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR), sprite[..., 3]])
+
+
+def colour_like(sprite: Sprite, pixels: npt.NDArray[np.uint8], pattern: float = 1.0) -> Sprite:
+    """The sprite with the mean colour of pixels BGR [n, 3], as an arm that passes over an object of its colour.
+
+    pattern: share of its own contrasts that it keeps; with 0 it is of one colour.
+    """
+    inside = sprite[..., 3] >= SOLID
+    if not inside.any():
+        return sprite
+    own = sprite[..., :3] - sprite[inside, :3].mean(axis=0)
+    colour = np.clip(pixels.mean(axis=0) + pattern * own, 0, 255).astype(np.uint8)
+    return np.dstack([colour, sprite[..., 3]])
 
 
 def _lay(image: Image, label: Labels, sprite: Sprite, affine: npt.NDArray[np.float64], number: int) -> None:

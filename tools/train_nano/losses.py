@@ -11,7 +11,9 @@ from torch import Tensor
 from .network import Decoded
 
 MIN_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
-EASE = 0.5  # of the outside's weight: at 0 a mask that is in doubt shrinks to nothing
+EASE = (
+    0.25  # of the outside's weight; 0.5 left masks in doubt too wide, 0 lets them shrink to nothing at first
+)
 ABSENT = (
     6.0  # weight of presence where an object is hidden: of the frames that are trained on few are without it
 )

@@ -60,9 +60,9 @@ class TaughtPictures:
         """Up to `most` objects of one picture, which may cover one another; None where too little is left of them."""
         picture = self._draw(rng)
         image, masks = picture.image(), picture.masks()
-        augment = Augmentation.draw(rng, image.shape)
-        chosen = choose(rng, masks, 2 * most)
-        seen = [augment.labels(fit(masks[i], image)) > 0 for i in chosen]
+        fitted = np.stack([fit(masks[i], image) for i in choose(rng, masks, 2 * most)])
+        augment = Augmentation.draw(rng, image.shape, fitted[:most] > 0)
+        seen = [augment.labels(mask) > 0 for mask in fitted]
         seen = [mask for mask in seen if np.count_nonzero(mask) >= SMALLEST][:most]
         if not seen:
             return None

@@ -37,7 +37,7 @@ EASY, NORMAL = (
 )  # shares of a stage until the outside begins to weigh more, and until it does in full
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
-CLIP_EVERY = 2  # steps of a stage that trains on clips beside frames
+PICTURE_RATE = 4e-4  # at the peak, on taught pictures
 LIKENESS = 1.0  # weight of the lesson in features, on single frames
 HURRY = 10.0  # how much faster its maps learn: they begin at nothing
 SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
@@ -50,29 +50,27 @@ SAVE_EVERY, SAY_EVERY = 60.0, 10.0
 class Stage:
     """One part of the training: seconds, learning rate at its peak, and what a batch holds.
 
-    With `encoder` False the image encoder stays as it is, which makes a step on a CPU half as long. `new`: it teaches
-    something that the stage before did not. beside: what every CLIP_EVERY-th step trains on instead, in turns. light:
-    frames are prompted by a box and a point, and only sometimes by a mask or corrected, so that more pictures are seen.
+    new: it teaches something that the stage before did not. beside: what the steps after one on `recipe` train on, one
+    each; a recipe may come up several times. light: frames are prompted by a box and a point, and only sometimes by a
+    mask or corrected, so that more pictures are seen.
     """
 
     name: str
     seconds: float
     rate: float
     recipe: Recipe
-    encoder: bool = True
     new: bool = False
     beside: tuple[Recipe, ...] = ()
     light: bool = False
 
     def recipes(self) -> list[Recipe]:
-        """All that it trains on."""
+        """Return what it trains on, in turns; one may come up several times."""
         return [self.recipe, *self.beside]
 
     def get_recipe(self, step: int) -> Recipe:
         """Return the recipe of a step."""
-        turn, place = divmod(step, CLIP_EVERY)
-        clips = self.beside and place == CLIP_EVERY - 1
-        return self.beside[turn % len(self.beside)] if clips else self.recipe
+        recipes = self.recipes()
+        return recipes[step % len(recipes)]
 
 
 def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
@@ -80,22 +78,26 @@ def stages(frame_minutes: float, clip_minutes: float) -> list[Stage]:
     return [
         Stage("frames", frame_minutes * 60, 1e-3, Recipe(clips=8, frames=1, objects=6), new=True),
         Stage(
-            "clips4", clip_minutes * 24, 6e-4, Recipe(clips=5, frames=4, objects=5), encoder=False, new=True
+            "clips4", clip_minutes * 24, 6e-4, Recipe(clips=5, frames=4, objects=5, encoder=False), new=True
         ),
         Stage("clips6", clip_minutes * 24, 4e-4, Recipe(clips=4, frames=6, objects=4)),
         Stage("clips8", clip_minutes * 12, 2e-4, Recipe(clips=3, frames=8, objects=4)),
     ]
 
 
-def picture_stages(minutes: float) -> list[Stage]:
+def picture_stages(minutes: float, rate: float = PICTURE_RATE) -> list[Stage]:
     """Pictures that a teacher has labelled, and clips beside them, so that following is not forgotten.
 
-    The long clips fill the memory: in some, an object is hidden for longer than its frames are remembered.
+    Every second step is on single frames. The long clips fill the memory: in some, an object is hidden for longer than
+    its frames are remembered. In the lasting ones errors add up, as they do in use: a mask that has lost a part of its
+    object loses more.
     """
     frames = Recipe(clips=16, frames=1, objects=3, pictures=0.75)
     short = Recipe(clips=4, frames=4, objects=4, pictures=0.35)
     long = Recipe(clips=2, frames=8, objects=4, pictures=0.35)
-    return [Stage("pictures", minutes * 60, 4e-4, frames, beside=(short, long), light=True)]
+    lasting = Recipe(clips=2, frames=16, objects=4, pictures=0.35, encoder=False)
+    beside = (short, frames, long, frames, lasting)
+    return [Stage("pictures", minutes * 60, rate, frames, beside=beside, light=True)]
 
 
 @dataclass
@@ -206,7 +208,7 @@ class Trainer:
     ) -> tuple[dict[str, list[Cost]], list[Cost], Tensor | None]:
         """Return the losses of the prompted first frames by prompt, of the frames of clips, and of the lesson."""
         frames = recipe.frames
-        with torch.set_grad_enabled(stage.encoder):
+        with torch.set_grad_enabled(recipe.encoder):
             features = self.net.encode(pixels := normalise(batch.images))
         first = features.select(batch.clip * frames)
         ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE

@@ -97,10 +97,21 @@ def workers() -> list[psutil.Process]:
     return [one for one in children if one.name() == "ray::Worker" and one.status() != psutil.STATUS_ZOMBIE]
 
 
+class SignalOneWorker:
+    """Sends a worker a signal, once, when more than the first part has been replayed: a `progress` of `run`."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+        self.sent = False
+
+    def __call__(self, found: RunProgress) -> None:
+        if found.frames > SMALL.frames and not self.sent:
+            workers()[0].send_signal(self._number)
+            self.sent = True
+
+
 @contextmanager
-def killing(
-    times: int, begun: Callable[[], bool], number: signal.Signals = signal.SIGKILL
-) -> Iterator[list[int]]:
+def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
     """Kills workers several times, at random moments after a replay has begun."""
     killed: list[int] = []
     over = threading.Event()
@@ -111,7 +122,7 @@ def killing(
             fresh = [one for one in workers() if one.pid not in killed]
             if begun() and fresh:
                 one = generator.choice(fresh)
-                one.send_signal(number)
+                one.kill()
                 killed.append(one.pid)
 
     thread = threading.Thread(target=kill)
@@ -165,9 +176,9 @@ def test_an_interrupted_worker_hands_its_task_on(
 ) -> None:
     """A spot machine that is taken away sends SIGTERM. It is no failure, so it needs no retry."""
     out = tmp_path / "out"
-    with killing(1, lambda: any(out.glob("*/parts/*.masks")), signal.SIGTERM) as interrupted:
-        report = run(job_of(bags[:2], out, settings), workers=1, retries=0)
-    assert len(interrupted) == 1
+    interrupt = SignalOneWorker(signal.SIGTERM)
+    report = run(job_of(bags[:2], out, settings), workers=1, retries=0, progress=interrupt)
+    assert interrupt.sent
     assert "its worker was interrupted, another one continues" in caplog.text
     assert report.is_complete
     assert [bag.losses for bag in report.bags] == [0, 0]
@@ -181,9 +192,9 @@ def test_lost_and_stopped_jobs_continue(
 ) -> None:
     out, stop = tmp_path / "out", threading.Event()
     job = job_of(bags[:2], out, settings)
-    with killing(1, lambda: any(out.glob("*/parts/*.masks"))) as killed:
-        lost = run(job, retries=0)
-    assert len(killed) == 1
+    kill = SignalOneWorker(signal.SIGKILL)
+    lost = run(job, retries=0, progress=kill)
+    assert kill.sent
     assert [bag.state for bag in lost.bags].count("failed") == 1
     assert "lost 1 workers" in "".join(bag.error or "" for bag in lost.bags)
 
