@@ -15,12 +15,11 @@ from pathlib import Path
 
 import torch
 
-from ..bags.image_sampling import sample_images
-from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError, Sam3NodeError
 from ..models import TrackerModel
 from ..models.weight_loading import pick_device
 from ..settings import Settings
+from .gate_clip import read_gate_clip
 from .inductor import describe_processor
 from .key import checkpoint_digest
 from .report import Report
@@ -31,7 +30,6 @@ MIN_COSINE = 0.99
 MIN_IOU = 0.97
 """Mean mask IoU with float32, likewise. Decoded masks of nano have 64 x 64 cells: one that flips at the edge of the
 bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was seen to reach 0.89."""
-CLIP_FRAMES, CLIP_STEP = 16, 2
 MAX_PARAMETERS = 100_000_000
 """Weights beyond this stay in float32: on a CPU their gate would take minutes."""
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -93,9 +91,16 @@ def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
 
     Raises EngineError where there is nothing to compare.
     """
-    frames = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
+    clip = read_gate_clip()
     return compare_stages(
-        reference, candidate.stages, frames, MIN_COSINE, MIN_IOU, dtype=candidate.dtype, served=candidate
+        reference,
+        candidate.stages,
+        clip.frames,
+        MIN_COSINE,
+        MIN_IOU,
+        dtype=candidate.dtype,
+        prompts=clip.prompts(reference.image_size),
+        served=candidate,
     )
 
 
@@ -121,6 +126,7 @@ def _sources_digest() -> str:
     for path in [
         *sorted((here.parent / "models" / "sam").glob("*.py")),
         here / "validation.py",
+        here / "gate_clip.py",
         Path(__file__),
     ]:
         digest.update(path.read_bytes())

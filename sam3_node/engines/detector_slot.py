@@ -30,6 +30,7 @@ from .detector import (
     resolve_folder,
     specify_network,
 )
+from .gate_clip import GateClip
 from .oom import reraise_out_of_memory
 from .report import Report
 from .slot import EngineSlot, LoadedEngines, require_gpu, shorten_reason
@@ -92,12 +93,12 @@ class DetectorSlot(EngineSlot):
         run = TensorRTRun(stored.read_plan(DETECT), spec, self._device, kernels=stored.kernels_path(DETECT))
         return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
 
-    def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:
+    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
         folder = resolve_folder(self.settings.detector)
         reference = load_yolo_world(folder, device=text.device, dtype="float32")
         run, spec = engines.runs[DETECT], engines.specs[DETECT]
-        return compare_detector(reference, run, spec, frames, text, self.settings.engine.min_cosine)
+        return compare_detector(reference, run, spec, clip.frames, text, self.settings.engine.min_cosine)
 
     def install(self, engines: LoadedEngines) -> None:
         run, spec = engines.runs[DETECT], engines.specs[DETECT]

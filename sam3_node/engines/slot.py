@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 
-from ..bags.image_sampling import sample_images
 from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models.sam.stages import Run
 from ..settings import EngineSettings, Settings
-from ..types import Image
+from .gate_clip import GateClip, read_gate_clip
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .report import Report
 from .specs import StageSpec
 from .store import EngineKey, EngineStore, StoredEngine
 
 REPORT = "gate.json"
-CLIP_FRAMES, CLIP_STEP = 16, 2
 MAX_REASON_CHARS = 100
 CHECK_HINT = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
@@ -64,8 +62,8 @@ class EngineSlot(ABC):
         """Load engines onto the device."""
 
     @abstractmethod
-    def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:
-        """Compare engines with torch in float32 on a clip, BGR uint8 [h, w, 3] each."""
+    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
+        """Compare engines with torch in float32 on a clip."""
 
     @abstractmethod
     def install(self, engines: LoadedEngines) -> None:
@@ -113,9 +111,9 @@ class EngineSlot(ABC):
 
     def run_gate(self, engines: LoadedEngines, source: str | Path = TABLETOP) -> Report:
         """Compare engines with torch in float32 on a clip of a source, and store the report beside them."""
-        frames = list(sample_images(source, CLIP_FRAMES, CLIP_STEP))
+        clip = read_gate_clip(source)
         with reraise_out_of_memory(EngineError, f"while comparing {self.subject} with torch in float32"):
-            report = self.compare(engines, frames)
+            report = self.compare(engines, clip)
         report = replace(report, plans=engines.stored.manifest.plans)
         write_report(engines.stored, report)
         return report

@@ -10,18 +10,17 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ..bags.image_sampling import sample_images
-from ..bags.native.labelled_clip import TABLETOP
 from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import Settings
+from .gate_clip import read_gate_clip
 from .key import FP8
 from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, quantise_encoder
 from .recipes import load_recipe
 from .report import Report
-from .slot import CLIP_FRAMES, CLIP_STEP, attempt
+from .slot import attempt
 from .tracker_slot import use_torch
 from .validation import compare_stages
 
@@ -152,6 +151,9 @@ def compare(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
             source.name, device=source.device, dtype=torch.float32, image_size=source.image_size
         )
         reference.use_read(settings.tracker.read)
-        frames = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
+        clip = read_gate_clip()
+        prompts = clip.prompts(reference.image_size)
         thresholds = engine.min_cosine, engine.min_iou
-        return compare_stages(reference, stages, frames, *thresholds, dtype=model.dtype, served=model)
+        return compare_stages(
+            reference, stages, clip.frames, *thresholds, dtype=model.dtype, prompts=prompts, served=model
+        )

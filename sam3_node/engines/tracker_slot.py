@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Run, Stages
 from ..settings import Settings
-from ..types import Image
+from .gate_clip import GateClip
 from .inductor import INDUCTOR, InductorRun
 from .key import FP8, choose_model_dtype, compute_key, resolve_dtype
 from .oom import reraise_out_of_memory
@@ -98,7 +98,7 @@ class TrackerSlot(EngineSlot):
         workspace.allocate()
         return runs
 
-    def compare(self, engines: LoadedEngines, frames: Sequence[Image]) -> Report:
+    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         engine = self.settings.engine
         reference = _load_model(self.settings, torch.float32)
         if has_trunk(engines.specs):
@@ -106,10 +106,11 @@ class TrackerSlot(EngineSlot):
         return compare_stages(
             reference,
             _list_runs(engines),
-            frames,
+            clip.frames,
             engine.min_cosine,
             engine.min_iou,
             dtype=resolve_dtype(engine.precision),
+            prompts=clip.prompts(reference.image_size),
             find_module=partial(self._load_module, engines),
             served=self.model,
         )

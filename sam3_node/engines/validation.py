@@ -58,7 +58,7 @@ def compare_stages(
     """Compare `stages` with the reference, a model in float32 whose stages are its own modules.
 
     frames: a clip, BGR uint8 [h, w, 3] each. dtype: that of the inputs and outputs of `stages`. prompts: of the first
-    frame; by default, the objects that the reference itself segments there with confidence. find_module: gives the
+    frame; by default, what the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
     `stages` will run, in its own dtype and with its own modules still there; by default, the reference. Raises
     EngineError where there is nothing to compare, ModelError for weights without memory modules.

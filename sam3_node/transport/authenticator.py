@@ -86,9 +86,11 @@ class Authenticator:
             self._admitted[public] = key
             self._socket.send_multipart([b"1.0", request_id, b"200", b"OK", public.encode(), b""])
             return
-        self._socket.send_multipart([b"1.0", request_id, b"400", b"refused", b"", b""])
         address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
-        self._count(str(refusal), address)
+        self._count(
+            str(refusal), address
+        )  # before the peer is told, so that who sees it refused finds the reason
+        self._socket.send_multipart([b"1.0", request_id, b"400", b"refused", b"", b""])
 
     def _find_refusal(self, public: str, key: Key | None) -> str | None:
         """Return why a peer is refused; None if it is admitted. Its own connection is among those that are counted."""
