@@ -87,9 +87,7 @@ class Authenticator:
             self._socket.send_multipart([b"1.0", request_id, b"200", b"OK", public.encode(), b""])
             return
         address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
-        self._count(
-            str(refusal), address
-        )  # before the answer, so that a refused peer finds the reason
+        self._count(str(refusal), address)  # before the answer: a refused peer finds the reason
         self._socket.send_multipart([b"1.0", request_id, b"400", b"refused", b"", b""])
 
     def _find_refusal(self, public: str, key: Key | None) -> str | None:
