@@ -178,6 +178,16 @@ def test_training_can_begin_from_exported_weights(weights: Path, tmp_path: Path)
     assert trainer.progress == Progress()
 
 
+def test_positions_are_those_of_the_weights_that_training_begins_from(weights: Path, tmp_path: Path) -> None:
+    other = {name: value.clone() for name, value in load_file(weights).items()}
+    for name in (n for n in other if n.endswith("positional_embedding")):
+        other[name] = other[name].flip(1)
+    save_file(other, tmp_path / "other.safetensors")
+    net = Trainer(tmp_path / "first", CPU, init=tmp_path / "other.safetensors").net
+    assert torch.equal(net.position, net.source.get_image_wide_positional_embeddings())
+    assert not torch.equal(net.position, Trainer(tmp_path / "second", CPU, init=weights).net.position)
+
+
 def test_weights_to_begin_from_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no weights"):
         Trainer(tmp_path, CPU, init=tmp_path / "absent.safetensors")

@@ -41,6 +41,7 @@ PICTURE_RATE = 4e-4  # at the peak, on taught pictures
 LIKENESS = 1.0  # weight of the lesson in features, on single frames
 HURRY = 10.0  # how much faster its maps learn: they begin at nothing
 SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
+ELSEWHERE = "move it away, or train with another --output"
 FLOOR = 0.02  # of the peak learning rate, at the end
 AVERAGE = 0.998
 SAVE_EVERY, SAY_EVERY = 60.0, 10.0
@@ -126,14 +127,20 @@ class Trainer:
         self.lesson = lesson.to(device) if lesson else None
         folder.mkdir(parents=True, exist_ok=True)
         source = new_tracker(nano_config())
+        held = read_checkpoint(self.path, device) if self.path.is_file() else None
+        if held is not None:
+            _load(
+                source, held.get("model", {}), f"{self.path} is a checkpoint of another tracker: {ELSEWHERE}"
+            )
+        elif init is not None:
+            _load(source, read_weights(init), f"expected weights of the nano tracker in {init}, found others")
+        # the weights come first: it computes maps of positions from them once
         self.net = TrainingTracker(source, mixed).to(device).train()
         self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
         self.optimisers = _optimisers(source, self.lesson)
         self.progress = Progress()
-        if self.path.is_file():
-            self._restore()
-        elif init is not None:
-            self._begin_from(init)
+        if held is not None:
+            self._restore(held)
 
     @property
     def path(self) -> Path:
@@ -245,10 +252,8 @@ class Trainer:
         )
         os.replace(aside, self.path)
 
-    def _restore(self) -> None:
-        held = read_checkpoint(self.path, self.device)
+    def _restore(self, held: dict[str, Any]) -> None:
         try:
-            self.net.source.load_state_dict(held["model"])
             self.average = held["average"]
             if self.lesson:
                 self.lesson.load_state_dict(held["lesson"])
@@ -256,17 +261,7 @@ class Trainer:
                 optimiser.load_state_dict(state)
             self.progress = Progress(**held["progress"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise ModelError(
-                f"{self.path} is a checkpoint of another tracker: move it away, or train with another --output"
-            ) from error
-
-    def _begin_from(self, path: Path) -> None:
-        weights = read_weights(path)
-        try:
-            self.net.source.load_state_dict({k: v.float() for k, v in weights.items()})
-        except RuntimeError as error:
-            raise ModelError(f"expected weights of the nano tracker in {path}, found others") from error
-        self.average = {k: v.detach().clone() for k, v in self.net.source.state_dict().items()}
+            raise ModelError(f"{self.path} is a checkpoint of another tracker: {ELSEWHERE}") from error
 
     def _log(self, record: dict[str, Any]) -> None:
         with (self.folder / "log.jsonl").open("a") as log:
@@ -281,6 +276,14 @@ class Trainer:
             f"loss {record['loss']:.3f} IoU {' '.join(known)} gradient {record['gradient']:.2f}",
             flush=True,
         )
+
+
+def _load(source: torch.nn.Module, weights: dict[str, Tensor], otherwise: str) -> None:
+    """Load weights in float32. Raises ModelError with the text `otherwise` where they are of another network."""
+    try:
+        source.load_state_dict({name: value.float() for name, value in weights.items()})
+    except RuntimeError as error:
+        raise ModelError(otherwise) from error
 
 
 def _batches(clips: Clips, workers: int) -> Iterator[Batch]:
