@@ -1,6 +1,6 @@
 """Weights of the confidence of masks, fitted for the bundled nano weights by
 
-    python -m tools.doubt.fit /work/td/fit-D/train /work/td/fit-D/short /work/td/fit-D/real
+    python -m tools.doubt.fit out/doubt/train out/doubt/short out/doubt/real
 
 Features are those of `tracking.confidence.FEATURES`; others have weight 0. Other models use the same table,
 uncalibrated."""
