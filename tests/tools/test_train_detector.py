@@ -118,7 +118,7 @@ def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
 
 def test_batches_hold_the_objects_of_their_pictures(scenes: Path) -> None:
     source = Scenes(scenes)
-    batch = Pictures(source, source.words, 3, 0).batch(np.random.default_rng(1))
+    batch = Pictures(source, source.words, 3, [0]).batch(np.random.default_rng(1))
     assert batch.images.shape == (3, *SIZE, 3)
     assert batch.boxes.shape[:2] == batch.fits.shape[:2]
     assert batch.fits.shape[2] == batch.words.shape[1]
@@ -204,13 +204,13 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     torch.manual_seed(0)
     folder, source = tmp_path / "run", Scenes(scenes)
     trainer = Trainer(folder, source.words, torch.device("cpu"))
-    batch = Pictures(source, source.words, 2, 0).batch(np.random.default_rng(3))
+    batch = Pictures(source, source.words, 2, [0]).batch(np.random.default_rng(3))
     records = [trainer.step(batch, 2e-3) for _ in range(8)]
     assert records[-1]["loss"] < records[0]["loss"]
     trainer.save()
     again = Trainer(folder, source.words, torch.device("cpu"))
     assert again.progress.step == 8
-    export(again.path, folder / "export")
+    export([again.path], folder / "export")
     detector = load_detector("yolo-world", folder / "export", image_size=320)
     assert "white mug" in Vocabulary.load(folder / "export" / "vocabulary.safetensors")
     assert isinstance(
@@ -221,7 +221,7 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     more = Words([*source.words.kinds, "kettle"], source.words.colours)
     begun = Trainer(tmp_path / "on", more, torch.device("cpu"), init=folder / "export")
     begun.save()
-    export(begun.path, tmp_path / "same")
+    export([begun.path], tmp_path / "same")
     known, found = (
         Vocabulary.load(path / "vocabulary.safetensors") for path in (folder / "export", tmp_path / "same")
     )
@@ -231,10 +231,10 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     for value in other.average.values():
         value.mul_(3)
     other.save()
-    export(other.path, tmp_path / "half", folder / "export")
+    export([other.path], tmp_path / "half", folder / "export")
     near, far, half = (
         load_yolo_world(path, dtype="float32").state_dict()
-        for path in (folder / "export", export(other.path, tmp_path / "all").parent, tmp_path / "half")
+        for path in (folder / "export", export([other.path], tmp_path / "all").parent, tmp_path / "half")
     )
     name = next(iter(near))
     assert torch.allclose(half[name], (near[name] + far[name]) / 2, rtol=2e-3, atol=1e-3)

@@ -51,8 +51,9 @@ def _run(args: argparse.Namespace) -> None:
         sprites = load_cutouts(args.cutouts, CUTOUTS, args.output / "cache" / "cutouts.npz")
         scenes = Scenes(args.scenes / "train", sprites, args.beside)
         trainer = Trainer(args.output, scenes.words, _device(args), args.init)
-        trainer.run(scenes, args.minutes * 60, args.workers, args.rate)
-    path = export(args.output / "last.pt", _exported(args), args.init if args.halfway else None)
+        trainer.run(scenes, args.minutes * 60, args.workers, args.rate, args.seed)
+    checkpoints = [folder / "last.pt" for folder in (args.output, *args.mean)]
+    path = export(checkpoints, _exported(args), args.init if args.halfway else None)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
@@ -87,10 +88,19 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=60, help="minutes of training")
     parser.add_argument("--rate", type=float, default=RATE, help="learning rate at its peak")
+    parser.add_argument("--seed", type=int, default=0, help="of the pictures that are drawn")
     parser.add_argument("--device", help="default: cuda if there is one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
     parser.add_argument("--init", type=Path, help="initial weights: last.pt of another training, or a folder")
+    parser.add_argument(
+        "--mean",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="OUTPUT",
+        help="`export` the mean of the run and of these others, which began from the same weights",
+    )
     parser.add_argument(
         "--halfway",
         action="store_true",
@@ -108,6 +118,8 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.halfway and not (args.command == "export" and args.init and args.init.is_dir()):
         parser.error("--halfway is of `export` alone, and needs a folder as --init")
+    if args.mean and args.command != "export":
+        parser.error("--mean is of `export` alone")
     return args
 
 

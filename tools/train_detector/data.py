@@ -120,13 +120,13 @@ def compute_boxes(
 class Pictures(IterableDataset[Batch]):
     """An endless stream of batches; each worker draws its own."""
 
-    def __init__(self, scenes: Scenes, words: Words, count: int, seed: int) -> None:
+    def __init__(self, scenes: Scenes, words: Words, count: int, seed: Sequence[int]) -> None:
         self._scenes, self._words, self._count, self._seed = scenes, words, count, seed
 
     def __iter__(self) -> Iterator[Batch]:
         cv2.setNumThreads(0)
         info = torch.utils.data.get_worker_info()
-        rng = np.random.default_rng([self._seed, info.id if info else 0])
+        rng = np.random.default_rng([*self._seed, info.id if info else 0])
         while True:
             yield self.batch(rng)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,18 +18,22 @@ from .words import Words, vocabulary
 MAX_BYTES = 10_000_000
 
 
-def export(checkpoint: Path, folder: Path, start: Path | None = None) -> Path:
-    """Export a training checkpoint for `load_detector("yolo-world", folder)`; return the weights' path.
+def export(checkpoints: Sequence[Path], folder: Path, start: Path | None = None) -> Path:
+    """Export the mean of training checkpoints for `load_detector("yolo-world", folder)`; return the weights' path.
 
-    start: a folder of weights that the training began from; then the weights halfway between both are exported.
-    Raises ModelError where there is no checkpoint, or a damaged one.
+    start: a folder of weights that the training began from; then the weights halfway between it and the mean are
+    exported. Raises ModelError where a checkpoint is missing, damaged, or of other words than the first.
     """
-    held = read_checkpoint(checkpoint, by="tools.train_detector")
-    words = Words(held["kinds"], held["colours"])
-    detector = LearntDetector(words)
-    detector.load_state_dict(held["average"])
+    words, detector = _read(checkpoints[0])
+    for i, checkpoint in enumerate(checkpoints[1:], start=1):
+        other_words, other = _read(checkpoint)
+        if (other_words.kinds, other_words.colours) != (words.kinds, words.colours):
+            raise ModelError(f"{checkpoint}: expected the words of {checkpoints[0]}, found others")
+        _go_towards(detector, other, 1 / (i + 1))
     if start is not None:
-        _go_halfway(detector, words, start)
+        begun = LearntDetector(words)
+        begin_from(begun, words, start)
+        _go_towards(detector, begun, 0.5)
     save_yolo_world(detector.net.half(), folder)
     vocabulary(words, detector.vectors).save(folder / VOCABULARY)
     path = folder / WEIGHTS
@@ -37,11 +42,18 @@ def export(checkpoint: Path, folder: Path, start: Path | None = None) -> Path:
     return path
 
 
+def _read(checkpoint: Path) -> tuple[Words, LearntDetector]:
+    """Return the words of a checkpoint, and the running average of its weights."""
+    held = read_checkpoint(checkpoint, by="tools.train_detector")
+    words = Words(held["kinds"], held["colours"])
+    detector = LearntDetector(words)
+    detector.load_state_dict(held["average"])
+    return words, detector
+
+
 @torch.no_grad()
-def _go_halfway(detector: LearntDetector, words: Words, start: Path) -> None:
-    """Change weights and words to the mean with those in a folder."""
-    begun = LearntDetector(words)
-    begin_from(begun, words, start)
-    for own, other in zip(detector.state_dict().values(), begun.state_dict().values(), strict=True):
+def _go_towards(detector: LearntDetector, other: LearntDetector, share: float) -> None:
+    """Move weights and words by a share of the way to those of another detector."""
+    for own, theirs in zip(detector.state_dict().values(), other.state_dict().values(), strict=True):
         if own.is_floating_point():
-            own.lerp_(other, 0.5)
+            own.lerp_(theirs, share)

@@ -68,9 +68,12 @@ class Trainer:
     def path(self) -> Path:
         return self.folder / "last.pt"
 
-    def run(self, scenes: Scenes, seconds: float, workers: int, rate: float = RATE) -> None:
-        """Train until `seconds` of training are over, including those before a kill."""
-        pictures = Pictures(scenes, self.words, PICTURES, self.progress.step)
+    def run(self, scenes: Scenes, seconds: float, workers: int, rate: float = RATE, seed: int = 0) -> None:
+        """Train until `seconds` of training are over, including those before a kill.
+
+        seed: of the pictures that are drawn; two runs from the same weights differ by it.
+        """
+        pictures = Pictures(scenes, self.words, PICTURES, [seed, self.progress.step])
         loader = DataLoader(
             pictures, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
         )
