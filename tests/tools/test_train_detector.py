@@ -232,9 +232,18 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
         value.mul_(3)
     other.save()
     export([other.path], tmp_path / "half", folder / "export")
-    near, far, half = (
+    export([again.path, other.path], tmp_path / "mean")
+    near, far, half, mean = (
         load_yolo_world(path, dtype="float32").state_dict()
-        for path in (folder / "export", export([other.path], tmp_path / "all").parent, tmp_path / "half")
+        for path in (
+            folder / "export",
+            export([other.path], tmp_path / "all").parent,
+            tmp_path / "half",
+            tmp_path / "mean",
+        )
     )
     name = next(iter(near))
-    assert torch.allclose(half[name], (near[name] + far[name]) / 2, rtol=2e-3, atol=1e-3)
+    for between in (half, mean):
+        assert torch.allclose(between[name], (near[name] + far[name]) / 2, rtol=2e-3, atol=1e-3)
+    with pytest.raises(ModelError, match="others"):
+        export([again.path, begun.path], tmp_path / "mixed")
