@@ -76,6 +76,17 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", nargs="?", choices=("export", "check"))
+    _add_training(parser)
+    _add_results(parser)
+    args = parser.parse_args()
+    if args.halfway and not (args.command == "export" and args.init and args.init.is_dir()):
+        parser.error("--halfway is of `export` alone, and needs a folder as --init")
+    if args.mean and args.command != "export":
+        parser.error("--mean is of `export` alone")
+    return args
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scenes", type=Path, default=Path("out/scenes"), help="folder with train, val and test"
     )
@@ -93,6 +104,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
     parser.add_argument("--init", type=Path, help="initial weights: last.pt of another training, or a folder")
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `export` and `check`."""
     parser.add_argument(
         "--mean",
         type=Path,
@@ -115,12 +130,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--size", type=int, default=0, help="side of the network's input, pixels; 0: as trained"
     )
-    args = parser.parse_args()
-    if args.halfway and not (args.command == "export" and args.init and args.init.is_dir()):
-        parser.error("--halfway is of `export` alone, and needs a folder as --init")
-    if args.mean and args.command != "export":
-        parser.error("--mean is of `export` alone")
-    return args
 
 
 if __name__ == "__main__":
