@@ -237,6 +237,21 @@ def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
         assert float(learned.grad.abs().max()) > 0
 
 
+def test_a_cost_does_not_pass_through_the_masks_of_earlier_frames(source: Any) -> None:
+    """The fine features of a frame are of use for its own mask alone."""
+    images = random_images(3)
+    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
+    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    net = TrainingTracker(copy.deepcopy(source))
+    features = net.encode(normalise(images))
+    features.fine.retain_grad()
+    clip_cost(net, features, batch, "box", trust=0.0)[-1].loss.backward()
+    assert features.fine.grad is not None
+    *earlier, last = features.fine.grad.abs().flatten(1).amax(dim=1).tolist()
+    assert earlier == [0, 0]
+    assert last > 0
+
+
 def test_pixels_are_normalised_as_the_package_normalises_them(model: TrackerModel) -> None:
     images = random_images(2)
     expected = torch.cat([model.preprocess(image.flip(-1).numpy()) for image in images[0]])

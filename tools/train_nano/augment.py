@@ -18,6 +18,7 @@ Sample = tuple[npt.NDArray[np.uint8], Bools, npt.NDArray[np.uint8]]
 
 LOW = SIZE // 4  # side of mask logits
 SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
+CROPPED = 0.35  # share of other views that show a part of a picture: more, and objects are larger than in use
 CLOSE = 0.3  # share of views from close by: few objects of a table are large, all that a gripper's camera sees are
 NEAR, FAR = 1.1, 3.0  # sides of such a view, in those of the object's box
 LEAST = 80  # px of the picture on a side of a view
@@ -75,7 +76,7 @@ class Augmentation:
 def _crop(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Most of a picture of shape (height, width)."""
     height, width = shape[:2]
-    share = rng.uniform(0.55, 1.0) if rng.random() < 0.7 else 1.0
+    share = rng.uniform(0.55, 1.0) if rng.random() < CROPPED else 1.0
     w = round(width * share)
     h = round(min(height, height * share * rng.uniform(0.85, 1.15)))
     return int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1)), w, h

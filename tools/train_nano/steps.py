@@ -83,6 +83,10 @@ def clip_cost(
     guide: weight of the difference between what the memory read hands on and what a mask prompt would have: without it
     the memory takes far longer to be of use, as its gradient comes through the decoder alone.
     again: a later frame on which the objects are prompted a second time; 0 for none.
+
+    A frame's loss reaches the writing of memories, but not, through a followed frame's mask, the frames before it.
+    Through a chain of eight masks gradients grew twentyfold, through sixteen a hundredfold, and clipped to their norm
+    they were noise.
     """
     frames = batch.images.shape[1]
     believed = torch.rand(len(batch.clip), device=batch.clip.device) < trust
@@ -101,6 +105,8 @@ def clip_cost(
             logits = decoded.logits[:, 0]
         found = cost(decoded, target, ease)
         costs.append(found._replace(loss=found.loss + len(target) * guidance))
+        if not prompted:
+            decoded, logits = Decoded(*(value.detach() for value in decoded)), logits.detach()
         if candidate == GIVEN:
             present = batch.first.flatten(1).any(dim=1)
         else:
