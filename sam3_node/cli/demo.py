@@ -70,7 +70,7 @@ def run_demo(out: Path, seconds: float | None = None, settings: Settings | None 
 def _start_node(group: Group, settings: Settings, frames_endpoint: str) -> tuple[str, str]:
     """Start the node on free ports of this machine. Return its masks and control endpoints."""
     transport = TransportSettings(frames=(frames_endpoint,), masks=ANY_PORT, control=ANY_PORT)
-    environment = _make_environment(
+    environment = make_environment(
         transport=transport,
         model=settings.model,
         engine=settings.engine,
@@ -86,7 +86,7 @@ def _start_node(group: Group, settings: Settings, frames_endpoint: str) -> tuple
 def _start_camera(group: Group, frames_endpoint: str) -> None:
     """Start the camera. It publishes the recording in a loop, as jpeg like the recorded frames."""
     camera = CameraSettings(source=SOURCE, name=CAMERA, encoding="jpeg", loop=True)
-    environment = _make_environment(transport=TransportSettings(frames=(frames_endpoint,)), camera=camera)
+    environment = make_environment(transport=TransportSettings(frames=(frames_endpoint,)), camera=camera)
     group.start(Process("camera", _make_command("camera"), CAMERA_READY, environment))
     group.wait_ready("camera", READY_S)
 
@@ -95,10 +95,10 @@ def _make_command(name: str) -> tuple[str, ...]:
     return sys.executable, "-m", "sam3_node", name
 
 
-def _make_environment(**sections: BaseModel) -> dict[str, str]:
+def make_environment(**sections: BaseModel) -> dict[str, str]:
     """Return sections of the settings as environment variables of a process."""
     return {
-        f"SAM3_{section}__{name}".upper(): ",".join(value) if isinstance(value, tuple) else str(value).lower()
+        f"SAM3_{section}__{name}".upper(): ",".join(value) if isinstance(value, tuple) else str(value)
         for section, model in sections.items()
         for name, value in model.model_dump().items()
         if value is not None

@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 import pytest
 
-from sam3_node.cli.demo import BoxPrompter, run_demo
+from sam3_node.cli.demo import BoxPrompter, make_environment, run_demo
 from sam3_node.cli.demo_results import DemoResults
 from sam3_node.errors import ProcessError
-from sam3_node.settings import load_settings
+from sam3_node.settings import ModelSettings, load_settings
 from sam3_node.types import Instance, Mask, MaskFrame
 
 pytest.importorskip("torch")
@@ -49,6 +49,14 @@ def test_masks_are_scored_against_the_recording(tmp_path: Path, shift: int, expe
     assert figures["mean_iou"] == pytest.approx(expected)
     assert (figures["frames"], figures["ids"], figures["frames_per_s"]) == (2, [11, 12], 1.0)
     assert figures["age_p50_ms"] == pytest.approx(30.0)
+
+
+def test_processes_get_the_settings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capital letters too, as in the folder of somebody's weights."""
+    model = ModelSettings(name="/data/Weights/Best", compile=True)
+    for name, value in make_environment(model=model).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings(None).model == model
 
 
 def test_objects_are_prompted_when_they_are_in_view(tmp_path: Path) -> None:
