@@ -85,8 +85,8 @@ def clip_cost(
     again: a later frame on which the objects are prompted a second time; 0 for none.
 
     A frame's loss reaches the writing of memories, but not, through a followed frame's mask, the frames before it.
-    Through a chain of eight masks gradients grew twentyfold, through sixteen a hundredfold, and clipped to their norm
-    they were noise.
+    Through a chain of eight or sixteen masks the median norm of gradients was up to 16 and 54 times that of single
+    frames, see tools/train_nano/README.md.
     """
     frames = batch.images.shape[1]
     believed = torch.rand(len(batch.clip), device=batch.clip.device) < trust
