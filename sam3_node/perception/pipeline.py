@@ -18,6 +18,7 @@ from ..geometry import Scaling
 from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
+from ..tracking.calibration import CALIBRATED_FOR
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
 from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
@@ -74,6 +75,7 @@ class Pipeline:
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
         self._min_confidence = settings.min_confidence
+        self._hide_below = settings.hide_below if model.name in CALIBRATED_FOR else 0.0
         self._pending: dict[int, ObjectPrompt] = {}
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
         self.queries = FrameQueries(model, self._tracker, self._frame_cache)
@@ -369,6 +371,8 @@ class Pipeline:
     def _observe(
         self, object_id: int, mask: Mask, score: float, visible: bool, confidence: float, now_ns: int
     ) -> Instance:
+        if visible and confidence < self._hide_below:
+            visible, mask = False, Mask.empty(mask.size)
         tentative, in_view = False, visible and mask.area > 0
         if self._track_manager is not None:
             self._track_manager.observe(object_id, score, in_view, now_ns)

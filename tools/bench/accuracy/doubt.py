@@ -26,6 +26,7 @@ from tools.doubt.record import record_folder
 SETS = {
     "rendered, unseen": ROOT / "out/scenes/doubt",
     "DAVIS": SHARED / "data/davis",
+    "DROID, pseudo-masks": ROOT / "out/droid-tracks",
     "real video, pseudo-masks": ROOT / "out/doubt-report",
 }
 COVERAGES = (0.5, 0.65, 0.8)
