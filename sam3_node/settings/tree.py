@@ -159,9 +159,9 @@ class TrackerSettings(Section):
     feature_cache_mb: float = Field(1024.0, ge=0.0, le=1e6)
     """Maximum memory in MB of the kept features of one camera. With a GPU of less than 16 times this memory, the host
     keeps them."""
-    min_confidence: float = Field(0.83, ge=0.0, le=1.0)
+    min_confidence: float = Field(0.84, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
-    hide_below: float = Field(0.05, ge=0.0, le=1.0)
+    hide_below: float = Field(0.1, ge=0.0, le=1.0)
     """Confidence below which no mask is published and the object is occluded. 0: never. Only for weights that the
     confidence is calibrated for."""
     link_distance_m: float = Field(0.0, ge=0.0, le=10.0)

@@ -35,7 +35,8 @@ class Departure(NamedTuple):
     """Differences of N masks from their history; 0 is none."""
 
     area: Floats
-    """[N], absolute log of the area over the median of sure frames"""
+    """[N], absolute log of the area over the median of sure frames; growth of an object that the image's edge cut off
+    does not count"""
     jump: Floats
     """[N], unexplained displacement in sizes of the object"""
     growth: Floats
@@ -61,6 +62,7 @@ class TrackHistory:
         self._hidden: Ints = np.zeros(capacity, np.int64)
         self._previous: Bools = np.zeros((capacity, *size), np.bool_)
         self._sure: Bools = np.zeros((capacity, *size), np.bool_)
+        self._cut: Bools = np.zeros(capacity, np.bool_)  # the last sure mask touches the image's edge
 
     def start(self, rows: Ints, signals: MaskSignals) -> None:
         """Begin the histories of N rows with their masks on the prompted frame."""
@@ -71,6 +73,7 @@ class TrackHistory:
         self._velocity[rows], self._offset[rows], self._hidden[rows] = 0, 0, 0
         self._previous[rows] = self._sure[rows] = signals.inside
         self._sure_centre[rows] = signals.centre
+        self._cut[rows] = _touches_edge(signals.inside)
 
     def observe(self, rows: Ints, signals: MaskSignals) -> Departure:
         """Return how far the masks of N rows depart from their history, and add sudden changes to the offsets."""
@@ -83,8 +86,9 @@ class TrackHistory:
         for inside, row, (x, y) in zip(signals.inside, rows.tolist(), shifts, strict=True):
             same.append(aligned_iou(inside, self._previous[row], (0, 0)))
             aligned.append(aligned_iou(inside, self._sure[row], (x, y)))
+        grown = log_area - median
         return Departure(
-            np.abs(log_area - median),
+            np.where(self._cut[rows], np.maximum(-grown, 0), np.abs(grown)),
             np.hypot(offset[:, 1], offset[:, 2]) / np.exp(median / 2),
             np.abs(offset[:, 0]),
             1 - np.array(same),
@@ -117,6 +121,7 @@ class TrackHistory:
         self._areas[chosen, self._writes[chosen] % AREAS] = log_area
         self._writes[chosen] += 1
         self._sure[chosen], self._sure_centre[chosen] = signals.inside[sure], signals.centre[sure]
+        self._cut[chosen] = _touches_edge(signals.inside[sure])
         self._offset[chosen] *= FORGET
         slow = recovering & shown & ~sure
         chosen, log_area = rows[slow], np.log(signals.area[slow])
@@ -144,6 +149,12 @@ class TrackHistory:
 
     def _tables(self) -> dict[str, Array]:
         return {name.lstrip("_"): table for name, table in vars(self).items()}
+
+
+def _touches_edge(inside: Bools) -> Bools:
+    """Return which of the masks [N, h, w] touch the image's edge, [N]."""
+    edges: Bools = inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))
+    return edges
 
 
 def _median(values: Floats) -> Floats:

@@ -59,6 +59,12 @@ def test_a_mask_that_grows_slowly_is_sure(scene):
     assert min(scene.step(disc(30, 30, RADIUS * 3 ** (n / 75)))[0] for n in range(75)) >= SURE
 
 
+def test_an_object_that_enters_the_image_grows_without_doubt(scene):
+    """The first mask is a sliver at the edge, of a twentieth of the object."""
+    whole = [scene.step(disc(-7 + 0.5 * n, 30, 10))[0] for n in range(60)][35:]
+    assert min(whole) >= SURE
+
+
 def test_a_jump_to_a_larger_object_is_doubtful_while_it_lasts(scene):
     """A ball's mask jumps onto the player beside it, of seven times its area, and the decoder stays certain."""
     for n in range(13):
