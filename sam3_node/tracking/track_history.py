@@ -153,8 +153,8 @@ class TrackHistory:
 
 def _touches_edge(inside: Bools) -> Bools:
     """Return which of the masks [N, h, w] touch the image's edge, [N]."""
-    edges: Bools = inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))
-    return edges
+    rows, columns = inside[:, [0, -1]], inside[:, :, [0, -1]]
+    return np.asarray(rows.any(axis=(1, 2)) | columns.any(axis=(1, 2)), np.bool_)
 
 
 def _median(values: Floats) -> Floats:
