@@ -34,15 +34,11 @@ CENTRE = FramePrompt(points=[(100.0, 75.0)])
 BOX = FramePrompt(box=[20, 20, 120, 100])
 
 
-def random_tracker(name: str) -> TrackerModel:
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
-
-
 @pytest.fixture(scope="module")
 def model() -> TrackerModel:
     """A tiny random tracker that always finds its objects in view."""
-    return random_tracker("tiny")
+    source = random_source("sam3", presence=60.0)
+    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
 
 
 @pytest.fixture
@@ -63,34 +59,6 @@ def frame(seq: int, width: int = WIDTH, height: int = HEIGHT, **changes: Any) ->
 
 def ids(masks: MaskFrame) -> list[int]:
     return [instance.id for instance in masks.instances]
-
-
-def step_twice(model: TrackerModel, **settings: float) -> MaskFrame:
-    """Add an object and return the masks of the second frame with it."""
-    pipeline = Pipeline(model, TrackerSettings(max_objects=4, **settings), "cam0")
-    pipeline.step(frame(0))
-    pipeline.add(CENTRE)
-    pipeline.step(frame(1))
-    return pipeline.step(frame(2))
-
-
-def test_a_mask_that_is_surely_wrong_is_not_published_and_its_object_is_occluded() -> None:
-    calibrated = random_tracker("nano")
-    (shown,) = step_twice(calibrated, hide_below=0.0).instances
-    assert shown.state == "tracked"
-    assert shown.confidence is not None
-    (just_shown,) = step_twice(calibrated, hide_below=shown.confidence).instances
-    assert (just_shown.state, just_shown.mask.area) == ("tracked", shown.mask.area)
-    (hidden,) = step_twice(calibrated, hide_below=1.0).instances
-    assert (hidden.state, hidden.confidence, hidden.mask.area) == ("occluded", None, 0)
-    assert hidden.mask.size == (HEIGHT, WIDTH)
-    assert (hidden.age, hidden.frames_since_seen) == (2, 2)
-
-
-def test_no_mask_is_hidden_where_the_confidence_is_not_calibrated(model: TrackerModel) -> None:
-    (shown,) = step_twice(model, hide_below=1.0).instances
-    assert shown.state == "tracked"
-    assert shown.mask.area > 0
 
 
 def test_frames_flow_without_objects(pipeline: Pipeline) -> None:
