@@ -19,8 +19,7 @@ from ..engines.key import checkpoint_digest
 from ..errors import EngineError, RequestError
 from ..models import TrackerModel
 from ..settings import Settings
-from ..tracking.calibration import CALIBRATED_FOR
-from ..tracking.confidence import CALIBRATION
+from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..types import MaskEncoding, MaskFrame, Priority, State
 from .linking import LinkRules, WorldLinker
 from .loading import load_models
@@ -208,7 +207,7 @@ class Perception:
             "settings": self.settings.model_dump(mode="json"),
             "calibrations": [found.model_dump(mode="json") for found in self.calibrations],
             **self.digests,
-            "confidence": {"calibration": CALIBRATION, "calibrated": self.model.name in CALIBRATED_FOR},
+            "confidence": {"calibration": CALIBRATION, "calibrated": is_calibrated(self.model.name)},
             "device_name": _device_name(self.model.device),
             "threads": torch.get_num_threads(),
             "versions": {

@@ -18,8 +18,7 @@ from ..geometry import Scaling
 from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
-from ..tracking.calibration import CALIBRATED_FOR
-from ..tracking.confidence import CALIBRATION, ConfidenceEstimator
+from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
 from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
@@ -75,7 +74,7 @@ class Pipeline:
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
         self._min_confidence = settings.min_confidence
-        self._hide_below = settings.hide_below if model.name in CALIBRATED_FOR else 0.0
+        self._hide_below = settings.hide_below if is_calibrated(model.name) else 0.0
         self._pending: dict[int, ObjectPrompt] = {}
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
         self.queries = FrameQueries(model, self._tracker, self._frame_cache)

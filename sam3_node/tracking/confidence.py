@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ..types import State
-from .calibration import BIAS, JUMPED, WEIGHTS
+from .calibration import BIAS, CALIBRATED_FOR, JUMPED, WEIGHTS
 from .mask_signals import LevelSets, MaskSignals, grid_side, measure
 from .track_history import Departure, TrackHistory
 
@@ -40,6 +40,11 @@ DEPARTURES = ("area", "growth", "previous", "shape")
 """Features that compare the mask with the track's history; 0 where it agrees. See `Departure`."""
 FEATURES = (*OWN, *DEPARTURES, "carried")
 """All features. The last is the running mean of the evidence of the frames before."""
+
+
+def is_calibrated(model_name: str) -> bool:
+    """Return True if the weights were fitted to the masks of the model with this name."""
+    return model_name in CALIBRATED_FOR
 
 
 class Evidence(NamedTuple):

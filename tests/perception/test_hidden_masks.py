@@ -10,15 +10,14 @@ from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Instance
 from sam3_node.wire import encode_image
-from tests.support.tiny import random_source
+from tests.support.tiny import random_source, stages_of
 
 WIDTH, HEIGHT = 200, 150
 
 
 def random_tracker(name: str) -> TrackerModel:
     """A tiny random tracker that always finds its objects in view."""
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
+    return stages_of(random_source("sam3", presence=60.0), name)
 
 
 def frame(seq: int) -> Frame:

@@ -177,8 +177,8 @@ def find_largest_logit(tracks: Tracks) -> float:
     return tracks.logits[tracks.visible].abs().max().item() if tracks.visible.any() else 0.0
 
 
-def stages_of(source: nn.Module) -> TrackerModel:
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
+def stages_of(source: nn.Module, name: str = "tiny") -> TrackerModel:
+    return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
 
 
 def tiny_model(family: str = "sam3", **options: int) -> TrackerModel:

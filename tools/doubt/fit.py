@@ -5,8 +5,8 @@
 Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
 of records counts by the square root of its size. A track's history depends on the weights, so records are played and
 weights fitted in turn. Masks that have jumped are left out: their largest confidence is the share of them that is
-right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong in
-each folder.
+right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong in each
+folder.
 """
 
 from __future__ import annotations
