@@ -45,9 +45,10 @@ def page(rig: ConsoleRig, opened: Page) -> Iterator[Page]:
         client.wait_for_camera()
         client.set_prompts([])
         client.reset()
+        before = client.status()["cameras"]["cam0"]["last_seq"]
     opened.read("() => document.activeElement.blur()")
     opened.press("l")
-    opened.wait('.tile[data-masks="0"]')
+    opened.wait_for_empty_picture(before)
     yield opened
     complaints = [*opened.complaints]
     opened.complaints.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,13 +45,23 @@ class Peers:
         self.camera, self.node = FramePublisher(names["frames"]), MaskPublisher(names["masks"])
         transport = {"frames": (names["frames"],), "masks": names["masks"], "control": names["control"]}
         self.source = LiveSource(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
-        # a publisher drops what it sends before the subscription has come
-        until(lambda: self.camera.send(frame(0, "first")) and self.source._pairing.cameras, "a first frame")
+        # a publisher drops what it sends before the subscription has come, and when its queue is full
         until(
-            lambda: self.node.send(masks(0, "second")) and "second" in self.source._pairing.cameras, "masks"
+            lambda: self._send(self.camera, frame(0, "first")) and self.source._pairing.cameras,
+            "a first frame",
+        )
+        until(
+            lambda: self._send(self.node, masks(0, "second")) and "second" in self.source._pairing.cameras,
+            "masks",
         )
         with self.source._lock:
             self.source._pairing, self.source._views = MaskPairing(), {}
+
+    @staticmethod
+    def _send(publisher: FramePublisher | MaskPublisher, message: Any) -> bool:
+        """Send a message after a pause, in which the source empties the queue."""
+        time.sleep(0.02)
+        return publisher.send(message)
 
     def next(self, seen: dict[str, int]) -> View:
         return until(lambda: self.source.next_view(seen), "a view")

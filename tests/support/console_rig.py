@@ -102,6 +102,14 @@ class Page:
         """Wait until no such element exists."""
         self.page.wait_for_selector(selector, state="detached")
 
+    def wait_for_empty_picture(self, seq: int) -> None:
+        """Wait for a picture after `seq` without masks: those before may still show what has been removed."""
+        self.page.wait_for_function(
+            """seq => [...document.querySelectorAll('.tile')].some(
+                ({dataset}) => Number(dataset.seq) > seq && dataset.masks === '0')""",
+            arg=seq,
+        )
+
     def read(self, script: str, argument: Any = None) -> Any:
         """Return the value of a function of JavaScript."""
         return self.page.evaluate(script, argument)
