@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from ..errors import BagError
-from ..types import Closeable, Frame, FramePose
+from ..types import Closeable, Depth, Frame, FramePose
 from .discovery import Camera, choose_cameras, probe, settle_kinds
 from .episodes import split_selection
 from .formats.hdf5 import Hdf5Bag
@@ -22,7 +22,7 @@ from .formats.video import VideoBag
 from .native.layout import FRAME_ROOT
 from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing
-from .samples import Losses, Sample, SampleReader, SeekableReader, natural_order
+from .samples import Losses, Payload, Sample, SampleReader, SeekableReader, natural_order
 from .time_span import TimeSpan, cut_samples
 from .video_packets import decode_packets
 
@@ -63,6 +63,11 @@ class Bag(Closeable):
         return self._source.lost
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed or noticed up to now, though nothing is missing: alignment of depth, late writers."""
+        return self._source.notes
+
+    @property
     def episode_starts(self) -> tuple[int, ...]:
         """Numbers (`seq`) at which the episodes of a dataset begin; empty for any other recording."""
         return self._source.episode_starts
@@ -77,17 +82,21 @@ class Bag(Closeable):
         self._source.close()
 
 
-def open_bag(path: Path, topics: Collection[str] = (), span: TimeSpan = WHOLE) -> Bag:
+def open_bag(
+    path: Path, topics: Collection[str] = (), span: TimeSpan = WHOLE, depth_aligned: bool = False
+) -> Bag:
     """Open a recording of any of FORMATS, with the cameras that are in `topics`, or with all if it is empty.
 
     `topics` holds names of cameras, or of colour topics; a topic of depth is preferred to others of its camera. With a
     `span`, only the frames that were recorded in it come; recordings of this package and videos are not read before it.
+    `depth_aligned` states that depth is registered to colour where the recording does not say so.
     Raises BagError for a recording that is absent, empty, of an unknown format or without such a camera, and
     MissingExtraError if a format's library is absent; the iteration raises BagError for a span in Unix time of a
     recording whose times are none. `PATH#episode=3` reads one episode of a dataset (`episodes`).
     """
     path = Path(path)
-    return Bag(_open_native(path, topics, span) or _open_foreign(path, topics, span))
+    native = _open_native(path, topics, span, depth_aligned)
+    return Bag(native or _open_foreign(path, topics, span, depth_aligned))
 
 
 class _Source(Protocol):
@@ -99,6 +108,9 @@ class _Source(Protocol):
     @property
     def lost(self) -> str | None: ...
 
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
     def frames(self) -> Iterator[Frame]: ...
 
     def robot_poses(self) -> Iterator[FramePose]: ...
@@ -106,12 +118,14 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
-def _open_native(path: Path, topics: Collection[str], span: TimeSpan) -> _NativeSource | None:
+def _open_native(
+    path: Path, topics: Collection[str], span: TimeSpan, depth_aligned: bool
+) -> _NativeSource | None:
     """Open a recording of this package, or a folder of its files; None for any other recording."""
     files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
     colour_topics = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
     native = {file: cameras for file, cameras in colour_topics.items() if cameras}
-    return _NativeSource(path, native, topics, span) if native else None
+    return _NativeSource(path, native, topics, span, depth_aligned) if native else None
 
 
 def _list_colour_topics(path: Path) -> dict[str, str]:
@@ -128,12 +142,18 @@ class _NativeSource:
     """Frames that this package recorded, from one file after the other."""
 
     episode_starts: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
-        self, path: Path, files: dict[Path, dict[str, str]], chosen: Collection[str], span: TimeSpan
+        self,
+        path: Path,
+        files: dict[Path, dict[str, str]],
+        chosen: Collection[str],
+        span: TimeSpan,
+        depth_aligned: bool,
     ) -> None:
         self._files = tuple(files)
-        self._span = span
+        self._span, self._depth_aligned = span, depth_aligned
         self._losses = Losses()
         topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
         absent = [name for name in chosen if name not in topics and name not in topics.values()]
@@ -156,12 +176,17 @@ class _NativeSource:
                 for frame in reader.frames(span):
                     count += 1
                     if frame.camera in self.cameras:
-                        yield frame
+                        yield self._align(frame)
                 self._losses.add(reader.lost)
             except BagError as error:
                 if not count and path is self._files[-1]:
                     raise
                 self._losses.add(str(error))
+
+    def _align(self, frame: Frame) -> Frame:
+        if not self._depth_aligned or frame.depth is None:
+            return frame
+        return replace(frame, depth=replace(frame.depth, aligned=True))
 
     def robot_poses(self) -> Iterator[FramePose]:
         return RecordingReader(list(self._files)).robot_poses()
@@ -176,26 +201,66 @@ class _NativeSource:
         return self._span.resolve(next((time_ns for time_ns in times if time_ns is not None), 0))
 
 
-def _open_foreign(path: Path, topics: Collection[str], span: TimeSpan) -> _SampledSource:
+def _open_foreign(path: Path, topics: Collection[str], span: TimeSpan, depth_aligned: bool) -> _SampledSource:
     reader = _open_reader(path)
     try:
         losses = Losses()
-        cameras = choose_cameras(path, settle_kinds(reader), topics)
-        return _SampledSource(reader, _drop_unreadable(reader, cameras, topics, losses), span, losses.text())
+        cameras, obstacles = _choose_readable(reader, topics, losses)
+        cameras = [
+            replace(camera, depth_stated=depth_aligned)
+            for camera in _drop_unreadable(cameras, obstacles, topics, losses)
+        ]
+        return _SampledSource(reader, cameras, span, losses.text())
     except BaseException:
         reader.close()
         raise
 
 
+def _choose_readable(
+    reader: SampleReader, chosen: Collection[str], losses: Losses
+) -> tuple[Sequence[Camera], dict[str, BagError]]:
+    """Return the cameras, with depth from topics that hold depth, and the errors of topics that cannot be read.
+
+    A depth topic without depth is noted in `losses` if its camera finds no other one.
+    """
+    topics, firsts, unfit = settle_kinds(reader), dict[str, type[Payload] | BagError](), dict[str, Camera]()
+    while True:
+        cameras = choose_cameras(reader.path, topics, chosen)
+        firsts |= probe(reader, [name for camera in cameras for name in camera.topics if name not in firsts])
+        found = {camera.depth for camera in cameras if not _is_depth(firsts.get(camera.depth or ""))}
+        found -= {None, *chosen}
+        if not found:
+            break
+        unfit = {camera.colour: camera for camera in cameras if camera.depth in found} | unfit
+        topics = tuple(topic._replace(kind="other") if topic.name in found else topic for topic in topics)
+    kept = []
+    for camera in cameras:
+        if not _is_depth(firsts.get(camera.depth or "")):
+            camera = camera if camera.depth is not None else unfit.get(camera.colour, camera)
+        if camera.depth in firsts and not _is_depth(
+            firsts[camera.depth]
+        ):  # the others are silent, or damaged
+            losses.add(
+                f"{camera.depth} is left out: expected depth (16UC1 in mm, 32FC1 in m, PNG of 16-bit grey), found "
+                "images of 8 bits or in colour"
+            )
+            camera = replace(camera, depth=None)
+        kept.append(camera)
+    return kept, {name: first for name, first in firsts.items() if isinstance(first, BagError)}
+
+
+def _is_depth(first: type[Payload] | BagError | None) -> bool:
+    """Return True for depth, and for a topic that cannot be read."""
+    return isinstance(first, BagError) or (first is not None and issubclass(first, Depth))
+
+
 def _drop_unreadable(
-    reader: SampleReader, cameras: Sequence[Camera], chosen: Collection[str], losses: Losses
+    cameras: Sequence[Camera], obstacles: Mapping[str, BagError], chosen: Collection[str], losses: Losses
 ) -> list[Camera]:
     """Return the cameras without streams of an unknown encoding, and add these to `losses`.
 
     Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
     """
-    firsts = probe(reader, [topic for camera in cameras for topic in camera.topics])
-    obstacles = {name: first for name, first in firsts.items() if isinstance(first, BagError)}
     left: list[Camera] = []
     for camera in cameras:
         error = obstacles.get(camera.colour)
@@ -224,15 +289,26 @@ class _SampledSource:
         self._reader, self._span, self._left_out = reader, span, left_out
         self._losses = Losses()
         self._chosen = tuple(cameras)
+        self._pairing = Pairing(cameras)
         self.cameras = tuple(camera.name for camera in cameras)
         self.episode_starts: tuple[int, ...] = getattr(reader, "episode_starts", ())
 
     @property
     def lost(self) -> str | None:
-        return "; ".join(filter(None, (self._left_out, self._reader.lost, self._losses.text()))) or None
+        losses = (
+            self._left_out,
+            self._reader.lost,
+            self._losses.text(),
+            self._pairing.describe_losses(),
+        )
+        return "; ".join(filter(None, losses)) or None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*getattr(self._reader, "notes", ()), *self._pairing.notes())
 
     def frames(self) -> Iterator[Frame]:
-        pairing = Pairing(self._chosen)
+        pairing = self._pairing = Pairing(self._chosen)
         for sample in self._samples():
             yield from pairing.add(sample)
         yield from pairing.flush()

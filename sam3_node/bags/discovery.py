@@ -38,6 +38,9 @@ _COLOUR = re.compile(r"colou?r|rgb|bgr", re.IGNORECASE)
 _INFRARED = re.compile(r"infra|(?<![a-z])ir\d?(?![a-z])", re.IGNORECASE)
 _ALIGNED = re.compile(r"aligned|registered|depth_to_(colou?r|rgb|left)", re.IGNORECASE)
 _INTO_DEPTH = re.compile(r"_to_depth", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # of image_rect_color, imageRect
+_RECTIFIED = {"rect", "rectified", "undistorted"}
+_VARIANTS = {*_RECTIFIED, "raw", "unrectified"}  # of the images of one sensor
 _NO_PICTURE = re.compile(r"confidence|disparity", re.IGNORECASE)
 
 
@@ -46,6 +49,7 @@ class Camera:
     """One camera of a recording, described by the topics of its frames.
 
     `aligned` is True if depth is registered to colour, `rectified` if the images have no distortion left.
+    `depth_stated` is True if the user says that depth is registered to colour.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Camera:
     intrinsics: str | None = None
     aligned: bool = False
     rectified: bool = False
+    depth_stated: bool = False
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -103,7 +108,7 @@ def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tu
                 depth=None if depth is None else depth.topic,
                 intrinsics=None if info is None else info.topic,
                 aligned=depth is not None and depth.is_aligned,
-                rectified="rect" in colour.image.split("_"),
+                rectified=colour.is_rectified,
             )
         )
     return tuple(cameras)
@@ -116,7 +121,7 @@ def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
         raise BagError(f"{reader.path}: expected at most {MAX_TOPICS} topics of cameras, found {len(topics)}")
     firsts = probe(reader, [topic.name for topic in topics if _is_open(topic)])
     kinds: dict[str, Kind] = {
-        name: "depth" if first is Depth else "colour"
+        name: "depth" if issubclass(first, Depth) else "colour"
         for name, first in firsts.items()
         if not isinstance(first, BagError)  # an unknown encoding is an error only if the topic is read
     }
@@ -224,6 +229,17 @@ class _Place:
         return _COLOUR.search(streams) is not None and "depth" not in streams.lower()
 
     @property
+    def is_rectified(self) -> bool:
+        """True if a word of the name says that the images have no distortion left."""
+        return any(not _RECTIFIED.isdisjoint(_words(part)) for part in self.parts)
+
+    @cached_property
+    def sensor(self) -> tuple[str, ...]:
+        """Folder without the words that tell raw images from rectified ones."""
+        words = ([word for word in _words(part) if word not in _VARIANTS] for part in self.folder)
+        return tuple("_".join(left) for left in words if left)
+
+    @property
     def is_infrared(self) -> bool:
         return any(map(_INFRARED.search, self.streams))
 
@@ -238,6 +254,10 @@ class _Place:
         )
 
 
+def _words(part: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(part)]
+
+
 def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[_Place]:
     """Choose one topic per sensor: a preferred one, or raw colour before rectified, grey and compressed."""
     best: dict[tuple[str, ...], _Place] = {}
@@ -248,10 +268,12 @@ def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collectio
     return list(best.values())
 
 
-def _rank(place: _Place, preferred: Collection[str]) -> tuple[bool, bool, int]:
+def _rank(place: _Place, preferred: Collection[str]) -> tuple[bool, int, int]:
     image = place.image
     quality = 3 if "mono" in image else 2 if "rect" in image else 0 if _COLOUR.search(image) else 1
-    return place.topic not in preferred, place.transport != "", quality
+    # "compressed" of depth may be a JPEG to look at
+    transport = 0 if place.transport == "" else 1 if place.transport == "compressedDepth" else 2
+    return place.topic not in preferred, transport, quality
 
 
 def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str]) -> dict[str, _Place]:
@@ -291,13 +313,17 @@ def _find_intrinsics(
 ) -> _Place | None:
     """Find the topic beside the image, else above it if the device has one camera, else beside its aligned depth."""
     folders = [colour.folder]
-    if [other for other in colours if other.namespace == colour.namespace and not other.is_infrared] == [
-        colour
-    ]:
+    mates = [other for other in colours if other.namespace == colour.namespace and not other.is_infrared]
+    if colour in mates and {other.sensor for other in mates} == {colour.sensor}:
         ends = range(len(colour.folder) - 1, max(len(colour.namespace), 1) - 1, -1)
         folders += [colour.folder[:end] for end in ends]
     if depth is not None and depth.is_aligned:
         folders.append(depth.parts[:-1])
+    # a rectified info beside a raw one, such as camera_info_rect, is of the rectified image
+    infos = sorted(
+        (info for info in infos if colour.is_rectified or _RECTIFIED.isdisjoint(_words(info.image))),
+        key=lambda info: info.is_rectified != colour.is_rectified,
+    )
     for folder in folders:
         for info in infos:
             if info.parts[:-1] == folder:

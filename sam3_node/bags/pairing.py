@@ -3,32 +3,100 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median, median_low
 
-from ..types import Depth, Frame, Intrinsics
+import numpy as np
+
+from ..errors import BagError
+from ..types import NANOSECONDS, Depth, Frame, Intrinsics
 from .discovery import Camera
-from .samples import Colour, Sample
+from .samples import CameraInfo, Colour, Losses, MillimetreDepth, Sample
 
 TOLERANCE_NS = 20_000_000
-"""Maximum distance between the stamps of a colour image and its depth: a little over half a frame at 30 Hz."""
+"""Least of the maximum distances between the stamps of a colour image and its depth: 0.6 of a period at 30 Hz."""
 
-PATIENCE_NS = 500_000_000
-"""Maximum time, by the log times of the recording, that a colour image waits for its depth and intrinsics."""
+MAX_TOLERANCE_NS = 150_000_000
+"""Greatest of these distances: 0.6 of a period at 4 Hz. What moves is elsewhere later."""
 
-MAX_WAITING = 16
+PATIENCE_NS = 2_000_000_000
+"""Maximum time, by the log times of the recording, that a colour image waits for its depth."""
+
+INFO_PATIENCE_NS = 500_000_000
+"""The same for its intrinsics, which a camera that was never calibrated does not have."""
+
+MAX_WAITING = 64
 """Maximum number of colour images that wait per camera, and of depth images that are kept."""
+
+MAX_BYTES = 256 << 20
+"""Maximum size of the colour images that wait, and of the depth images that are kept per camera."""
 
 UNIX_SINCE_NS = 10**17
 """Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
+
+LATE_NS = 250_000_000
+"""Difference of the times that colour and depth take to be recorded, from which it is told."""
+
+_RECENT = 16  # samples whose times show the period and the clock of a topic
+_PERIODS = (3, 5)  # share of a period that a depth image may be away
+
+
+class _Times:
+    """The stamps of a topic's last samples, and how far these are from the times of recording."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.stamps_ns: deque[int] = deque(maxlen=_RECENT)
+        self._offsets_ns: deque[int] = deque(maxlen=_RECENT)
+
+    def add(self, sample: Sample) -> None:
+        self.count += 1
+        self.stamps_ns.append(sample.stamp_ns)
+        self._offsets_ns.append(sample.stamp_ns - sample.logged_ns)
+
+    @property
+    def period_ns(self) -> int | None:
+        """Median distance of two stamps; None before the second one."""
+        steps = [after - before for before, after in pairwise(sorted(self.stamps_ns)) if after > before]
+        return median_low(steps) if steps else None
+
+    @property
+    def offset_ns(self) -> float:
+        """Median distance from the times of recording."""
+        return median(self._offsets_ns)
 
 
 @dataclass(slots=True)
 class _CameraState:
     camera: Camera
     seq: int = 0
-    intrinsics: Intrinsics | None = None
+    info: CameraInfo | None = None
     depths: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    colour_times: _Times = field(default_factory=_Times)
+    depth_times: _Times = field(default_factory=_Times)
+    settled: int = 0
+    paired: int = 0
+    nearest_ns: int | None = None
+    is_metric: bool | None = None
+    """True if the first depth with values was in its format's unit"""
+    lens: tuple[CameraInfo, tuple[int, int], Intrinsics | None] | None = None
+    """the last intrinsics, and what they are of"""
+
+    @property
+    def lateness_ns(self) -> float:
+        """Time by which depth is recorded later than colour of the same stamp, or its clock is behind."""
+        return self.colour_times.offset_ns - self.depth_times.offset_ns
+
+    @property
+    def tolerance_ns(self) -> int:
+        """Maximum distance of depth: 0.6 of the shorter period, so that no depth serves many images."""
+        periods = (self.colour_times.period_ns, self.depth_times.period_ns)
+        if None in periods:
+            return TOLERANCE_NS
+        share = min(filter(None, periods)) * _PERIODS[0] // _PERIODS[1]
+        return min(max(TOLERANCE_NS, share), MAX_TOLERANCE_NS)
 
 
 @dataclass(slots=True)
@@ -41,21 +109,24 @@ class _Waiting:
     logged_ns: int
     colour: Colour
     depth: Depth | None = None
+    has_paired: bool = False
     settled: bool = False
 
 
 class Pairing:
     """Makes Frames from the samples of cameras; `seq` is the sample's number, or counts from 0 for each camera.
 
-    A colour image takes the depth image with the nearest stamp within TOLERANCE_NS, recorded before or after it, and
-    the latest intrinsics. It waits for them in bounded memory, and goes without them if they come later than
-    `patience_ns`. Frames come in the order in which their colour images were recorded.
+    A colour image takes the depth image with the nearest stamp, recorded before or after it, and the latest intrinsics.
+    The stamps may differ by 0.6 of the shorter period of both topics, within TOLERANCE_NS and MAX_TOLERANCE_NS. It
+    waits for them in bounded memory, and goes without them if they come later than `patience_ns`. Frames come in the
+    order in which their colour images were recorded.
     """
 
     def __init__(self, cameras: Sequence[Camera], patience_ns: int = PATIENCE_NS) -> None:
         self._patience_ns = patience_ns
         self._states = [_CameraState(camera) for camera in cameras]
         self._queue: deque[_Waiting] = deque()
+        self._losses = Losses()
 
     def add(self, sample: Sample) -> list[Frame]:
         """Take one sample; return the frames that are complete now."""
@@ -63,7 +134,8 @@ class Pairing:
             self._take(state, sample)
         for waiting in self._queue:
             if not waiting.settled and _is_ready(waiting):
-                _settle(waiting)
+                _pair(waiting)
+                waiting.settled = waiting.state.camera.intrinsics is None or waiting.state.info is not None
         for waiting in list(self._overdue(sample.logged_ns)):
             _settle(waiting)
         return self._settled()
@@ -74,56 +146,186 @@ class Pairing:
             _settle(waiting)
         return self._settled()
 
+    def describe_losses(self, minimum: int = 1) -> str | None:
+        """Describe what was left out so far: intrinsics and depth that fit no frame. None if nothing was.
+
+        Depth that reaches few frames is told of once there are `minimum` frames and depth images.
+        """
+        losses = Losses()
+        losses.add(self._losses.text())
+        for state in self._states:
+            losses.add(_describe_depth(state, minimum, self._patience_ns))
+        return losses.text()
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the frames should know, though nothing is missing."""
+        notes = []
+        for state in self._states:
+            late_ns = state.lateness_ns
+            if state.paired and abs(late_ns) > LATE_NS:
+                first, last = ("colour", "depth") if late_ns > 0 else ("depth", "colour")
+                notes.append(
+                    f"{state.camera.name}: {last} was recorded {_ms(round(abs(late_ns)))} later than {first} of its "
+                    "stamp: its writer was slow, or it has another clock, and then depth is of another moment"
+                )
+        return notes
+
     def _overdue(self, now_ns: int) -> Iterator[_Waiting]:
         spare = MAX_WAITING * len(self._states) - len(self._queue)
+        spare_bytes = MAX_BYTES - sum(_size(waiting.colour) for waiting in self._queue)
         for index, waiting in enumerate(self._queue):
-            if now_ns - waiting.logged_ns > self._patience_ns or index + spare < 0:
+            patience_ns = self._patience_ns
+            if waiting.has_paired:
+                patience_ns = min(patience_ns, INFO_PATIENCE_NS)
+            if now_ns - waiting.logged_ns > patience_ns or index + spare < 0 or spare_bytes < 0:
                 yield waiting
+            spare_bytes += _size(waiting.colour)
 
     def _take(self, state: _CameraState, sample: Sample) -> None:
         topic, stamp_ns, logged_ns, payload, number = sample
-        if isinstance(payload, Colour) and topic == state.camera.colour:
+        camera = state.camera
+        if isinstance(payload, Colour) and topic == camera.colour:
             seq = state.seq if number is None else number
             self._queue.append(_Waiting(state, seq, stamp_ns, logged_ns, payload))
             state.seq = seq + 1
-        elif isinstance(payload, Depth) and topic == state.camera.depth:
-            state.depths.append(sample)
-        elif isinstance(payload, Intrinsics) and topic == state.camera.intrinsics:
-            state.intrinsics = payload
+            state.colour_times.add(sample)
+            self._note_distance(state, stamp_ns, (depth.stamp_ns for depth in state.depths))
+        elif isinstance(payload, Depth) and topic == camera.depth:
+            self._take_depth(state, sample, payload)
+        elif isinstance(payload, Colour) and topic == camera.depth:
+            self._losses.skip(topic, f"expected depth, found a colour image in {payload.encoding}")
+        elif isinstance(payload, CameraInfo) and topic == camera.intrinsics:
+            state.info = payload
+        elif isinstance(payload, Intrinsics) and topic == camera.intrinsics:
+            state.info = CameraInfo(payload)
+
+    def _take_depth(self, state: _CameraState, sample: Sample, depth: Depth) -> None:
+        is_guess = isinstance(depth, MillimetreDepth)
+        if state.is_metric is None and _has_values(depth):
+            state.is_metric = not is_guess
+        if is_guess and state.is_metric:
+            self._losses.skip(sample.topic, "values above 100 m after others in metres")
+            return
+        if is_guess:
+            self._losses.add(
+                f"{sample.topic}: expected metres, as 32FC1 has in ROS (REP 118), found values above 100 alone: they "
+                "are read as millimetres"
+            )
+        state.depths.append(sample)
+        state.depth_times.add(sample)
+        while len(state.depths) > 1 and sum(map(_depth_size, state.depths)) > MAX_BYTES:
+            state.depths.popleft()
+        self._note_distance(state, sample.stamp_ns, state.colour_times.stamps_ns)
+
+    def _note_distance(self, state: _CameraState, stamp_ns: int, others_ns: Iterable[int]) -> None:
+        if not state.paired:
+            known = () if state.nearest_ns is None else (state.nearest_ns,)
+            state.nearest_ns = min((*known, *(abs(stamp_ns - other) for other in others_ns)), default=None)
 
     def _settled(self) -> list[Frame]:
         frames = []
         while self._queue and self._queue[0].settled:
-            frames.append(_frame(self._queue.popleft()))
+            waiting = self._queue.popleft()
+            waiting.state.settled += 1
+            waiting.state.paired += waiting.depth is not None
+            frames.append(_frame(waiting, self._find_intrinsics(waiting.state, waiting.colour)))
         return frames
+
+    def _find_intrinsics(self, state: _CameraState, colour: Colour) -> Intrinsics | None:
+        """Return the latest intrinsics for an image; None, with a note, if they are of another size."""
+        info, size = state.info, (colour.width, colour.height)
+        if info is None:
+            return None
+        if state.lens is None or state.lens[:2] != (info, size) or state.lens[2] is None:
+            lens = None
+            try:
+                lens = info.fit(size, state.camera.rectified)
+            except BagError as error:
+                self._losses.skip(f"the intrinsics of {state.camera.name}", error)
+            state.lens = (info, size, lens)
+        return state.lens[2]
 
 
 def _is_ready(waiting: _Waiting) -> bool:
     """Return True if no later sample can fit better."""
     state = waiting.state
-    if state.camera.intrinsics is not None and state.intrinsics is None:
+    if waiting.has_paired or state.camera.depth is None:
+        return True
+    if not state.depths or state.depths[-1].stamp_ns < waiting.stamp_ns:
         return False
-    newest_ns = state.depths[-1].stamp_ns if state.depths else 0
-    return state.camera.depth is None or newest_ns >= waiting.stamp_ns
+    # the first images wait until the periods are known, if that matters
+    has_periods = state.colour_times.period_ns is not None and state.depth_times.period_ns is not None
+    return has_periods or _distance(_nearest(waiting), waiting) <= TOLERANCE_NS
 
 
 def _settle(waiting: _Waiting) -> None:
-    """Assign the nearest depth within the tolerance, and end the waiting."""
-    if waiting.settled:
-        return
+    """End the waiting."""
+    _pair(waiting)
     waiting.settled = True
-    depths = waiting.state.depths
-    nearest = min(depths, key=lambda depth: abs(depth.stamp_ns - waiting.stamp_ns), default=None)
-    if nearest is not None and abs(nearest.stamp_ns - waiting.stamp_ns) <= TOLERANCE_NS:
+
+
+def _pair(waiting: _Waiting) -> None:
+    """Assign the nearest depth within the tolerance, once."""
+    nearest = None if waiting.has_paired else _nearest(waiting)
+    waiting.has_paired = True
+    if nearest is not None and _distance(nearest, waiting) <= waiting.state.tolerance_ns:
         assert isinstance(nearest.payload, Depth)
         waiting.depth = nearest.payload
 
 
-def _frame(waiting: _Waiting) -> Frame:
+def _nearest(waiting: _Waiting) -> Sample | None:
+    return min(waiting.state.depths, key=lambda depth: _distance(depth, waiting), default=None)
+
+
+def _distance(depth: Sample | None, waiting: _Waiting) -> int:
+    return MAX_TOLERANCE_NS + 1 if depth is None else abs(depth.stamp_ns - waiting.stamp_ns)
+
+
+def _size(image: Colour | Depth) -> int:
+    return memoryview(image.data).nbytes
+
+
+def _depth_size(sample: Sample) -> int:
+    assert isinstance(sample.payload, Depth)
+    return _size(sample.payload)
+
+
+def _has_values(depth: Depth) -> bool:
+    return depth.encoding != "z16" or bool(np.frombuffer(depth.data, np.uint8).any())
+
+
+def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
+    """Say that depth reached no frame, or less than half of those that it could reach, and why."""
+    arrived, possible = state.depth_times.count, min(state.settled, state.depth_times.count)
+    if possible < minimum or 2 * state.paired >= possible:
+        return None
+    tolerance_ns = state.tolerance_ns
+    text = f"{state.camera.depth}: {arrived} depth images came, {state.paired} of {state.settled} frames have one"
+    if state.nearest_ns is None or state.paired:
+        return f"{text}: the others were more than {_ms(tolerance_ns)} away, or came more than {_ms(patience_ns)} later"
+    if state.nearest_ns <= tolerance_ns:
+        return f"{text}: expected depth at most {_ms(patience_ns)} after its colour image, found it recorded later"
+    text += f": expected one within {_ms(tolerance_ns)} of a colour image, the nearest is {_ms(state.nearest_ns)} away"
+    late_ns = state.lateness_ns
+    if abs(late_ns) <= tolerance_ns:
+        return text
+    side = "behind" if late_ns > 0 else "ahead of"
+    return (
+        f"{text}; by the times of recording its clock is {abs(late_ns) / NANOSECONDS:.3f} s {side} that of colour: "
+        "images of two clocks are not paired, give both the same clock"
+    )
+
+
+def _ms(time_ns: int) -> str:
+    return f"{time_ns / 1e6:g} ms" if time_ns < NANOSECONDS else f"{time_ns / NANOSECONDS:.3f} s"
+
+
+def _frame(waiting: _Waiting, intrinsics: Intrinsics | None) -> Frame:
     camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
     if depth is not None:
         same_size = (depth.width, depth.height) == (colour.width, colour.height)
-        depth = replace(depth, aligned=same_size and (camera.aligned or depth.aligned))
+        aligned = camera.depth_stated or (same_size and (camera.aligned or depth.aligned))
+        depth = Depth(depth.width, depth.height, depth.encoding, depth.scale_m, aligned, depth.data)
     return Frame(
         camera=camera.name,
         seq=waiting.seq,
@@ -134,9 +336,5 @@ def _frame(waiting: _Waiting) -> Frame:
         colour=colour.data,
         clock="system" if waiting.stamp_ns >= UNIX_SINCE_NS else "device",
         depth=depth,
-        intrinsics=_undistorted(waiting.state.intrinsics) if camera.rectified else waiting.state.intrinsics,
+        intrinsics=intrinsics,
     )
-
-
-def _undistorted(intrinsics: Intrinsics | None) -> Intrinsics | None:
-    return intrinsics and replace(intrinsics, model="none", coeffs=())

@@ -7,8 +7,8 @@ Frames of the samples.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -54,7 +54,70 @@ class VideoPacket:
     data: Buffer
 
 
-Payload = Colour | Depth | Intrinsics | VideoPacket
+@dataclass(frozen=True, slots=True)
+class MillimetreDepth(Depth):
+    """Depth of floating point numbers that are metres by their format and millimetres by their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameraInfo:
+    """The calibration of a camera's images, as sensor_msgs/CameraInfo defines it.
+
+    `lens` (K and D) is for raw images, `projection` (P) for rectified ones; None: not calibrated; a text: why it cannot
+    be used. Both are in pixels of the full resolution `size` (width, height), (0, 0) if it is unknown. Images show the
+    region `roi` of it (x, y, width, height; 0, 0 as width and height: all), with `binning` (x, y) pixels as one.
+    """
+
+    lens: Intrinsics | str | None
+    projection: Intrinsics | str | None = None
+    size: tuple[int, int] = (0, 0)
+    binning: tuple[int, int] = (1, 1)
+    roi: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def fit(self, size: tuple[int, int], is_rectified: bool) -> Intrinsics | None:
+        """Return the intrinsics of an image of `size` (width, height); None for a camera that was never calibrated.
+
+        An image of another size than region and binning give is a resized one if it has the full resolution's aspect
+        ratio. (cx, cy) is scaled as ROS scales it: plainly, not about the pixels' corner. Raises BagError for any other
+        size, and for figures that are no lens.
+        """
+        lens = self.lens
+        if is_rectified and self.projection is not None:
+            lens = self.projection
+        elif is_rectified and isinstance(lens, Intrinsics):
+            lens = replace(lens, model="none", coeffs=())
+        if isinstance(lens, str):
+            raise BagError(lens)
+        if lens is None:
+            return None
+        (x, y, *sides), full = self.roi, self.size
+        region = [side or whole - start for side, whole, start in zip(sides, full, (x, y), strict=True)]
+        if 0 in full or self._gives(size, region):
+            return _cut_and_scale(lens, (x, y), (1 / self.binning[0], 1 / self.binning[1]))
+        is_whole = (x, y, *region) == (0, 0, *full)
+        # a side may be rounded to whole pixels
+        if is_whole and abs(size[0] * full[1] - size[1] * full[0]) < max(full):
+            return _cut_and_scale(lens, (0, 0), (size[0] / full[0], size[1] / full[1]))
+        raise BagError(
+            f"expected intrinsics of {size[0]} x {size[1]} pixels, or of their aspect ratio, found those of "
+            f"{full[0]} x {full[1]}{'' if is_whole else f' with the region {self.roi}'}, binning {self.binning}"
+        )
+
+    def _gives(self, size: tuple[int, int], region: Sequence[int]) -> bool:
+        """Return True if an image of `size` is the region with its pixels binned; drivers round up or down."""
+        parts = zip(self.roi, region, self.size, self.binning, size, strict=False)
+        return all(
+            start + side <= whole and abs(side / binned - found) < 1
+            for start, side, whole, binned, found in parts
+        )
+
+
+def _cut_and_scale(lens: Intrinsics, start: tuple[int, int], scale: tuple[float, float]) -> Intrinsics:
+    cx, cy = (lens.cx - start[0]) * scale[0], (lens.cy - start[1]) * scale[1]
+    return replace(lens, fx=lens.fx * scale[0], fy=lens.fy * scale[1], cx=cx, cy=cy)
+
+
+Payload = Colour | Depth | Intrinsics | CameraInfo | VideoPacket
 
 
 class Sample(NamedTuple):

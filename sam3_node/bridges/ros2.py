@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..bags.discovery import Camera, find_cameras
 from ..bags.messages.ros_images import MessageError, read_payload, read_stamp
 from ..bags.pairing import Pairing
-from ..bags.samples import Colour, Payload, Sample, Topic
+from ..bags.samples import CameraInfo, Colour, Payload, Sample, Topic
 from ..client import PerceptionClient, Security
 from ..errors import (
     BagError,
@@ -29,7 +29,7 @@ from ..errors import (
     UnknownObjectError,
 )
 from ..transport import FramePublisher
-from ..types import Closeable, Depth, Frame, FrameKey, Intrinsics, MaskFrame
+from ..types import Closeable, Depth, Frame, FrameKey, MaskFrame
 from ..wire import frame_topic
 from ..wire.images import MAX_FRAME_PIXELS
 from .ros2_messages import Header, format_id, parse_id, read_header, read_prompt
@@ -40,6 +40,8 @@ MAX_CLOCK_ERROR_NS = 10_000_000_000
 """Distance of a stamp from this computer's time beyond which it is not a time of a synchronised clock."""
 PATIENCE_NS = 100_000_000
 """Longest wait of a colour image for its depth and intrinsics."""
+MIN_FRAMES = 30
+"""Images after which a warning says that depth does not reach them."""
 POLL_MS = 100
 SILENCE_S = 5.0
 """Time without masks after which a warning says what keeps them from coming."""
@@ -51,7 +53,7 @@ PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
 _KINDS: dict[str, tuple[type[Payload], str]] = {
     "colour": (Colour, "a colour image"),
     "depth": (Depth, "a depth image"),
-    "intrinsics": (Intrinsics, "a CameraInfo"),
+    "intrinsics": (CameraInfo, "a CameraInfo"),
 }
 
 
@@ -141,6 +143,8 @@ class Ros2Bridge(Closeable):
                 return
             for frame in self._pairing.add(sample):
                 self._frames.send(replace(frame, clock=_choose_clock(frame)))
+                if losses := self._pairing.describe_losses(MIN_FRAMES):
+                    self._warnings.add("pairing", losses)
         except MissingExtraError as error:  # an extra of this package may replace the numpy of ROS
             is_opencv = isinstance(error.__cause__, ImportError) and error.__cause__.name == "cv2"
             library = "OpenCV (Ubuntu's python3-opencv)" if is_opencv else "PyAV (pip install --no-deps av)"

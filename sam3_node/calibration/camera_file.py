@@ -118,8 +118,10 @@ class PinholeSection(_Finite):
 
 
 class DepthSection(_Finite):
-    scale_m: float = Field(gt=0)
-    """Metres per depth unit: 0.001 for depth in millimetres."""
+    scale_m: float | None = Field(None, gt=0)
+    """Metres per depth unit: 0.001 for depth in millimetres; without it, the frames' own."""
+    aligned: bool = False
+    """States that depth is registered to colour, where the frames do not say so."""
 
 
 class HandEye(_Finite):

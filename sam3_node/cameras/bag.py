@@ -66,8 +66,8 @@ class BagSource:
             if self._closed:
                 return
             yield self._capture(frame)
-        if self._bag.lost:
-            _log.warning("%s: %s", self.name, self._bag.lost)
+        for text in filter(None, (self._bag.lost, *self._bag.notes)):
+            _log.warning("%s: %s", self.name, text)
 
     def _wait(self, stamp_ns: int) -> bool:
         return self._grid.wait() if self._grid is not None else self._pacer.wait(stamp_ns)

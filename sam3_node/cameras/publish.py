@@ -196,10 +196,12 @@ def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> Capt
     captured = replace(captured, intrinsics=calibration.intrinsics_for(captured.size))
     if calibration.depth is None:
         return captured
-    scale_m, depth = calibration.depth.scale_m, captured.depth
+    stated, depth = calibration.depth, captured.depth
     if isinstance(depth, Depth):
-        depth = replace(depth, scale_m=scale_m)
-    return replace(captured, depth=depth, depth_scale_m=scale_m)
+        depth = replace(
+            depth, scale_m=stated.scale_m or depth.scale_m, aligned=stated.aligned or depth.aligned
+        )
+    return replace(captured, depth=depth, depth_scale_m=stated.scale_m or captured.depth_scale_m)
 
 
 def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:

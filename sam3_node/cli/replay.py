@@ -155,6 +155,11 @@ def _add_calibration(parser: ArgumentParser) -> None:
 
 def _add_part(parser: ArgumentParser) -> None:
     _add_calibration(parser)
+    parser.add_argument(
+        "--depth-aligned",
+        action="store_true",
+        help="depth is registered to colour, though the recording does not say so",
+    )
     time_help = "seconds from the first frame, a date such as 2026-05-01T12:00:00Z, or Unix time in ns"
     for name, text in (("from", "first moment to replay"), ("to", "moment to end before")):
         parser.add_argument(
@@ -265,6 +270,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         begin_ns=args.from_ns,
         end_ns=args.to_ns,
         everything=args.everything,
+        depth_aligned=args.depth_aligned,
         calibrations=tuple(load_calibration(path).model_dump_json() for path in files),
     )
 

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 CAMERA, BASE, GRIPPER = "camera", "base", "gripper"
 _ASPECT_TOLERANCE = 0.01
+_OUTSIDE = 0.95  # of a side: the principal point of a smaller image is further in
+_MIDDLE_TOLERANCE = 0.15
 _DIGITS = 6  # of metres: a micrometre
 _UPPER = np.triu_indices(3)
 
@@ -239,11 +241,19 @@ class SpatialStage:
             self.problem = (
                 "depth without intrinsics: expected them in the frames or a file in spatial.calibration"
             )
+        if frame.intrinsics is not None and _is_of_larger_image(frame.intrinsics, frame):
+            self.problem = (
+                f"intrinsics of another size: expected those of {frame.width}x{frame.height}, found the principal "
+                f"point ({frame.intrinsics.cx:g}, {frame.intrinsics.cy:g}) outside; scale them as the image was, or "
+                "set spatial.calibration"
+            )
+            return None
         return frame.intrinsics
 
     def _fits(self, depth: Depth, frame: Frame) -> bool:
         """Return True if depth can be used; else the reason goes into `problem`."""
-        refusal = _refuse(depth, frame)
+        stated = self._calibration.depth if self._calibration is not None else None
+        refusal = _refuse(depth, frame, depth.aligned or (stated is not None and stated.aligned))
         self.problem = refusal or self.problem
         return refusal is None
 
@@ -256,18 +266,30 @@ class SpatialStage:
         except Sam3NodeError as error:
             self.problem = f"{error}"
             return None
+        if not image.any():
+            self.problem = "depth without any valid value"
         if image.shape != size:
             image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_NEAREST), np.uint16)
         found = self._calibration.depth if self._calibration is not None else None
-        scale_m = depth.scale_m if found is None else found.scale_m
+        scale_m = depth.scale_m if found is None else found.scale_m or depth.scale_m
         focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
         return DepthMap(image, scale_m, self._rays.rays(intrinsics, size), focal_px)
 
 
-def _refuse(depth: Depth, frame: Frame) -> str | None:
+def _is_of_larger_image(intrinsics: Intrinsics, frame: Frame) -> bool:
+    """Return True if the principal point is the middle of an image of about twice the frame's size or more."""
+    x, y = intrinsics.cx / frame.width, intrinsics.cy / frame.height
+    return min(x, y) > _OUTSIDE and abs(x / y - 1) < _MIDDLE_TOLERANCE
+
+
+def _refuse(depth: Depth, frame: Frame, is_aligned: bool) -> str | None:
     """Return the reason for which depth cannot be used, None if it can."""
-    if not depth.aligned:
-        return "expected depth that is aligned to colour, found another; align it in the camera"
+    if not is_aligned:
+        return (
+            f"expected depth that is aligned to colour, found {depth.width}x{depth.height} beside "
+            f"{frame.width}x{frame.height} without a word of it; align it in the camera, or state it: depth.aligned = "
+            "true in the calibration file, --depth-aligned of a replay"
+        )
     aspect = (depth.width / depth.height) / (frame.width / frame.height)
     if abs(aspect - 1) > _ASPECT_TOLERANCE:
         return (

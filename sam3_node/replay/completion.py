@@ -50,6 +50,8 @@ class StoppedError(ReplayError):
 def build_identity(job: Job, settings: Settings, path: Path) -> dict[str, Any]:
     """Collect what must be equal for masks to be equal, except the weights, as JSON values. `path`: the recording."""
     fixed = {name: value for name, value in asdict(job).items() if name not in FREE_FIELDS}
+    if not job.depth_aligned:
+        del fixed["depth_aligned"]  # earlier versions did not write it
     sections = {name: getattr(settings, name).model_dump(mode="json") for name in SECTIONS}
     size = path.stat().st_size if path.is_file() else None
     identity: dict[str, Any] = json.loads(json.dumps({"job": fixed, "settings": sections, "bytes": size}))

@@ -72,7 +72,8 @@ class Job:
     the recorded edits. `topics` are the cameras or topics to read; empty means all. In `every`, `begin_ns` and `end_ns`
     (exclusive) limit the recording to a `TimeSpan`, and of its frames `start` to `stop` (exclusive; None for the end)
     are taken, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on where the recording lacks
-    data. `calibrations`, each a calibration file as JSON, replace those of the recorded node.
+    data. `depth_aligned` states that depth is registered to colour. `calibrations`, each a calibration file as JSON,
+    replace those of the recorded node.
     """
 
     bags: tuple[str, ...]
@@ -90,6 +91,7 @@ class Job:
     begin_ns: int | None = None
     end_ns: int | None = None
     calibrations: tuple[str, ...] = ()
+    depth_aligned: bool = False
     everything: bool = False
     """Segment everything on the first frame of each camera, and track it."""
 

@@ -16,8 +16,12 @@ from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
 from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
+from .summary import NO_3D, WITH_DEPTH
 
 log = logging.getLogger(__name__)
+
+MAX_COUNTS = 100
+"""Counts after which no new reason for missing 3-D is counted."""
 
 
 class PlayedAction(NamedTuple):
@@ -35,7 +39,8 @@ class Player:
 
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         self.counts: Counter[str] = Counter()
-        """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible)."""
+        """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible), and
+        for each camera the frames with depth and those without 3-D."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
         self._perception, self._joins_recorded = perception, joins_recorded
@@ -79,6 +84,8 @@ class Player:
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
         self.stages_us.update(masks.stages_us)
+        if frame.depth is not None:
+            self._count_depth(frame.camera, pipeline.spatial.problem)
         if step.withheld:
             return None
         if step.failed:
@@ -87,6 +94,12 @@ class Player:
             return None
         # without this run's times, the same job gives the same bytes
         return replace(masks, stages_us={})
+
+    def _count_depth(self, camera: str, problem: str | None) -> None:
+        self.counts[f"{WITH_DEPTH} {camera}"] += 1
+        name = f"{NO_3D} {camera} {problem}"
+        if problem is not None and (name in self.counts or len(self.counts) < MAX_COUNTS):
+            self.counts[name] += 1
 
     def _edit(self, edit: Edit) -> Any:
         """Return the operation's reply, None if it was refused."""

@@ -167,7 +167,7 @@ class _JobRun(Completion):
             device=str(perception.model.device),
             resumed_from=resumed_from + second.resumed_from,
             lost=schedule.lost,
-            notes=[*schedule.notes.lines, *second.notes],
+            notes=[*schedule.remarks, *writer.totals.describe_missing_3d(), *second.notes],
             complete=is_complete,
             stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
         )

@@ -62,7 +62,7 @@ class Schedule(Closeable):
             )
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
-        self._bag = open_bag(path, job.topics, job.span)
+        self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -89,6 +89,11 @@ class Schedule(Closeable):
     def lost(self) -> str | None:
         """Parts of the recording that could not be read so far; None if there are none."""
         return self._bag.lost or (self._recorded.lost if self._recorded else None)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, and those of the recording so far."""
+        return [*self.notes.lines, *self._bag.notes]
 
     def actions(self) -> Iterator[Action]:
         """Yield steps and edits in their order."""

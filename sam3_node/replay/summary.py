@@ -11,6 +11,9 @@ from typing import Any, Self
 from ..errors import ReplayError
 from ..types import MaskFrame
 
+WITH_DEPTH, NO_3D = "with_depth", "no_3d"
+"""Begins of counts: of frames with depth (then the camera), and of those without 3-D (then camera and reason)."""
+
 
 @dataclass(slots=True)
 class ReplayCounts:
@@ -31,6 +34,19 @@ class ReplayCounts:
         labels = self.objects.setdefault(masks.camera, {})
         for instance in masks.instances:
             labels[str(instance.id)] = instance.label
+
+    def describe_missing_3d(self) -> list[str]:
+        """Return why frames with depth have no 3-D fields or not all of them, a line for each camera and reason."""
+        lines = []
+        for name, count in self.counts.items():
+            kind, _, rest = name.partition(" ")
+            if kind == NO_3D:
+                camera, _, reason = rest.partition(" ")
+                total = self.counts[f"{WITH_DEPTH} {camera}"]
+                lines.append(
+                    f"{camera}: no 3-D, or not in the base, on {count} of {total} frames with depth: {reason}"
+                )
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as maps, numbers and text, for `from_dict`."""

@@ -13,7 +13,7 @@ from rosbags.rosbag2 import Writer as Writer2
 from rosbags.rosbag2.writer import CompressionFormat, CompressionMode
 from rosbags.typesys import Stores, get_typestore
 
-from sam3_node.bags.samples import Colour, Sample
+from sam3_node.bags.samples import CameraInfo, Colour, Payload, Sample
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
 
@@ -62,7 +62,9 @@ def decode_samples(samples: Iterator[Sample]) -> list[Shot]:
     return [Shot(item.topic, item.stamp_ns, item.logged_ns, decoded(item.payload)) for item in samples]
 
 
-def decoded(payload: Colour | Depth | Intrinsics) -> Any:
+def decoded(payload: Payload) -> Any:
+    if isinstance(payload, CameraInfo):
+        return payload.lens
     if isinstance(payload, Colour):
         return decode_image(Frame("c", 0, 0, payload.width, payload.height, payload.encoding, payload.data))
     return decode_depth(payload) if isinstance(payload, Depth) else payload

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from ...errors import BagError
 from ...types import NANOSECONDS, Intrinsics
 from .. import still_images
 from ..messages.ros_images import MILLIMETRE
-from ..samples import natural_order
+from ..samples import CameraInfo, natural_order
 
 FPS = 24
 """Images per second where a folder has no stamps, as in DAVIS."""
@@ -43,7 +43,7 @@ class ImageFile(NamedTuple):
     path: Path
     scale_m: float = MILLIMETRE
     aligned: bool = False
-    intrinsics: Intrinsics | None = None
+    intrinsics: Intrinsics | CameraInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,13 @@ class ImageSequence:
     """The images of one camera in the order of their stamps, depth before the colour of its time.
 
     `has_stamps` is true if the stamps are the dataset's own; otherwise the images come FPS a second, from 0.
+    `unmatched` is depth of which no image belongs to a colour image.
     """
 
     name: str
     files: tuple[ImageFile, ...]
     has_stamps: bool = False
+    unmatched: tuple[Path, ...] = ()
 
     @property
     def has_depth(self) -> bool:
@@ -142,7 +144,7 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
         )
 
 
-def _sensor_intrinsics(path: Path) -> Intrinsics | None:
+def _sensor_intrinsics(path: Path) -> CameraInfo | None:
     """Return the intrinsics of EuRoC's sensor.yaml; None without one or with another model."""
     text = "\n".join(_lines(path)) if path.is_file() else ""
     lists = {
@@ -154,7 +156,12 @@ def _sensor_intrinsics(path: Path) -> Intrinsics | None:
     if len(lists.get("intrinsics", ())) != 4 or "radial-tangential" not in text:
         return None
     fx, fy, cx, cy = lists["intrinsics"]
-    return Intrinsics(fx, fy, cx, cy, "brown_conrady", tuple(lists.get("distortion_coefficients", [0.0] * 4)))
+    coeffs = tuple(lists.get("distortion_coefficients", [0.0] * 4))
+    size = re.search(r"^resolution:\s*\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]", text, re.M)
+    return CameraInfo(
+        Intrinsics(fx, fy, cx, cy, "brown_conrady", coeffs),
+        size=(int(size[1]), int(size[2])) if size else (0, 0),
+    )
 
 
 # KITTI
@@ -253,7 +260,10 @@ def _plain_sequences(path: Path) -> Iterator[ImageSequence]:
         for folder, name in zip(folders, names, strict=True)
     ]
     for folder, name in zip(folders, names, strict=True):
-        yield ImageSequence(name, tuple(_plain_images(folder)))
+        colour, depth = _plain_images(folder)
+        matches = _match_depth(colour, depth)
+        unmatched = () if matches else tuple(depth)
+        yield ImageSequence(name, tuple(_plain_files(colour, matches)), unmatched=unmatched)
 
 
 def _name(folder: Path) -> str:
@@ -280,18 +290,22 @@ def _below(root: Path, levels: int) -> Iterator[Path]:
             yield from _below(folder, levels - 1)
 
 
-def _plain_images(folder: Path) -> Iterator[ImageFile]:
+def _plain_images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the colour images of a folder, and the depth images in or beside it."""
     pictures = _pictures(folder)
     colour = [path for path in pictures if not _DEPTH.search(path.stem)]
     depth = [path for path in pictures if _DEPTH.search(path.stem)]
     for place in (folder / "depth", folder.parent / "depth" / folder.name, folder.parent / "depth"):
         if not depth and place.is_dir():
             depth = _pictures(place)
-    matches = _match_depth(colour, depth)
+    return colour, depth
+
+
+def _plain_files(colour: Sequence[Path], matches: Mapping[Path, Path]) -> Iterator[ImageFile]:
     for index, path in enumerate(colour):
         stamp_ns = index * NANOSECONDS // FPS
         if path in matches:
-            yield ImageFile(stamp_ns, "depth", matches[path])
+            yield ImageFile(stamp_ns, "depth", matches[path], aligned=True)
         yield ImageFile(stamp_ns, "colour", path)
 
 

@@ -12,7 +12,7 @@ from ...types import Closeable, Depth, Intrinsics
 from ...wire.images import compressed_size, is_depth_png
 from .. import still_images
 from ..messages.ros_images import MessageError
-from ..samples import Colour, Losses, Sample, Topic
+from ..samples import CameraInfo, Colour, Losses, Sample, Topic
 from .image_layouts import SUFFIXES, ImageFile, ImageSequence, find_sequences, has_sequences
 
 _MAX_FILE = 1 << 28
@@ -35,6 +35,7 @@ class ImagesBag(Closeable):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._losses = Losses()
+        self._notes = Losses()
         self._sequences = find_sequences(path)
         if not self._sequences:
             raise BagError(f"expected images ({', '.join(SUFFIXES)}) in {path} or its folders, found none")
@@ -50,10 +51,17 @@ class ImagesBag(Closeable):
         """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
         return self._losses.text()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of the images up to now."""
+        return tuple(filter(None, (self._notes.text(),)))
+
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
         """Yield the images of these topics; depth comes before the colour of its time."""
         self._losses = Losses()
-        sequences = [_Sequence(sequence, topics, self._losses).samples() for sequence in self._sequences]
+        sequences = [
+            _Sequence(sequence, topics, self._losses, self._notes).samples() for sequence in self._sequences
+        ]
         if all(sequence.has_stamps for sequence in self._sequences):
             yield from merge(*sequences, key=lambda sample: sample.stamp_ns)
         else:
@@ -74,12 +82,20 @@ def _topics(sequence: ImageSequence) -> Iterator[Topic]:
 class _Sequence:
     """Reads the images of one sequence that are on `topics`; all of a kind have the size of the first."""
 
-    def __init__(self, sequence: ImageSequence, topics: Collection[str], losses: Losses) -> None:
-        self._sequence, self._topics, self._losses = sequence, topics, losses
+    def __init__(
+        self, sequence: ImageSequence, topics: Collection[str], losses: Losses, notes: Losses
+    ) -> None:
+        self._sequence, self._topics, self._losses, self._notes = sequence, topics, losses, notes
         self._sizes: dict[str, tuple[int, int]] = {}
-        self._intrinsics: Intrinsics | None = None
+        self._intrinsics: Intrinsics | CameraInfo | None = None
 
     def samples(self) -> Iterator[Sample]:
+        if self._sequence.unmatched and f"/{self._sequence.name}/image" in self._topics:
+            for path in self._sequence.unmatched:
+                self._losses.skip(
+                    f"the depth images of {self._sequence.name}",
+                    f"{path.name}: no colour image has this name",
+                )
         for file in self._sequence.files:
             topic = f"/{self._sequence.name}/{'image' if file.kind == 'colour' else 'depth'}"
             yield from self._calibration(file)
@@ -107,7 +123,22 @@ class _Sequence:
         size = (image.width, image.height)
         if size != self._sizes.setdefault(file.kind, size):
             raise MessageError(f"{path.name}: expected {self._sizes[file.kind]} pixels, found {size}")
+        self._note_alignment()
         return image
+
+    def _note_alignment(self) -> None:
+        """Say once that depth in a plain folder is taken as aligned, or that its size forbids it."""
+        sequence, colour, depth = self._sequence, self._sizes.get("colour"), self._sizes.get("depth")
+        if sequence.has_stamps or sequence.has_intrinsics or colour is None or depth is None:
+            return
+        if colour == depth:
+            reason = "the depth images have the size of the colour images: they are taken as aligned to them"
+        else:
+            reason = (
+                f"the depth images are {depth[0]} x {depth[1]}, the colour images {colour[0]} x {colour[1]}: they are "
+                "not taken as aligned; if they are, state it by --depth-aligned or in the calibration file"
+            )
+        self._notes.add(f"{sequence.name}: {reason}")
 
 
 def _colour(name: str, data: bytes) -> Colour:

@@ -20,7 +20,7 @@ from ...types import Closeable, Depth, Intrinsics
 from ..decompression import DecompressionError, decompress
 from ..messages.ros import RawMessage, Storage, deserialise
 from ..messages.ros_images import MILLIMETRE, MessageError, read_payload, read_stamp
-from ..samples import Losses, Payload, Sample, Topic
+from ..samples import CameraInfo, Losses, Payload, Sample, Topic
 from . import rosbag1, rosbag2_sqlite
 from .rosbag1 import Rosbag1
 from .rosbag2_sqlite import Rosbag2Sqlite
@@ -288,19 +288,20 @@ def _unpack(data: Any, packed: re.Match[str], stream: _Stream) -> SimpleNamespac
     )
 
 
-def _parse_lens(text: str) -> Intrinsics | None:
+def _parse_lens(text: str) -> CameraInfo | None:
     fields = _fields(text)
     size = (round(_number(fields.get("width", ""))), round(_number(fields.get("height", ""))))
     matrix = [_number(fields.get(key, "")) for key in ("fx", "fy", "ppx", "ppy")]
     coeffs = [_number(value) for value in fields.get("coeffs", "").split(",")]
-    return make_intrinsics(size, matrix, fields.get("model", ""), coeffs)
+    lens = make_intrinsics(size, matrix, fields.get("model", ""), coeffs)
+    return None if lens is None else CameraInfo(lens, size=size)
 
 
-def _read_lens(message: Any) -> Intrinsics | None:
+def _read_lens(message: Any) -> CameraInfo | None:
     matrix = [float(message.K[place]) for place in (0, 4, 2, 5)]
-    return make_intrinsics(
-        (message.width, message.height), matrix, message.distortion_model, list(map(float, message.D))
-    )
+    size = (int(message.width), int(message.height))
+    lens = make_intrinsics(size, matrix, message.distortion_model, list(map(float, message.D)))
+    return None if lens is None else CameraInfo(lens, size=size)
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, find_compression, is_depth_png
 from .. import still_images
-from ..samples import Colour, Kind, Payload, UnreadableTopicError, VideoPacket
+from ..samples import CameraInfo, Colour, Kind, MillimetreDepth, Payload, UnreadableTopicError, VideoPacket
 from .rvl import decode_rvl
 
 MILLIMETRE = 0.001
@@ -62,6 +63,8 @@ _SIXTEEN = {
 }  # places of b, g, r
 _FOUR = {"bgra8": "BGRA2BGR", "8UC4": "BGRA2BGR", "rgba8": "RGBA2BGR"}
 _DEPTH = {"16UC1": "u2", "32FC1": "f4"}
+_MAX_METRES = 100.0
+_SAMPLES = 4096  # pixels that show the unit of a depth image
 _DEPTH_WORD = re.compile(r"depth", re.IGNORECASE)
 _COLOUR_WORD = re.compile(
     r"colou?r|rgb|infra|(?<![a-z])(ir|left|right|mono|grey|gray)(?![a-z])", re.IGNORECASE
@@ -99,12 +102,13 @@ def read_stamp(message: Any) -> int:
 def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     """Return the content of a deserialised message; None for the CameraInfo of a camera that was never calibrated.
 
-    Depth is uint16 in millimetres, whichever encoding it had. It counts as aligned to the colour if the topic contains
-    `aligned` or `registered`. Raises MessageError for a damaged message, BagError for an unknown encoding.
+    Depth is uint16 in millimetres, whichever encoding it had; floats that cannot be metres are a MillimetreDepth. It
+    counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
+    message, BagError for an unknown encoding.
     """
     name = type_name.rpartition("/")[2]
     if name == "CameraInfo":
-        return _intrinsics(message, topic)
+        return _camera_info(message, topic)
     if name == "CompressedImage":
         return _compressed(message, topic)
     if name == "Image":
@@ -140,12 +144,48 @@ def _is_aligned(topic: str) -> bool:
     return "aligned" in topic or "registered" in topic
 
 
-def _intrinsics(message: Any, topic: str) -> Intrinsics | None:
-    # ROS 1 has K and D where ROS 2 has k and d
-    k, d = (message.k, message.d) if hasattr(message, "k") else (message.K, message.D)
-    if len(k) > _MAX_NUMBERS or len(d) > _MAX_NUMBERS:
-        raise MessageError(f"{topic}: expected a lens, found {len(k)} and {len(d)} numbers")
-    matrix, coeffs = [float(value) for value in k], tuple(float(value) for value in d)
+def _camera_info(message: Any, topic: str) -> CameraInfo | None:
+    projection, lens = _projection(_numbers(message, "p", topic), topic), None
+    try:
+        lens = _lens(message, topic)
+    except MessageError as error:
+        if not isinstance(projection, Intrinsics):
+            raise
+        return _with_size(message, CameraInfo(f"{error}", projection))  # rectified images do without the lens
+    return None if lens is None and projection is None else _with_size(message, CameraInfo(lens, projection))
+
+
+def _with_size(message: Any, info: CameraInfo) -> CameraInfo:
+    roi = getattr(message, "roi", None)
+    x, y, width, height = (int(getattr(roi, side, 0)) for side in ("x_offset", "y_offset", "width", "height"))
+    return replace(
+        info,
+        size=(int(getattr(message, "width", 0)), int(getattr(message, "height", 0))),
+        binning=(int(getattr(message, "binning_x", 0)) or 1, int(getattr(message, "binning_y", 0)) or 1),
+        roi=(x, y, width, height),
+    )
+
+
+def _numbers(message: Any, name: str, topic: str) -> list[float]:
+    """Return a matrix or the coefficients: ROS 1 has K, D and P where ROS 2 has k, d and p."""
+    values = getattr(message, name, None)
+    values = getattr(message, name.upper(), ()) if values is None else values
+    if len(values) > _MAX_NUMBERS:
+        raise MessageError(f"{topic}: expected a lens, found {name.upper()} of {len(values)} numbers")
+    return [float(value) for value in values]
+
+
+def _projection(matrix: list[float], topic: str) -> Intrinsics | str | None:
+    """Return the pinhole of rectified images in P; None if P is not set: 0, or with 1 as focal lengths."""
+    if not any(matrix[:3] + matrix[4:7]) or matrix[:7] == [1, 0, 0, 0, 0, 1, 0]:
+        return None
+    if len(matrix) != 12 or not all(map(math.isfinite, matrix)) or min(matrix[0], matrix[5]) <= 0:
+        return f"{topic}: expected P of 12 numbers with positive focal lengths, found {matrix}"
+    return Intrinsics(matrix[0], matrix[5], matrix[2], matrix[6])
+
+
+def _lens(message: Any, topic: str) -> Intrinsics | None:
+    matrix, coeffs = _numbers(message, "k", topic), tuple(_numbers(message, "d", topic))
     if not any(matrix):
         return None
     if len(matrix) != 9 or not all(map(math.isfinite, (*matrix, *coeffs))) or min(matrix[0], matrix[4]) <= 0:
@@ -263,9 +303,27 @@ def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
 
 
 def _make_depth(image: npt.NDArray[Any], topic: str) -> Depth:
-    """Return the depth of an image [height, width] of uint16 in mm, or of float in m."""
-    millimetres = image if image.dtype == np.uint16 else _to_millimetres(image)
-    return encode_depth(millimetres, "z16", MILLIMETRE, _is_aligned(topic))
+    """Return the depth of an image [height, width] of uint16 in mm, or of float in m.
+
+    Floats whose values can only be millimetres become a MillimetreDepth.
+    """
+    if image.dtype == np.uint16:
+        return encode_depth(image, "z16", MILLIMETRE, _is_aligned(topic))
+    if not _has_millimetres(image):
+        return encode_depth(_to_millimetres(image), "z16", MILLIMETRE, _is_aligned(topic))
+    millimetres = _to_millimetres(image * np.float32(MILLIMETRE))
+    depth = encode_depth(millimetres, "z16", MILLIMETRE, _is_aligned(topic))
+    return MillimetreDepth(
+        depth.width, depth.height, depth.encoding, depth.scale_m, depth.aligned, depth.data
+    )
+
+
+def _has_millimetres(image: npt.NDArray[np.float32]) -> bool:
+    """Return True if hardly any value is below 100: no depth camera measures 100 m, and each measures above 100 mm."""
+    step = math.isqrt(image.size // _SAMPLES) + 1
+    sample = image[::step, ::step]
+    sample = sample[np.isfinite(sample) & (sample > 0)]
+    return bool(sample.size and np.quantile(sample, 0.02) > _MAX_METRES)
 
 
 def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

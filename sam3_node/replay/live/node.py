@@ -224,6 +224,12 @@ class LiveNode(Closeable):
         if done.stepped != self._in_flight.received:
             raise self._make_count_error(done)
 
+    def read_spatial_problems(self, cameras: Sequence[str]) -> list[str]:
+        """Return why the last frames with depth of these cameras have no 3-D fields, a line for each camera."""
+        served = self._read_status()["cameras"]
+        problems = {camera: served.get(camera, {}).get("spatial_problem") for camera in cameras}
+        return [f"{camera}: 3-D: {problem}" for camera, problem in problems.items() if problem]
+
     def close(self) -> None:
         """Disconnect without waiting for frames in flight. Idempotent."""
         self._opened.close()

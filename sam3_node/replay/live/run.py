@@ -149,6 +149,8 @@ def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) ->
     finally:
         writer.flush()
     summary = _make_summary(schedule, writer, player, node.description)
+    problems = node.read_spatial_problems(schedule.cameras)
+    summary = replace(summary, notes=[*summary.notes, *problems])
     return replace(summary, complete=not completion.stop.is_set())
 
 
@@ -172,7 +174,7 @@ def _make_summary(
         device=description["device"],
         resumed_from=0,
         lost=schedule.lost,
-        notes=schedule.notes.lines,
+        notes=schedule.remarks,
         stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
     )
 

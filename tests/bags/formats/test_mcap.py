@@ -23,7 +23,7 @@ from mcap.writer import CompressionType
 
 from sam3_node.bags.formats.mcap import McapBag
 from sam3_node.bags.formats.mcap_stream import MAGIC
-from sam3_node.bags.samples import Colour, Sample
+from sam3_node.bags.samples import CameraInfo, Colour, Sample
 from tests.support.mcap_files import (
     COLOUR,
     DEPTH,
@@ -95,7 +95,9 @@ def test_every_format_gives_the_pixels_stamps_and_intrinsics_that_were_written(
     assert isinstance(depth, Depth)
     assert (depth.scale_m, depth.aligned) == (0.001, True)
     assert np.array_equal(decode_depth(depth), depth_pixels(3))
-    assert info == Intrinsics(60.0, 61.0, 15.5, 11.5, "brown_conrady", tuple(D))
+    assert isinstance(info, CameraInfo)
+    assert info.lens == Intrinsics(60.0, 61.0, 15.5, 11.5, "brown_conrady", tuple(D))
+    assert info.size == (WIDTH, HEIGHT)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -159,15 +161,17 @@ def test_distortion_models(
 ) -> None:
     moment = Moment(INFO, "info", T0, model=model, coeffs=coeffs)
     payload = one(WRITERS[format_](tmp_path / "info.mcap", [moment])).payload
-    assert isinstance(payload, Intrinsics)
-    assert (payload.model, payload.coeffs) == (expected, coeffs if expected != "none" else ())
+    assert isinstance(payload, CameraInfo)
+    assert isinstance(payload.lens, Intrinsics)
+    assert (payload.lens.model, payload.lens.coeffs) == (expected, coeffs if expected != "none" else ())
 
 
 def test_kannala_brandt_of_foxglove_is_fisheye(tmp_path: Path) -> None:
     moment = Moment(INFO, "info", T0, model="kannala_brandt", coeffs=(0.1, 0.2, 0.3, 0.4))
     for write in (write_json, write_protobuf):
         payload = one(write(tmp_path / "info.mcap", [moment])).payload
-        assert payload == Intrinsics(60.0, 61.0, 15.5, 11.5, "fisheye", moment.coeffs)
+        assert isinstance(payload, CameraInfo)
+        assert payload.lens == Intrinsics(60.0, 61.0, 15.5, 11.5, "fisheye", moment.coeffs)
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -152,6 +152,7 @@ def test_a_database_is_read_to_the_last_pixel(recording: Path) -> None:
     for topic, image in ((COLOUR, bgr), (DEPTH, depth), (INFRA, grey)):
         check(found[topic], [image(index) for index in range(FRAMES)])
         (lens,) = (shot.payload for shot in found[topic.replace("image_raw", "camera_info")])
+        assert isinstance(lens, Intrinsics)
         assert (lens.model, lens.fx, lens.cy) == ("brown_conrady", 60.0, 23.5)
         assert lens.coeffs == pytest.approx(COEFFS)
     assert lost is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.bags.messages.ros_images import MessageError, find_kind, read_payload, read_stamp
-from sam3_node.bags.samples import Colour
+from sam3_node.bags.samples import CameraInfo, Colour, MillimetreDepth
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
@@ -183,14 +183,17 @@ def test_inverse_depth_becomes_millimetres() -> None:
 )
 def test_intrinsics_of_every_distortion(model: str, coeffs: tuple[float, ...], expected: str) -> None:
     found = read_payload(info(distortion_model=model, d=np.array(coeffs)), INFO, "/camera/color/camera_info")
-    assert found == Intrinsics(60.0, 61.0, 7.5, 5.5, expected, () if expected == "none" else coeffs)  # type: ignore[arg-type]
+    assert isinstance(found, CameraInfo)
+    lens = Intrinsics(60.0, 61.0, 7.5, 5.5, expected, () if expected == "none" else coeffs)  # type: ignore[arg-type]
+    assert found.lens == lens
 
 
 def test_intrinsics_by_the_names_of_ros_1() -> None:
     matrix = [60.0, 0.0, 7.5, 0.0, 61.0, 5.5, 0.0, 0.0, 1.0]
-    message = SimpleNamespace(K=matrix, D=[], distortion_model="plumb_bob")
-    assert read_payload(message, "sensor_msgs/CameraInfo", "/c/camera_info") == Intrinsics(
-        60.0, 61.0, 7.5, 5.5
+    projection = [50.0, 0.0, 8.0, -4.0, 0.0, 51.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    message = SimpleNamespace(K=matrix, D=[], P=projection, distortion_model="plumb_bob", width=16, height=12)
+    assert read_payload(message, "sensor_msgs/CameraInfo", "/c/camera_info") == CameraInfo(
+        Intrinsics(60.0, 61.0, 7.5, 5.5), Intrinsics(50.0, 51.0, 8.0, 6.0), (16, 12)
     )
 
 
