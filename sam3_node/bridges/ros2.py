@@ -68,6 +68,8 @@ class Ros2Settings:
     camera_info_topic: str = ""
     depth_aligned: bool = False
     """depth is registered to colour, though the name of its topic does not say so (aligned, registered)"""
+    image_rectified: bool = False
+    """images are rectified, though the name of their topic does not say so (rect, rectified)"""
     frames: str = "tcp://127.0.0.1:5550"
     """endpoint that is bound to publish frames: one of the node's transport.frames"""
     masks: str = "tcp://127.0.0.1:5551"
@@ -91,14 +93,20 @@ class Ros2Bridge(Closeable):
     """One camera's way to a node and back. `warn` gets lines for the log, each at most once in REPEAT_S.
 
     One thread at a time may call `take`, another one the services. Node and camera may come and go. Keys are those of
-    the environment. Raises SettingsError, WireError (name of the camera) or TransportError.
+    the environment. `resolve` returns the name that a topic is remapped to: names tell of rectified images and aligned
+    depth. Raises SettingsError, WireError (name of the camera) or TransportError.
     """
 
-    def __init__(self, settings: Ros2Settings, warn: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        settings: Ros2Settings,
+        warn: Callable[[str], object],
+        resolve: Callable[[str], str] = lambda topic: topic,
+    ) -> None:
         self._settings = settings
         self._warnings = _Warnings(warn)
         self._kinds = _list_topics(settings)
-        self._pairing = Pairing([_make_camera(settings, self._kinds)], PATIENCE_NS)
+        self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
         self._count = 0
         self._headers: dict[FrameKey, Header] = {}
         self._lock = threading.Lock()  # of the headers
@@ -340,15 +348,18 @@ def _list_topics(settings: Ros2Settings) -> dict[str, str]:
     return kinds
 
 
-def _make_camera(settings: Ros2Settings, kinds: dict[str, str]) -> Camera:
-    topics = [Topic(topic, _name_type(topic, kind), kind) for topic, kind in kinds.items()]  # type: ignore[arg-type]
+def _make_camera(settings: Ros2Settings, kinds: dict[str, str], resolve: Callable[[str], str]) -> Camera:
+    names = {topic: resolve(topic) for topic in kinds}
+    topics = [Topic(names[topic], _name_type(topic, kind), kind) for topic, kind in kinds.items()]  # type: ignore[arg-type]
     (camera,) = find_cameras(topics)
     return replace(
         camera,
         name=settings.camera,
+        colour=settings.image_topic,
         depth=settings.depth_topic or None,
         intrinsics=settings.camera_info_topic or None,
         aligned=camera.aligned or settings.depth_aligned,
+        rectified=camera.rectified or settings.image_rectified,
     )
 
 

@@ -278,3 +278,72 @@ def test_topics_of_dots_name_no_camera_by_dots() -> None:
     names = [camera.name for camera in find_cameras(topics("/../image", "/./image", "/.../image"))]
     assert names
     assert all(name.strip(".") for name in names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/camera/image_rect",
+        "/camera/image_rect_color",
+        "/camera/image_rect/compressed",
+        "/camera/infra1/image_rect_raw",
+        "/zed/zed_node/rgb/image_rect_color",
+        "/zed/zed_node/rgb/color/rect/image",
+        "/stereo/left/image_mono_rect",
+        "/rectified/left/image",
+        "/camera/rgb/image_rectified",
+        "/camera/imageRect",
+        "/camera/left_rect/image",
+        "/camera/image_undistorted",
+    ],
+)
+def test_images_with_rectified_in_a_word_are_rectified(name: str) -> None:
+    (camera,) = find_cameras(topics(name))
+    assert camera.rectified
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/camera/image_raw",
+        "/camera/direct/image",
+        "/rectangle/image_color",
+        "/camera/image_corrected",
+        "/camera/unrectified/image",
+        "/camera/erect/image",
+        "/indirect_rgb/image_raw",
+    ],
+)
+def test_images_with_other_words_are_raw(name: str) -> None:
+    (camera,) = find_cameras(topics(name))
+    assert not camera.rectified
+
+
+def test_a_rectified_image_beside_the_raw_one_shares_its_calibration() -> None:
+    found = find_cameras(topics("/cam/image_raw", "/cam/rectified/image", "/cam/camera_info"))
+    assert [(camera.colour, camera.intrinsics, camera.rectified) for camera in found] == [
+        ("/cam/image_raw", "/cam/camera_info", False),
+        ("/cam/rectified/image", "/cam/camera_info", True),
+    ]
+
+
+def test_a_rectified_calibration_is_of_the_rectified_image() -> None:
+    infos = [
+        Topic(f"/left/{name}", "sensor_msgs/msg/CameraInfo", "intrinsics")
+        for name in ("camera_info_rect", "camera_info")
+    ]
+    (camera,) = find_cameras([*topics("/left/image_rect"), *infos])
+    assert camera.intrinsics == "/left/camera_info_rect"
+    (camera,) = find_cameras([*topics("/left/image_raw"), *infos])
+    assert camera.intrinsics == "/left/camera_info"
+
+
+def test_depth_packed_for_depth_wins_over_a_picture_of_depth() -> None:
+    (camera,) = find_cameras(
+        topics(
+            "/cam/color/image_raw",
+            "/cam/depth/image_raw/compressed",
+            "/cam/depth/image_raw/compressedDepth",
+        )
+    )
+    assert camera.depth == "/cam/depth/image_raw/compressedDepth"

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from sam3_node.bags.discovery import Camera
 from sam3_node.bags.pairing import MAX_WAITING, PATIENCE_NS, TOLERANCE_NS, Pairing
-from sam3_node.bags.samples import Colour, Sample
+from sam3_node.bags.samples import CameraInfo, Colour, MillimetreDepth, Sample
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
 
@@ -172,3 +173,156 @@ def test_stamps_that_are_not_of_unix_time_are_of_the_device() -> None:
 
 def test_samples_of_no_camera_are_left_out() -> None:
     assert not pair_frames([Sample("/other", T0, T0, LENS), info(0), depth(0)])
+
+
+def test_the_tolerance_follows_the_shorter_period() -> None:
+    for period, distance in ((100, 33), (100, 58), (200, 110), (66, 30)):
+        samples = [item for at in range(0, 2000, period) for item in (colour(at), depth(at + distance))]
+        times = depth_times(pair_frames(sorted(samples, key=lambda sample: sample.logged_ns)))
+        nearest = [
+            at + distance if distance <= period // 2 else at + distance - period
+            for at in range(0, 2000, period)
+        ]
+        assert times[1:] == nearest[1:]
+        assert times[0] is not None
+
+
+def test_sparse_depth_serves_one_image_each() -> None:
+    samples = [*(colour(33 * index) for index in range(60)), *(depth(198 * index + 5) for index in range(10))]
+    times = depth_times(pair_frames(sorted(samples, key=lambda sample: sample.logged_ns)))
+    assert [time for time in times if time is not None] == [198 * index + 5 for index in range(10)]
+
+
+def test_a_missing_depth_image_is_not_replaced_by_its_neighbour() -> None:
+    for distance in (0, 30):
+        samples = [
+            item
+            for at in range(0, 1000, 100)
+            for item in ((colour(at), depth(at + distance)) if at != 500 else (colour(at),))
+        ]
+        times = depth_times(pair_frames(sorted(samples, key=lambda sample: sample.logged_ns)))
+        assert times == [None if at == 500 else at + distance for at in range(0, 1000, 100)]
+
+
+def test_depth_that_is_recorded_late_is_waited_for_in_bounded_memory() -> None:
+    samples = [
+        *(colour(33 * index) for index in range(100)),
+        *(depth(33 * index, logged_ms=33 * index + 900) for index in range(100)),
+    ]
+    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    frames = [
+        frame
+        for sample in sorted(samples, key=lambda sample: sample.logged_ns)
+        for frame in pairing.add(sample)
+    ]
+    frames += pairing.flush()
+    assert depth_times(frames) == [33 * index for index in range(100)]
+    assert pairing.describe_losses() is None
+    assert "depth was recorded 900 ms later" in " ".join(pairing.notes())
+
+
+def test_large_images_wait_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sam3_node.bags.pairing.MAX_BYTES", 10 * 48)
+    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    seqs = [frame.seq for index in range(30) for frame in pairing.add(colour(index))]
+    assert seqs == list(range(20))
+
+
+def losses(samples: Iterable[Sample]) -> str | None:
+    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    for sample in sorted(samples, key=lambda sample: sample.logged_ns):
+        pairing.add(sample)
+    pairing.flush()
+    return pairing.describe_losses()
+
+
+def test_depth_of_another_clock_is_told_with_the_offset() -> None:
+    for offset_ms in (-3_600_000, 7_200_000):
+        text = losses(
+            [item for at in range(0, 1000, 100) for item in (colour(at), depth(at + offset_ms, logged_ms=at))]
+        )
+        assert text is not None
+        assert "/table/depth: 10 depth images came, 0 of 10 frames have one" in text
+        side = "behind" if offset_ms < 0 else "ahead of"
+        assert f"its clock is {abs(offset_ms) / 1000:.3f} s {side} that of colour" in text
+
+
+def test_depth_that_is_too_far_is_told_with_the_nearest_distance() -> None:
+    text = losses([colour(0), colour(100), depth(4000), depth(4100)])
+    assert text is not None
+    assert "within 60 ms of a colour image, the nearest is 3.900 s away" in text
+    assert "clock" not in text
+
+
+def test_depth_that_comes_later_than_the_patience_is_told() -> None:
+    samples = [item for at in range(0, 9000, 300) for item in (colour(at), depth(at, logged_ms=at + 4000))]
+    assert "expected depth at most 2.000 s after its colour image" in str(losses(samples))
+
+
+def test_depth_that_starts_later_or_is_sparse_is_no_loss() -> None:
+    assert (
+        losses([*(colour(at) for at in range(0, 3000, 100)), *(depth(at) for at in range(2000, 3000, 100))])
+        is None
+    )
+    assert (
+        losses([*(colour(at) for at in range(0, 990, 33)), *(depth(at) for at in range(0, 990, 198))]) is None
+    )
+    assert (
+        losses([*(colour(at) for at in range(0, 990, 198)), *(depth(at) for at in range(0, 990, 33))]) is None
+    )
+    assert losses([colour(0), colour(100)]) is None
+
+
+def test_a_colour_image_on_the_topic_of_depth_is_told() -> None:
+    other = Sample("/table/depth", T0, T0, Colour(8, 6, "mono8", bytes(48)))
+    text = losses([colour(0), depth(0), other])
+    assert text is not None
+    assert "/table/depth" in text
+    assert "expected depth" in text
+
+
+def millimetre_depth(at_ms: int) -> Sample:
+    plain = depth(at_ms).payload
+    assert isinstance(plain, Depth)
+    fields = (plain.width, plain.height, plain.encoding, plain.scale_m, plain.aligned, plain.data)
+    return depth(at_ms)._replace(payload=MillimetreDepth(*fields))
+
+
+def test_depth_read_as_millimetres_is_told_and_a_plain_depth_of_the_frame() -> None:
+    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    frames = [frame for sample in (colour(100), millimetre_depth(100)) for frame in pairing.add(sample)]
+    assert [type(frame.depth) for frame in frames] == [Depth]
+    assert "millimetres" in str(pairing.describe_losses())
+
+
+def test_the_unit_of_a_topic_does_not_change() -> None:
+    samples = [colour(100), depth(100), colour(200), millimetre_depth(200), colour(300), depth(300)]
+    assert depth_times(pair_frames(samples)) == [100, None, 300]
+    assert "in metres" in str(losses(samples))
+
+
+def test_intrinsics_of_another_size_are_left_out_and_told() -> None:
+    lens = Intrinsics(60.0, 60.0, 8.0, 6.0)
+    samples = [colour(0), depth(0), colour(100), depth(100)]
+    for size, expected in (((16, 12), Intrinsics(30.0, 30.0, 4.0, 3.0)), ((16, 10), None)):
+        pairing = Pairing([TABLE])
+        told = Sample("/table/info", T0, T0, CameraInfo(lens, size=size))
+        frames = [frame for sample in (told, *samples) for frame in pairing.add(sample)]
+        assert [frame.intrinsics for frame in frames] == [expected] * 2
+        text = pairing.describe_losses()
+        assert (text is None) == (expected is not None)
+        assert text is None or ("2 of the intrinsics of table" in text and "8 x 6" in text)
+
+
+def test_one_calibration_serves_raw_and_rectified_images() -> None:
+    raw, rectified = Intrinsics(60.0, 60.0, 4.0, 3.0), Intrinsics(50.0, 50.0, 3.5, 2.5)
+    cameras = [
+        Camera("raw", "/c/image_raw", intrinsics="/c/info"),
+        Camera("rect", "/c/image_rect", intrinsics="/c/info", rectified=True),
+    ]
+    pairing = Pairing(cameras)
+    info_sample = Sample("/c/info", T0, T0, CameraInfo(raw, rectified, (8, 6)))
+    frames = pairing.add(info_sample)
+    for camera in cameras:
+        frames += pairing.add(colour(0, camera))
+    assert [(frame.camera, frame.intrinsics) for frame in frames] == [("raw", raw), ("rect", rectified)]

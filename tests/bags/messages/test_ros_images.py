@@ -354,3 +354,61 @@ def test_stamps_of_both_ros() -> None:
     assert read_stamp(stamped(secs=3, nsecs=5)) == 3_000_000_005
     assert read_stamp(stamped(sec=0, nanosec=0)) == 0
     assert read_stamp(SimpleNamespace()) == 0
+
+
+def test_projection_region_and_binning_are_read() -> None:
+    region = SimpleNamespace(x_offset=2, y_offset=4, width=8, height=6, do_rectify=False)
+    message = info(
+        p=[50.0, 0.0, 8.0, -4.0, 0.0, 51.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+        width=16,
+        height=12,
+        binning_x=2,
+        binning_y=0,
+        roi=region,
+    )
+    found = read_payload(message, INFO, "/c/camera_info")
+    lens, projection = Intrinsics(60.0, 61.0, 7.5, 5.5), Intrinsics(50.0, 51.0, 8.0, 6.0)
+    assert found == CameraInfo(lens, projection, (16, 12), (2, 1), (2, 4, 8, 6))
+
+
+@pytest.mark.parametrize(
+    "p", [[0.0] * 12, [], [0.0] * 10 + [1.0, 0.0], [1.0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0, 1.0, 0]]
+)
+def test_a_projection_that_is_not_set_is_none(p: list[float]) -> None:
+    found = read_payload(info(p=p), INFO, "/c/camera_info")
+    assert isinstance(found, CameraInfo)
+    assert found.projection is None
+
+
+@pytest.mark.parametrize("p", [[-50.0, *[1.0] * 11], [float("nan")] * 12, [50.0] * 9])
+def test_a_projection_that_is_none_leaves_the_raw_lens(p: list[float]) -> None:
+    found = read_payload(info(p=p), INFO, "/c/camera_info")
+    assert isinstance(found, CameraInfo)
+    assert isinstance(found.lens, Intrinsics)
+    assert "expected P of 12" in str(found.projection)
+
+
+def test_an_unknown_lens_leaves_the_projection() -> None:
+    p = [50.0, 0.0, 8.0, 0.0, 0.0, 51.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    found = read_payload(info(p=p, distortion_model="ds", d=[0.1] * 6), INFO, "/c/camera_info")
+    assert isinstance(found, CameraInfo)
+    assert isinstance(found.projection, Intrinsics)
+    assert "expected a distortion model" in str(found.lens)
+
+
+@pytest.mark.parametrize("values", [np.full(SIZE, 1000.0), MILLIMETRES.astype(np.float64) + 150])
+def test_floats_that_cannot_be_metres_are_millimetres(values: np.ndarray) -> None:
+    pixels = values.astype(np.float32)
+    pixels[0, 0], pixels[0, 1] = np.nan, 0
+    payload = read_payload(image(pixels, "32FC1"), IMAGE, DEPTH_TOPIC)
+    assert isinstance(payload, MillimetreDepth)
+    expected = np.rint(np.nan_to_num(pixels)).astype(np.uint16)
+    assert np.array_equal(decode_depth(payload), expected)
+
+
+def test_floats_in_metres_stay_metres_though_some_are_far_away() -> None:
+    pixels = np.full(SIZE, 1000.0, np.float32)
+    pixels[6:] = 2.5
+    payload = read_payload(image(pixels, "32FC1"), IMAGE, DEPTH_TOPIC)
+    assert type(payload) is Depth
+    assert set(np.unique(decode_depth(payload))) == {0, 2500}

@@ -47,7 +47,9 @@ class Sam3Bridge(LifecycleNode):
             **{field.name: self.get_parameter(field.name).value for field in fields(Ros2Settings)}
         )
         try:
-            self._bridge = Ros2Bridge(settings, lambda text: self.get_logger().warning(text))
+            self._bridge = Ros2Bridge(
+                settings, lambda text: self.get_logger().warning(text), self.resolve_topic_name
+            )
         except Sam3NodeError as error:
             self.get_logger().error(str(error))
             return TransitionCallbackReturn.FAILURE
