@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from sam3_node.errors import BagError
 from sam3_node.types import Frame
-from sam3_node.wire import decode_depth, decode_image, pack_masks
+from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_masks
 
 pytest.importorskip("mcap_ros2")
 pytest.importorskip("mcap_protobuf")
@@ -340,3 +342,91 @@ def test_folders_of_images_and_videos_are_bags(tmp_path: Path) -> None:
     frames, _ = read(video)
     assert [frame.capture_ns for frame in frames] == [index * 100_000_000 for index in range(4)]
     assert decode_image(frames[3]).mean() == pytest.approx(120, abs=4)
+
+
+def grey(topic: str, index: int, **changes: Any) -> Moment:
+    """Return 8 bits of depth to look at."""
+    data = (depth_pixels(index) >> 4).astype(np.uint8)
+    moment = Moment(topic, "raw", T0 + index * PERIOD_NS, data.tobytes(), "8UC1", step=data.shape[1])
+    return replace(moment, **changes)
+
+
+@pytest.mark.parametrize("format_", ["ros2", "ros1", "json", "protobuf"])
+@pytest.mark.parametrize("kind", ["8UC1", "jpeg"])
+def test_pictures_on_the_topic_of_depth_are_told(tmp_path: Path, format_: str, kind: str) -> None:
+    moments = [moment for moment in rgbd(3) if "depth" not in moment.topic]
+    topic = "/camera/depth/image_raw" + ("/compressed" if kind == "jpeg" else "")
+    for index in range(3):
+        picture = replace(grey(topic, index), kind="compressed", data=jpeg(index), encoding="jpeg")
+        moments.append(picture if kind == "jpeg" else grey(topic, index))
+    frames, lost = read(WRITERS[format_](tmp_path / "bag.mcap", moments))
+    assert [frame.depth for frame in frames] == [None] * 3
+    assert topic in str(lost)
+    assert "expected depth" in str(lost)
+
+
+def test_depth_is_taken_from_the_topic_that_holds_it(tmp_path: Path) -> None:
+    moments = [
+        *(
+            replace(moment, topic=moment.topic.replace("aligned_depth_to_color", "depth"))
+            for moment in rgbd(3)
+        ),
+        *(grey("/camera/color/depth/image_raw", index) for index in range(3)),  # nearer to colour by its name
+    ]
+    frames, lost = read(write_ros2(tmp_path / "bag.mcap", moments))
+    assert all(frame.depth is not None for frame in frames)
+    assert lost is None
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_alignment_of_depth_can_be_stated(tmp_path: Path, stated: bool) -> None:
+    moments = [
+        replace(moment, topic=moment.topic.replace("aligned_depth_to_color", "depth")) for moment in rgbd(2)
+    ]
+    with open_bag(write_ros2(tmp_path / "bag.mcap", moments), depth_aligned=stated) as bag:
+        assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [stated] * 2
+    unaligned = encode_depth(depth_pixels(0), "z16", 0.001, False)
+    path = record(tmp_path / "own.mcap", [replace(frame_at(0), depth=unaligned)])
+    with open_bag(path, depth_aligned=stated) as bag:
+        assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [stated]
+
+
+@pytest.mark.verifies(
+    "recording",
+    "CameraInfo and CameraCalibration: K of raw images, P of rectified ones, other sizes",
+    "other implementation",
+    "messages of rosbags and of Foxglove's schemas",
+)
+@pytest.mark.parametrize("format_", ["ros2", "ros1", "json", "protobuf"])
+@pytest.mark.parametrize(
+    ("image", "expected"), [("image_raw", (60.0, 15.5)), ("image_rect_color", (50.0, 14.0))]
+)
+def test_rectified_images_have_the_intrinsics_of_p(
+    tmp_path: Path, format_: str, image: str, expected: tuple[float, float]
+) -> None:
+    p = (50.0, 0.0, 14.0, -3.0, 0.0, 51.0, 11.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    moments = [
+        replace(moment, topic=moment.topic.replace("image_raw", image), p=p if moment.kind == "info" else ())
+        for moment in rgbd(2)
+    ]
+    frames, lost = read(WRITERS[format_](tmp_path / "bag.mcap", moments))
+    assert [frame.intrinsics and (frame.intrinsics.fx, frame.intrinsics.cx) for frame in frames] == [
+        expected
+    ] * 2
+    assert [frame.intrinsics and frame.intrinsics.model for frame in frames] == [
+        "none" if "rect" in image else "brown_conrady"
+    ] * 2
+    assert lost is None
+
+
+@pytest.mark.parametrize("format_", ["ros2", "ros1", "json", "protobuf"])
+def test_intrinsics_of_another_size_are_scaled_or_left_out_and_told(tmp_path: Path, format_: str) -> None:
+    for width, expected in ((64, (30.0, 7.75)), (60, None)):
+        moments = [
+            replace(moment, width=width, height=48) if moment.kind == "info" else moment for moment in rgbd(2)
+        ]
+        frames, lost = read(WRITERS[format_](tmp_path / f"{width}.mcap", moments))
+        found = [frame.intrinsics and (frame.intrinsics.fx, frame.intrinsics.cx) for frame in frames]
+        assert found == [expected] * 2
+        assert (lost is None) == (expected is not None)
+        assert lost is None or "60 x 48" in lost

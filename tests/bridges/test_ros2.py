@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import re
 import time
 from array import array
 from collections.abc import Iterator
@@ -71,6 +72,7 @@ class Site:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.warnings: list[str] = []
+        resolved = settings.pop("resolved", None)
         self.settings = Ros2Settings(
             image_topic=settings.pop("image_topic", IMAGE),
             frames=f"ipc://{folder}/frames",
@@ -78,7 +80,11 @@ class Site:
             control=f"ipc://{folder}/control",
             **settings,
         )
-        self.bridge = Ros2Bridge(self.settings, self.warnings.append)
+        self.bridge = Ros2Bridge(
+            self.settings,
+            self.warnings.append,
+            lambda topic: resolved if topic == "image" and resolved else topic,
+        )
         self.frames = FrameSubscriber([self.bridge.endpoint])
         self.published: list[tuple[MaskFrame, Header]] = []
 
@@ -157,6 +163,64 @@ def test_depth_and_intrinsics_go_with_their_image(tmp_path: Path) -> None:
         assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
         assert frame.intrinsics == Intrinsics(60.0, 61.0, 7.5, 5.5)
         assert frame.capture_ns == now_ns
+    finally:
+        site.close()
+
+
+PROJECTION = [50.0, 0, 7.0, 0, 0, 51.0, 5.0, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings", "resolved"),
+    [
+        ("/cam/color/image_rect", {}, None),
+        ("/cam/color/image", {"image_rectified": True}, None),
+        ("image", {}, "/cam/image_rect_color"),
+    ],
+)
+def test_rectified_images_have_the_projection(
+    tmp_path: Path, topic: str, settings: dict[str, Any], resolved: str | None
+) -> None:
+    site = Site(tmp_path, image_topic=topic, camera_info_topic=INFO, resolved=resolved, **settings)
+    try:
+        now_ns = time.time_ns()
+        info = camera_info(now_ns)
+        info.p = np.array(PROJECTION)
+        frame = site.send((INFO, info), (topic, image(now_ns)))
+        assert frame.intrinsics == Intrinsics(50.0, 51.0, 7.0, 5.0)
+    finally:
+        site.close()
+
+
+def test_intrinsics_of_another_size_are_scaled_or_left_out_with_a_warning(tmp_path: Path) -> None:
+    site = Site(tmp_path, camera_info_topic=INFO)
+    try:
+        now_ns = time.time_ns()
+        info = camera_info(now_ns)
+        info.width, info.height = 2 * SIZE[1], 2 * SIZE[0]
+        assert site.send((INFO, info), (IMAGE, image(now_ns))).intrinsics == Intrinsics(
+            30.0, 30.5, 3.75, 2.75
+        )
+        assert not site.warnings
+        info.width = 3 * SIZE[1]
+        # the frames that were lost on the way were told of, too
+        assert site.send((INFO, info), (IMAGE, image(time.time_ns()))).intrinsics is None
+        assert f"found those of {3 * SIZE[1]} x {2 * SIZE[0]}" in site.warnings[0]
+    finally:
+        site.close()
+
+
+def test_depth_that_reaches_no_image_is_told(tmp_path: Path) -> None:
+    site = Site(tmp_path, depth_topic=DEPTH)
+    try:
+        now_ns = time.time_ns()
+        for index in range(ros2.MIN_FRAMES + 4):
+            stamp_ns = now_ns + index * 33_000_000
+            site.bridge.take(IMAGE, image(stamp_ns))
+            site.bridge.take(DEPTH, image(stamp_ns + 3600 * 10**9, MILLIMETRES, "16UC1"))
+        (warning,) = site.warnings
+        assert DEPTH in warning
+        assert re.search(r"its clock is about 3[56]\d\d\.\d+ s ahead of that of colour", warning)
     finally:
         site.close()
 

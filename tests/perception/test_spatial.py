@@ -95,6 +95,7 @@ def test_without_the_gripper_positions_stay_in_the_camera() -> None:
         (make_frame(intrinsics=None), "depth without intrinsics"),
         (make_frame(aligned=False), "aligned to colour"),
         (make_frame(size=(100, 160)), "aspect ratio"),
+        (make_frame(intrinsics=replace(CAMERA, cx=159.5, cy=119.5)), "intrinsics of another size"),
     ],
 )
 def test_what_lacks_gives_absent_fields(frame: Frame, problem: str | None) -> None:
@@ -110,6 +111,7 @@ def test_an_empty_mask_and_unknown_depth_give_no_position() -> None:
     hidden = replace(instance(Mask.empty(SIZE)), id=4)
     found = stage.measure(make_frame(depth=unknown), [instance(), hidden], None)[0]
     assert [(item.position_m, item.depth_share) for item in found] == [(None, 0.0), (None, None)]
+    assert "without any valid value" in str(stage.problem)
 
 
 def test_a_doubtful_mask_gives_neither_position_nor_points() -> None:
@@ -125,6 +127,19 @@ def test_depth_of_another_size_is_resampled_and_the_file_has_the_scale() -> None
     assert measure(make_frame(size=(60, 80))).position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
     scaled = measure(make_frame(), calibration(depth={"scale_m": 0.0005}))
     assert scaled.position_m == pytest.approx((0.0, 0.0, 0.4), abs=1e-5)
+
+
+def test_intrinsics_of_a_region_may_have_their_centre_outside() -> None:
+    for changed in (replace(CAMERA, cx=-40.0), replace(CAMERA, cx=200.0, cy=30.0)):
+        assert measure(make_frame(intrinsics=changed)).position_m is not None
+
+
+def test_the_file_states_that_depth_is_aligned() -> None:
+    stated = calibration(hand_eye=None, depth={"aligned": True})
+    assert measure(make_frame(aligned=False), stated).position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
+    stage = SpatialStage(SpatialSettings(), stated)
+    stage.measure(make_frame(size=(100, 160), aligned=False), [instance()], None)
+    assert "aspect ratio" in str(stage.problem)
 
 
 def test_velocities_outlive_the_object_for_a_while() -> None:

@@ -47,6 +47,7 @@ class Moment:
     big_endian: bool = False
     model: str = "plumb_bob"
     coeffs: tuple[float, ...] = tuple(D)
+    p: tuple[float, ...] = ()
 
     @property
     def logged_ns(self) -> int:
@@ -179,7 +180,10 @@ def ros_message(moment: Moment, store: Any) -> Any:
             header, moment.height, moment.width, moment.encoding, int(moment.big_endian), moment.step, data
         )
     region = store.types["sensor_msgs/msg/RegionOfInterest"](0, 0, 0, 0, False)
-    numbers = [np.array(values, np.float64) for values in (moment.coeffs, K, np.eye(3).ravel(), [0.0] * 12)]
+    numbers = [
+        np.array(values, np.float64)
+        for values in (moment.coeffs, K, np.eye(3).ravel(), moment.p or [0.0] * 12)
+    ]
     return store.types["sensor_msgs/msg/CameraInfo"](
         header, moment.height, moment.width, moment.model, *numbers, 0, 0, region
     )
@@ -201,7 +205,8 @@ def _foxglove_fields(moment: Moment) -> tuple[str, dict[str, Any]]:
     if moment.kind == "raw":
         fields = {"data": moment.data, "encoding": moment.encoding, "step": moment.step}
         return "RawImage", {**size, **fields}
-    return "CameraCalibration", {**size, "K": K, "D": list(moment.coeffs), "distortion_model": moment.model}
+    lens = {"K": K, "D": list(moment.coeffs), "P": list(moment.p), "distortion_model": moment.model}
+    return "CameraCalibration", {**size, **lens}
 
 
 def raw(image: np.ndarray, encoding: str, **changes: object) -> Moment:

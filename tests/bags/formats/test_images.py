@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.bags import open_bag
 from sam3_node.bags.formats.image_layouts import FPS
 from sam3_node.bags.formats.images import ImagesBag
 from sam3_node.bags.samples import Colour, Sample
@@ -171,3 +172,40 @@ def test_real_sequences_are_read_whole() -> None:
         assert bag.lost is None
     with ImagesBag(DATA / "rgbd" / "kitchen") as bag:
         assert len(list(bag.samples({"/kitchen/depth"}))) == 60
+
+
+def test_depth_of_the_images_size_is_taken_as_aligned_and_told(tmp_path: Path) -> None:
+    write(tmp_path / "desk/rgb", [f"{index}.png" for index in range(3)])
+    write(tmp_path / "desk/depth", [f"{index}.png" for index in range(3)], depth=True)
+    with open_bag(tmp_path / "desk") as bag:
+        assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [True] * 3
+        (note,) = bag.notes
+        assert "taken as aligned" in note
+        assert bag.lost is None
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_depth_of_another_size_is_aligned_only_if_that_is_stated(tmp_path: Path, stated: bool) -> None:
+    folder = write(tmp_path / "desk/depth", ["0.png", "1.png"], depth=True)
+    (tmp_path / "desk/color").mkdir()
+    for path in folder.iterdir():
+        cv2.imwrite(str(tmp_path / "desk/color" / path.name), picture(0, (2 * SIZE[0], 2 * SIZE[1])))
+    with open_bag(tmp_path / "desk", depth_aligned=stated) as bag:
+        assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [stated] * 2
+        assert "32 x 24, the colour images 64 x 48" in bag.notes[0]
+
+
+def test_depth_that_belongs_to_no_image_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "desk/rgb", ["a.png", "b.png"])
+    write(tmp_path / "desk/depth", ["x.png", "y.png", "z.png"], depth=True)
+    with open_bag(tmp_path / "desk") as bag:
+        assert [frame.depth for frame in bag] == [None, None]
+        assert "3 of the depth images of desk passed over" in str(bag.lost)
+
+
+@pytest.mark.skipif(not (DATA / "rgbd/kitchen").is_dir(), reason="data not present")
+def test_depth_of_a_real_folder_is_aligned() -> None:
+    with open_bag(DATA / "rgbd/kitchen") as bag:
+        frames = list(bag)
+        assert all(frame.depth is not None and frame.depth.aligned for frame in frames)
+        assert "taken as aligned" in bag.notes[0]

@@ -43,13 +43,10 @@ class Sam3Bridge(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Connect, and create publishers and services."""
-        settings = Ros2Settings(
-            **{field.name: self.get_parameter(field.name).value for field in fields(Ros2Settings)}
-        )
+        names, logger = [field.name for field in fields(Ros2Settings)], self.get_logger()
+        settings = Ros2Settings(**{name: self.get_parameter(name).value for name in names})
         try:
-            self._bridge = Ros2Bridge(
-                settings, lambda text: self.get_logger().warning(text), self.resolve_topic_name
-            )
+            self._bridge = Ros2Bridge(settings, lambda text: logger.warning(text), self.resolve_topic_name)
         except Sam3NodeError as error:
             self.get_logger().error(str(error))
             return TransitionCallbackReturn.FAILURE

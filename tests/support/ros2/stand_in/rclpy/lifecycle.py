@@ -92,6 +92,9 @@ class LifecycleNode:
     def get_parameter(self, name: str) -> Parameter:
         return self._parameters[name]
 
+    def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
+        return self._expand(topic)
+
     def get_logger(self) -> Logger:
         return Logger()
 
