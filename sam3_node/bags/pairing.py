@@ -311,8 +311,8 @@ def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str 
         return text
     side = "behind" if late_ns > 0 else "ahead of"
     return (
-        f"{text}; by the times of recording its clock is about {abs(late_ns) / NANOSECONDS:.3f} s {side} that of colour: "
-        "images of two clocks are not paired, give both the same clock"
+        f"{text}; by the times of recording its clock is about {abs(late_ns) / NANOSECONDS:.3f} s {side} that of "
+        "colour: images of two clocks are not paired, give both the same clock"
     )
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import re
 import sys
 import threading
-import re
 import time
 from array import array
 from collections.abc import Iterator
