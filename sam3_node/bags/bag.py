@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -255,7 +255,7 @@ def _is_depth(first: type[Payload] | BagError | None) -> bool:
 
 
 def _drop_unreadable(
-    cameras: Sequence[Camera], obstacles: Mapping[str, BagError], chosen: Collection[str], losses: Losses
+    cameras: Sequence[Camera], obstacles: dict[str, BagError], chosen: Collection[str], losses: Losses
 ) -> list[Camera]:
     """Return the cameras without streams of an unknown encoding, and add these to `losses`.
 

@@ -47,6 +47,12 @@ def test_only_intrinsics_are_required(tmp_path: Path) -> None:
     assert calibration.hand_eye is None
 
 
+def test_depth_may_state_its_alignment_alone(tmp_path: Path) -> None:
+    depth = load(tmp_path, f"{INTRINSICS}\n[depth]\naligned = true\n").depth
+    assert depth is not None
+    assert (depth.aligned, depth.scale_m) == (True, None)
+
+
 def test_intrinsics_are_scaled_to_the_images(tmp_path: Path) -> None:
     half = load(tmp_path, INTRINSICS).intrinsics_for((240, 320))
     assert (half.fx, half.fy, half.cx, half.cy) == (250, 250.5, 159.75, 119.75)

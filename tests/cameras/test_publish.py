@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from sam3_node.calibration import load_calibration
+from sam3_node.calibration.camera_file import DepthSection
 from sam3_node.cameras.base import CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
@@ -24,7 +25,7 @@ from sam3_node.errors import CameraError, SettingsError, TransportError
 from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.transport.channels import FrameSubscriber, ReceivedFrame
 from sam3_node.types import Intrinsics
-from sam3_node.wire import decode_depth, decode_image
+from sam3_node.wire import decode_depth, decode_image, encode_depth
 from tests.support.paths import ROOT, SHARED
 
 EXAMPLE = ROOT / "calibration" / "example.toml"
@@ -209,6 +210,17 @@ def test_calibration_is_scaled_with_the_image_and_outranks_the_device() -> None:
     assert half.cx == pytest.approx((342.28 + 0.5) / 2 - 0.5)
     own = frame_from(captured, 0, CameraSettings()).intrinsics
     assert own == Intrinsics(1, 1, 1, 1)
+
+
+def test_a_calibration_states_that_depth_is_aligned() -> None:
+    depth = encode_depth(np.full((480, 640), 500, np.uint16), "z16", 0.0005, False)
+    captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, depth=depth)
+    example = load_calibration(EXAMPLE)
+    stated = example.model_copy(update={"depth": DepthSection(aligned=True)})
+    for calibration, expected in ((stated, (True, 0.0005)), (example, (False, 0.001))):
+        found = frame_from(captured, 0, CameraSettings(), calibration).depth
+        assert found is not None
+        assert (found.aligned, found.scale_m) == expected
 
 
 def test_depth_is_resized_without_mixing_surfaces() -> None:

@@ -168,8 +168,7 @@ def _with_size(message: Any, info: CameraInfo) -> CameraInfo:
 
 def _numbers(message: Any, name: str, topic: str) -> list[float]:
     """Return a matrix or the coefficients: ROS 1 has K, D and P where ROS 2 has k, d and p."""
-    values = getattr(message, name, None)
-    values = getattr(message, name.upper(), ()) if values is None else values
+    values: Any = getattr(message, name if hasattr(message, name) else name.upper(), ())
     if len(values) > _MAX_NUMBERS:
         raise MessageError(f"{topic}: expected a lens, found {name.upper()} of {len(values)} numbers")
     return [float(value) for value in values]

@@ -1,0 +1,112 @@
+"""Replays of folders with depth: 3-D fields, or the reason in the summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("mcap")
+
+from sam3_node.bags import read_masks
+from sam3_node.calibration import Calibration
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.summary import Summary
+from sam3_node.settings import Settings
+from tests.support.live import BOX, SIZE, chosen, moving_frame, tiny_settings
+
+FRAMES = 3
+PINHOLE = {"width_px": 64, "height_px": 48, "fx_px": 60.0, "fy_px": 60.0, "cx_px": 31.5, "cy_px": 23.5}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return tiny_settings(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def load() -> PerceptionCache:
+    return PerceptionCache()
+
+
+def write_folder(path: Path, depth_size: tuple[int, int] = SIZE, millimetres: int = 800) -> Path:
+    (path / "depth").mkdir(parents=True)
+    (path / "rgb").mkdir()
+    for index in range(FRAMES):
+        (path / "rgb" / f"{index}.jpg").write_bytes(bytes(moving_frame(index).colour))
+        cv2.imwrite(str(path / "depth" / f"{index}.png"), np.full(depth_size, millimetres, np.uint16))
+    return path
+
+
+def replay(folder: Path, settings: Settings, load: PerceptionCache, **options: Any) -> Summary:
+    job = Job(
+        (str(folder),),
+        str(folder.parent / "out"),
+        objects=(ObjectOnFrame(box=tuple(BOX)),),  # type: ignore[arg-type]
+        settings=chosen(settings),
+        **options,
+    )
+    return run_job(job, load)
+
+
+def calibration(**depth: Any) -> tuple[str, ...]:
+    fields = {"intrinsics": PINHOLE, **({"depth": depth} if depth else {})}
+    return (Calibration(**fields).model_dump_json(),)  # type: ignore[arg-type]
+
+
+def has_positions(out: Path) -> bool:
+    return any(
+        instance.position_m is not None
+        for masks in read_masks(out / "masks.mcap")
+        for instance in masks.instances
+    )
+
+
+def test_missing_intrinsics_are_named_in_the_summary(
+    tmp_path: Path, settings: Settings, load: PerceptionCache
+) -> None:
+    summary = replay(write_folder(tmp_path / "desk"), settings, load)
+    reason = f"desk: no 3-D, or not in the base, on {FRAMES} of {FRAMES} frames with depth: depth without intrinsics"
+    assert any(line.startswith(reason) for line in summary.lines())
+    stored = json.loads((tmp_path / "out/summary.json").read_text())
+    assert any(reason in note for note in stored["notes"])
+    assert "depth_aligned" not in json.loads((tmp_path / "out/job.json").read_text())["job"]
+
+
+def test_depth_of_the_images_size_gives_positions_and_a_note(
+    tmp_path: Path, settings: Settings, load: PerceptionCache
+) -> None:
+    summary = replay(write_folder(tmp_path / "desk"), settings, load, calibrations=calibration())
+    assert any("taken as aligned" in note for note in summary.notes)
+    assert not any("no 3-D" in note for note in summary.notes)
+    assert has_positions(tmp_path / "out")
+
+
+@pytest.mark.parametrize("stated", ["nowhere", "job", "file"])
+def test_depth_of_another_size_needs_a_statement(
+    tmp_path: Path, settings: Settings, load: PerceptionCache, stated: str
+) -> None:
+    summary = replay(
+        write_folder(tmp_path / "desk", (SIZE[0] // 2, SIZE[1] // 2)),
+        settings,
+        load,
+        depth_aligned=stated == "job",
+        calibrations=calibration(**{"aligned": True} if stated == "file" else {}),
+    )
+    told = [note for note in summary.notes if "no 3-D" in note]
+    assert has_positions(tmp_path / "out") == (stated != "nowhere")
+    assert bool(told) == (stated == "nowhere")
+    assert all("aligned to colour, found 32x24 beside 64x48" in note for note in told)
+
+
+def test_depth_without_a_value_is_named_in_the_summary(
+    tmp_path: Path, settings: Settings, load: PerceptionCache
+) -> None:
+    folder = write_folder(tmp_path / "desk", millimetres=0)
+    summary = replay(folder, settings, load, calibrations=calibration())
+    assert any("without any valid value" in note for note in summary.notes)
