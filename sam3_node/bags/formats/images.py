@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import struct
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from heapq import merge
 from itertools import chain
 from pathlib import Path
 
 from ...errors import BagError, WireError
+from ...files import describe_stand_in
 from ...types import Closeable, Depth, Intrinsics
 from ...wire.images import compressed_size, is_depth_png
 from .. import still_images
@@ -16,6 +21,11 @@ from ..samples import Colour, Losses, Sample, Topic
 from .image_layouts import SUFFIXES, ImageFile, ImageSequence, find_sequences, has_sequences
 
 _MAX_FILE = 1 << 28
+_EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)  # JPEG, PNG, WebP
+_EXIF_PLACE = 1 << 16  # bytes from the beginning and from the end, where writers put it
+_ORIENTATION = 0x0112
+_MAX_TAGS = 1000
+_log = logging.getLogger(__name__)
 
 
 class ImagesBag(Closeable):
@@ -25,8 +35,8 @@ class ImagesBag(Closeable):
     folder of the images, or beside the images with `depth` in its name; in the dataset's unit otherwise. The images of
     a sequence have the dataset's stamps, and its cameras come together; without stamps they come in the natural order
     of their names, 24 a second from 0, one sequence after the other. Images that cannot be decoded, or that differ in
-    size from the first of their sequence, are passed over, and `lost` says so. Raises BagError for a folder without
-    images.
+    size from the first of their sequence, are passed over, and `lost` says so. Turns by EXIF orientation are not made;
+    a warning tells of photos that ask for different ones. Raises BagError for a folder without images.
     """
 
     is_sequential = True
@@ -35,6 +45,7 @@ class ImagesBag(Closeable):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._losses = Losses()
+        self._warned: set[str] = set()
         self._sequences = find_sequences(path)
         if not self._sequences:
             raise BagError(f"expected images ({', '.join(SUFFIXES)}) in {path} or its folders, found none")
@@ -53,7 +64,9 @@ class ImagesBag(Closeable):
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:
         """Yield the images of these topics; depth comes before the colour of its time."""
         self._losses = Losses()
-        sequences = [_Sequence(sequence, topics, self._losses).samples() for sequence in self._sequences]
+        sequences = [
+            _Sequence(sequence, topics, self._losses, self._warned).samples() for sequence in self._sequences
+        ]
         if all(sequence.has_stamps for sequence in self._sequences):
             yield from merge(*sequences, key=lambda sample: sample.stamp_ns)
         else:
@@ -74,8 +87,11 @@ def _topics(sequence: ImageSequence) -> Iterator[Topic]:
 class _Sequence:
     """Reads the images of one sequence that are on `topics`; all of a kind have the size of the first."""
 
-    def __init__(self, sequence: ImageSequence, topics: Collection[str], losses: Losses) -> None:
-        self._sequence, self._topics, self._losses = sequence, topics, losses
+    def __init__(
+        self, sequence: ImageSequence, topics: Collection[str], losses: Losses, warned: set[str]
+    ) -> None:
+        self._sequence, self._topics, self._losses, self._warned = sequence, topics, losses, warned
+        self._orientation: tuple[int, str] | None = None
         self._sizes: dict[str, tuple[int, int]] = {}
         self._intrinsics: Intrinsics | None = None
 
@@ -99,7 +115,10 @@ class _Sequence:
             yield Sample(topic, file.stamp_ns, file.stamp_ns, file.intrinsics)
 
     def _read(self, file: ImageFile) -> Colour | Depth:
-        path, status = file.path, file.path.stat()
+        path = file.path
+        if stand_in := describe_stand_in(path):
+            raise MessageError(f"{path.name}: expected an image, found {stand_in}")
+        status = path.stat()
         if not path.is_file() or status.st_size > _MAX_FILE:
             raise MessageError(f"{path.name}: expected an image, found {status.st_size} bytes")
         data = path.read_bytes()
@@ -107,7 +126,37 @@ class _Sequence:
         size = (image.width, image.height)
         if size != self._sizes.setdefault(file.kind, size):
             raise MessageError(f"{path.name}: expected {self._sizes[file.kind]} pixels, found {size}")
+        if file.kind == "colour":
+            self._compare_orientation(path, data)
         return image
+
+    def _compare_orientation(self, path: Path, data: bytes) -> None:
+        """Warn once of a sequence whose photos have different EXIF orientations."""
+        name, orientation = self._sequence.name, _find_orientation(data)
+        first = self._orientation = self._orientation or (orientation, path.name)
+        if orientation != first[0] and name not in self._warned:
+            self._warned.add(name)
+            _log.warning(
+                "%s: its photos have different EXIF orientations (%d of %s, %d of %s); these turns are not made, so "
+                "that some pictures lie on their side: turn the files themselves, with exiftran -ai for example",
+                *(path.parent, *first, orientation, path.name),
+            )
+
+
+def _find_orientation(data: bytes) -> int:
+    """Return the EXIF orientation (1 to 8) of a JPEG, PNG, WebP or TIFF; 1, which is upright, without one."""
+    begins = [match.end() for match in _EXIF.finditer(data, 0, _EXIF_PLACE)]
+    begins += [match.end() for match in _EXIF.finditer(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))]
+    exif = memoryview(data)[0 if still_images.recognise(data) == "tiff" else (*begins, len(data))[0] :]
+    order = "<" if exif[:2] == b"II" else ">"
+    with suppress(struct.error):
+        (place,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, place)
+        for index in range(min(count, _MAX_TAGS)):
+            tag, _, _, value = struct.unpack_from(f"{order}HHIH", exif, place + 2 + 12 * index)
+            if tag == _ORIENTATION and 1 <= value <= 8:
+                return int(value)
+    return 1
 
 
 def _colour(name: str, data: bytes) -> Colour:

@@ -33,6 +33,7 @@ _CODECS = (  # how encoders name them, ffmpeg's decoder
         ("264", "h264"),
         ("265", "hevc"),
         ("hevc", "hevc"),
+        ("avc", "h264"),
         ("av1", "libdav1d"),
         ("vp9", "vp9"),
         ("vp8", "vp8"),
@@ -118,12 +119,17 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
 
 def _packet(message: Any, topic: str) -> VideoPacket:
     """Return the packet of a message whose `encoding` names an encoder and formats: libx264, hevc_nvenc;nv12;bgr8."""
-    encoder = str(message.encoding).lower().split(";")[0]
-    for word, codec in _CODECS:
-        if word in encoder:
-            return VideoPacket(codec, _flat(_bytes(message.data)))
+    codec = _find_codec(str(message.encoding))
+    if codec is not None:
+        return VideoPacket(codec, _flat(_bytes(message.data)))
     expected = ", ".join(word for word, _ in _CODECS)
     raise UnreadableTopicError(topic, f"expected a codec of {expected}, found {message.encoding!r:.80}")
+
+
+def _find_codec(encoder: str) -> str | None:
+    """Return ffmpeg's decoder for the name of an encoder or format; None for other names."""
+    name = encoder.lower().split(";")[0]
+    return next((codec for word, codec in _CODECS if word in name), None)
 
 
 def _names_depth(topic: str) -> bool:
@@ -276,7 +282,7 @@ def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return np.rint(np.where(is_valid, millimetres, 0)).astype(np.uint16)
 
 
-def _compressed(message: Any, topic: str) -> Colour | Depth:
+def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
     data, format_ = _flat(_bytes(message.data)), str(message.format)
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
@@ -286,9 +292,15 @@ def _compressed(message: Any, topic: str) -> Colour | Depth:
     if is_depth and is_depth_png(data):
         return Depth(*_png_size(data, topic), "png16", MILLIMETRE, _is_aligned(topic), data)
     if find_compression(data) is None:
-        raise MessageError(
-            f"{topic}: expected a jpeg, png, webp, avif, tiff or bmp, found {bytes(data[:4])!r}... ({format_!r})"
-        )
+        codec = _find_codec(format_)  # video encoders write this type, too
+        if codec is None:
+            raise MessageError(
+                f"{topic}: expected a jpeg, png, webp, avif, tiff, bmp or a video format such as h264, found "
+                f"{bytes(data[:4])!r}... ({format_!r:.80})"
+            )
+        if is_depth:
+            raise UnreadableTopicError(topic, f"expected depth as 16-bit images, found video of {format_!r:.80}")
+        return VideoPacket(codec, data)
     try:
         return Colour.from_compressed(data)
     except BagError as error:
