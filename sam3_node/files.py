@@ -61,7 +61,10 @@ def prepare_output(path: Path, overwrite: bool = True) -> None:
 
 
 def describe_stand_in(path: Path) -> str | None:
-    """Return what stands in the place of a file whose content is elsewhere, and what to do; None for other files."""
+    """Return what stands in the place of a file whose content is elsewhere, and what to do; None for other files.
+
+    Pointers of Git LFS and git-annex, links to absent files, and empty files are stand-ins.
+    """
     if path.is_symlink() and not path.exists():
         target = os.readlink(path)
         if "annex/objects" in target:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import require
 from ..types import Image
@@ -36,20 +37,24 @@ def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample
 
 
 def upright(frame: Any) -> Image:
-    """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], turned and mirrored as its file says.
+    """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], turned and mirrored as its file says."""
+    return np.asarray(turn(frame.to_ndarray(format="bgr24"), frame), np.uint8)
+
+
+def turn(image: npt.NDArray[Any], frame: Any) -> npt.NDArray[Any]:
+    """Turn and mirror the pixels [height, width, ...] of a decoded frame as its file says.
 
     The first two rows of the file's display matrix say where the picture's x and y axes point. Between quarter turns
     the nearer one counts.
     """
-    image = frame.to_ndarray(format="bgr24")
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None or memoryview(matrix).nbytes < _AXES.size:
-        return np.asarray(image, np.uint8)
+        return image
     x_to_x, x_to_y, y_to_x, y_to_y = _AXES.unpack_from(matrix)
     is_transposed = abs(x_to_x) + abs(y_to_y) < abs(x_to_y) + abs(y_to_x)
     if is_transposed:
         image, x_to_x, y_to_y = image.swapaxes(0, 1), y_to_x, x_to_y
-    return np.asarray(image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1], np.uint8)
+    return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
 
 
 class _Stream:

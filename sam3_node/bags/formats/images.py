@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from heapq import merge
 from itertools import chain
 from pathlib import Path
@@ -24,7 +22,6 @@ _MAX_FILE = 1 << 28
 _EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)  # JPEG, PNG, WebP
 _EXIF_PLACE = 1 << 16  # bytes from the beginning and from the end, where writers put it
 _ORIENTATION = 0x0112
-_MAX_TAGS = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -148,15 +145,8 @@ def _find_orientation(data: bytes) -> int:
     begins = [match.end() for match in _EXIF.finditer(data, 0, _EXIF_PLACE)]
     begins += [match.end() for match in _EXIF.finditer(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))]
     exif = memoryview(data)[0 if still_images.recognise(data) == "tiff" else (*begins, len(data))[0] :]
-    order = "<" if exif[:2] == b"II" else ">"
-    with suppress(struct.error):
-        (place,) = struct.unpack_from(f"{order}I", exif, 4)
-        (count,) = struct.unpack_from(f"{order}H", exif, place)
-        for index in range(min(count, _MAX_TAGS)):
-            tag, _, _, value = struct.unpack_from(f"{order}HHIH", exif, place + 2 + 12 * index)
-            if tag == _ORIENTATION and 1 <= value <= 8:
-                return int(value)
-    return 1
+    value, *_ = (*still_images.read_tags(exif).get(_ORIENTATION, ()), 1)
+    return value if 1 <= value <= 8 else 1
 
 
 def _colour(name: str, data: bytes) -> Colour:

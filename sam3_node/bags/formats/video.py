@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError, require
+from ...files import describe_stand_in
 from ...types import NANOSECONDS, Closeable
 from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
@@ -92,15 +93,23 @@ class VideoBag(Closeable):
 
 
 class Playback:
-    """One pass over a video, from `begin_ns` of its time; `convert` makes the image of a decoded frame of PyAV."""
+    """One pass over a video, from `begin_ns` of its time; `convert` makes the image of a decoded frame of PyAV.
+
+    Raises BagError for a video that is absent, or a stand-in of it.
+    """
 
     def __init__(
         self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = upright
     ) -> None:
         self._av, self._convert = require("av", "bags"), convert
         self._path, self._begin_ns = path, begin_ns
-        self._max_pixels = max_pixels(path.stat().st_size)
-        self._pixels_left = max_video_pixels(path.stat().st_size)
+        if stand_in := describe_stand_in(path):
+            raise BagError(f"expected a video at {path}, found {stand_in}")
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BagError(f"expected a video at {path}, found none ({error.strerror})") from error
+        self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
         self._end_ns = self._declared_ns = self._bad = 0
 
     def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:

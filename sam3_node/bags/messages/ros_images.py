@@ -270,11 +270,11 @@ def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
 
 def _make_depth(image: npt.NDArray[Any], topic: str) -> Depth:
     """Return the depth of an image [height, width] of uint16 in mm, or of float in m."""
-    millimetres = image if image.dtype == np.uint16 else _to_millimetres(image)
+    millimetres = image if image.dtype == np.uint16 else to_millimetres(image)
     return encode_depth(millimetres, "z16", MILLIMETRE, _is_aligned(topic))
 
 
-def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return uint16 mm; a value that is not finite, not positive or over 65.535 m becomes 0, which is unknown."""
     millimetres = metres / np.float32(MILLIMETRE)
     with np.errstate(invalid="ignore"):
@@ -299,7 +299,9 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
                 f"{bytes(data[:4])!r}... ({format_!r:.80})"
             )
         if is_depth:
-            raise UnreadableTopicError(topic, f"expected depth as 16-bit images, found video of {format_!r:.80}")
+            raise UnreadableTopicError(
+                topic, f"expected depth as 16-bit images, found video of {format_!r:.80}"
+            )
         return VideoPacket(codec, data)
     try:
         return Colour.from_compressed(data)
