@@ -299,12 +299,12 @@ def _open_reader(path: Path) -> SampleReader:
     for format_ in formats if path.exists() else with_episodes:
         if split_selection(path).path.exists() and format_.recognises(path):
             return format_(path)
-    raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}")
+    stand_in = describe_stand_in(path)
+    advice = f"; it is {stand_in}" if stand_in else ""
+    raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}{advice}")
 
 
 def _describe_other(path: Path) -> str:
-    if stand_in := describe_stand_in(path):
-        return f"found at {path} {stand_in}"
     if path.is_dir():
         known = next((text for pattern, text in _NOT_READ.items() if next(path.glob(pattern), None)), None)
         return f"found {known or 'a folder without one'} at {path}"
@@ -312,4 +312,4 @@ def _describe_other(path: Path) -> str:
         return f"found no file at {path}"
     if path.suffix == ".zip" and ".zarr" in path.suffixes:
         return f"found {_NOT_READ['.zgroup']} at {path}"
-    return f"found another file at {path}"
+    return f"found {'another file' if path.stat().st_size else 'an empty one'} at {path}"

@@ -56,8 +56,9 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
 
 
 def _ros_type(type_name: str) -> str | None:
-    package, *_, name = re.split(r"[./]", type_name)
-    return _ROS_TYPES.get(name) if package in ("foxglove", ROS_PACKAGE) else None
+    package, *rest = re.split(r"[./]", type_name)
+    is_known = package in ("foxglove", ROS_PACKAGE) and len(rest) in (1, 2)
+    return _ROS_TYPES.get(rest[-1]) if is_known else None
 
 
 def _attributes(message: Any) -> Any:
