@@ -195,7 +195,8 @@ class _EpisodeReader:
         self._episode, self._tables, self._losses = episode, tables, losses
         self._period_ns = round(NANOSECONDS / layout.fps)
         self._pictures: dict[str, ImageFeature] = {}
-        for topic, image in pictures.items():
+        # depth comes before the colour of its time
+        for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
             if reason := _describe_absence(episode.videos[image.key].path) if image.is_video else None:
                 losses.add(reason)
             else:
