@@ -173,15 +173,15 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
             f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
             f"no {', '.join(absent)}"
         )
-    *limits, is_log = found.values()
-    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in limits]
-    if all(is_number) and isinstance(is_log, bool) and all(map(math.isfinite, limits)):
-        low, high, shift = map(float, limits)
+    numbers = [value for value in found.values() if isinstance(value, int | float) and math.isfinite(value)]
+    is_log = found["use_log"]
+    if len(numbers) == len(_DEPTH_CODES) and isinstance(is_log, bool) and not isinstance(numbers[0], bool):
+        low, high, shift = map(float, numbers[:-1])
         if 0 <= low < high <= _MAX_DEPTH_M and (not is_log or low + shift > 0):
             return DepthFormat(None, low, high, shift, is_log)
     raise BagError(
         "depth in a video: expected 0 <= depth_min < depth_max in metres, depth_min + shift above 0 and a use_log of "
-        f"true or false, found {(*limits, is_log)!r:.100}"
+        f"true or false, found {found!r:.150}"
     )
 
 
