@@ -22,6 +22,9 @@ UNFINISHED = ".unfinished"
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]|^\.+$")
 """What has no place in the name of a file that comes from outside: other characters, and names of dots alone."""
 
+_LFS_POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
+_POINTER_BYTES = 64
+
 GUARD = "guard"
 """Whoever holds the lock of this file may create temporary folders and remove abandoned ones."""
 
@@ -55,6 +58,32 @@ def prepare_output(path: Path, overwrite: bool = True) -> None:
             path.unlink()
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another file") from error
+
+
+def describe_stand_in(path: Path) -> str | None:
+    """Return what stands in the place of a file whose content is elsewhere, and what to do; None for other files.
+
+    Pointers of Git LFS and git-annex, links to absent files, and empty files are stand-ins.
+    """
+    if path.is_symlink() and not path.exists():
+        target = os.readlink(path)
+        if "annex/objects" in target:
+            return "a link of git-annex whose content is not here; run `git annex get` in its folder"
+        return f"a link to {target}, which is absent; download or copy the file itself"
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            head = file.read(_POINTER_BYTES)
+    except OSError:
+        return None
+    if not head:
+        return "an empty file; if a cloud drive or a broken copy left it in the file's place, download the file again"
+    if head.startswith(_LFS_POINTERS):
+        return "a pointer of Git LFS in the place of the file; run `git lfs pull` in its folder"
+    if head.startswith(b"/annex/objects/"):
+        return "a pointer of git-annex in the place of the file; run `git annex get` in its folder"
+    return None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -17,6 +17,7 @@ from sam3_node.files import (
     UNFINISHED,
     atomic_file,
     child_path,
+    describe_stand_in,
     prepare_output,
     temp_dir,
     write_atomically,
@@ -148,3 +149,36 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: st
 
 def test_a_name_of_a_file_is_taken(tmp_path: Path) -> None:
     assert child_path(tmp_path, "..a") == tmp_path / "..a"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
+        (b"/annex/objects/SHA256E-s5--00.mp4\n", "git annex get"),
+        (b"", "an empty file"),
+        (b"version 2 of something else", None),
+        (b"\x89PNG", None),
+    ],
+)
+def test_stand_ins_of_files_are_known_with_advice(
+    tmp_path: Path, content: bytes, expected: str | None
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    found = describe_stand_in(path)
+    assert found is None if expected is None else expected in str(found)
+
+
+def test_links_to_absent_files_are_stand_ins(tmp_path: Path) -> None:
+    for target, expected in (
+        ("../.git/annex/objects/a", "git annex get"),
+        ("../../blobs/a", "../../blobs/a"),
+    ):
+        path = tmp_path / target.replace("/", "_")
+        path.symlink_to(target)
+        assert expected in str(describe_stand_in(path))
+    (tmp_path / "whole").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("whole")
+    for path in (tmp_path / "link", tmp_path / "absent", tmp_path):
+        assert describe_stand_in(path) is None

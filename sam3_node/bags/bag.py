@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from ..errors import BagError
+from ..files import describe_stand_in
 from ..types import Closeable, Depth, Frame, FramePose
 from .discovery import Camera, choose_cameras, probe, settle_kinds
 from .episodes import split_selection
@@ -32,6 +34,7 @@ FORMATS = (
 )
 
 _NOT_READ = {
+    "data/chunk-*": "a LeRobot dataset without its description, meta/info.json: download that, too",
     ".zgroup": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
     "zarr.json": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
     "*.tfrecord*": "an RLDS dataset (TFRecord), which is not read: write its images as video",
@@ -47,16 +50,17 @@ class Bag(Closeable):
     encoding.
     """
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, path: Path, source: _Source) -> None:
         self.cameras = source.cameras
-        self._source = source
+        self._path, self._source = path, source
         self._closed = False
 
     def __iter__(self) -> Iterator[Frame]:
-        for frame in self._source.frames():
-            if self._closed:
-                return
-            yield frame
+        with _reading(self._path):
+            for frame in self._source.frames():
+                if self._closed:
+                    return
+                yield frame
 
     @property
     def lost(self) -> str | None:
@@ -74,7 +78,8 @@ class Bag(Closeable):
 
     def robot_poses(self) -> Iterator[FramePose]:
         """Yield the robot's poses: those that this package recorded, or that a LeRobot dataset names as such."""
-        return self._source.robot_poses()
+        with _reading(self._path):
+            yield from self._source.robot_poses()
 
     def close(self) -> None:
         """End every iteration at its next frame and close the files. Idempotent."""
@@ -95,8 +100,18 @@ def open_bag(
     recording whose times are none. `PATH#episode=3` reads one episode of a dataset (`episodes`).
     """
     path = Path(path)
-    native = _open_native(path, topics, span, depth_aligned)
-    return Bag(native or _open_foreign(path, topics, span, depth_aligned))
+    with _reading(path):
+        native = _open_native(path, topics, span, depth_aligned)
+        return Bag(path, native or _open_foreign(path, topics, span, depth_aligned))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn OSError, of a recording that disappears or cannot be read, into BagError."""
+    try:
+        yield
+    except OSError as error:
+        raise BagError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
 
 
 class _Source(Protocol):
@@ -122,10 +137,13 @@ def _open_native(
     path: Path, topics: Collection[str], span: TimeSpan, depth_aligned: bool
 ) -> _NativeSource | None:
     """Open a recording of this package, or a folder of its files; None for any other recording."""
-    files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
+    files = sorted(path.glob("*.mcap*"), key=natural_order) if path.is_dir() else [path]
     colour_topics = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
     native = {file: cameras for file, cameras in colour_topics.items() if cameras}
-    return _NativeSource(path, native, topics, span, depth_aligned) if native else None
+    others = [file for file in files if file not in colour_topics and file.with_suffix("") not in native]
+    # an empty file is a split that never began
+    others = [file for file in others if file.is_symlink() or (file.is_file() and file.stat().st_size)]
+    return _NativeSource(path, native, topics, span, others, depth_aligned) if native else None
 
 
 def _list_colour_topics(path: Path) -> dict[str, str]:
@@ -150,9 +168,10 @@ class _NativeSource:
         files: dict[Path, dict[str, str]],
         chosen: Collection[str],
         span: TimeSpan,
+        others: Sequence[Path],
         depth_aligned: bool,
     ) -> None:
-        self._files = tuple(files)
+        self._files, self._others = tuple(files), tuple(others)
         self._span, self._depth_aligned = span, depth_aligned
         self._losses = Losses()
         topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
@@ -169,6 +188,9 @@ class _NativeSource:
 
     def frames(self) -> Iterator[Frame]:
         self._losses = Losses()
+        for other in self._others:
+            found = describe_stand_in(other) or "another file; decompress it first if it is packed"
+            self._losses.add(f"expected an MCAP file at {other}, found {found}")
         span, count = self._resolve_span(), 0
         for path in self._files:
             try:
@@ -349,7 +371,9 @@ def _open_reader(path: Path) -> SampleReader:
     for format_ in formats if path.exists() else with_episodes:
         if split_selection(path).path.exists() and format_.recognises(path):
             return format_(path)
-    raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}")
+    stand_in = describe_stand_in(path)
+    advice = f"; it is {stand_in}" if stand_in else ""
+    raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}{advice}")
 
 
 def _describe_other(path: Path) -> str:

@@ -9,7 +9,7 @@ import bz2
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -18,6 +18,7 @@ from ..types import Buffer
 from ..wire.images import MAX_FRAME_PIXELS
 
 _PIECE = 1 << 20
+_READ = 1 << 10  # of a packed file at once: zstd may expand it to 32 MiB
 _MIB = 1 << 20
 _MAX_WINDOW = 1 << 27
 _MIN_CONTENT = 32 * _MIB  # a raw image of 11 million pixels
@@ -98,18 +99,17 @@ def decompress(data: Buffer, compression: str, declared: int | None = None) -> b
     return content
 
 
-def decompress_file(source: Path, target: Path) -> None:
-    """Decompress a file of zstd.
+def decompress_file(source: Path, target: Path) -> str | None:
+    """Decompress a file of lz4, by its suffix, or of zstd. Return why its end is lost, None if it is whole.
 
-    Raises DecompressionError for damaged data, and where it is more than `max_file_content`, or would leave less than
-    1 GiB on the disk. Raises OSError.
+    The target then has what comes before the damage. Raises DecompressionError where that is more than
+    `max_file_content`, or would leave less than 1 GiB on the disk, MissingExtraError without lz4, and OSError.
     """
     limit = min(max_file_content(source.stat().st_size), shutil.disk_usage(target.parent).free - _SPARE_BYTES)
     written = 0
     with source.open("rb") as packed, target.open("wb") as file:
-        reader = _zstd().stream_reader(packed, read_across_frames=True)
         try:
-            while piece := reader.read(_PIECE):
+            for piece in _read_frames(packed, _open_lz4 if source.suffix == ".lz4" else _open_zstd):
                 written += len(piece)
                 if written > limit:
                     raise DecompressionError(
@@ -117,8 +117,31 @@ def decompress_file(source: Path, target: Path) -> None:
                         "space on the disk of TMPDIR, or decompress it with zstd -d"
                     )
                 file.write(piece)
-        except zstandard.ZstdError as error:
-            raise DecompressionError(f"{source.name}: it cannot be decompressed ({error})") from error
+        except (zstandard.ZstdError, EOFError, RuntimeError) as error:  # lz4 raises RuntimeError
+            reason = str(error) or "it is cut off"
+            return f"{source} is damaged: what follows the first {written} unpacked bytes is lost ({reason})"
+    return None
+
+
+def _read_frames(packed: BinaryIO, open_frame: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the content of all frames of a file, one after the other. Raises EOFError if the last one is cut off."""
+    frame, data = None, b""
+    while data := data or packed.read(_READ):
+        frame = frame or open_frame()
+        content, data = frame.decompress(data), b""
+        yield content
+        if frame.eof:
+            frame, data = None, frame.unused_data or b""
+    if frame is not None:
+        raise EOFError
+
+
+def _open_zstd() -> Any:
+    return _zstd().decompressobj()
+
+
+def _open_lz4() -> Any:
+    return require("lz4.frame", "bags").LZ4FrameDecompressor()
 
 
 def _zstd() -> zstandard.ZstdDecompressor:
@@ -132,7 +155,7 @@ def _read_zstd(data: Buffer) -> Iterator[bytes]:
 
 
 def _read_lz4(data: Buffer) -> Iterator[bytes]:
-    return _read_stream(require("lz4.frame", "bags").LZ4FrameDecompressor(), data)
+    return _read_stream(_open_lz4(), data)
 
 
 def _read_bz2(data: Buffer) -> Iterator[bytes]:

@@ -46,7 +46,10 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
     import cv2
 
     for index in _choose(len(files), count, step):
-        image = cv2.imread(str(files[index]), cv2.IMREAD_COLOR)
+        path, flags = str(files[index]), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        image = cv2.imread(path, flags)
+        if image is None:  # of a TIFF OpenCV cannot leave out the turn
+            image = cv2.imread(path, cv2.IMREAD_COLOR)
         if image is None:
             _log.warning("%s is left out: it cannot be read as an image", files[index])
         else:

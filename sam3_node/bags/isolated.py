@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 
 from ..errors import BagError, MissingExtraError, install_advice
+from ..files import describe_stand_in
 from ..types import Closeable
 
 _CHILD = Path(__file__).with_name("isolated_calls.py")
@@ -44,6 +45,8 @@ class IsolatedCalls(Closeable):
         with self._lock:
             if path in self._refused:
                 raise BagError(self._describe_refusal(path))
+            if stand_in := describe_stand_in(path):
+                raise BagError(f"{path}: expected a whole file, found {stand_in}")
             if self._child is None:
                 self._child = _start()
                 self._request("import_module", self._module, {})

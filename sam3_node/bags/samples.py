@@ -16,6 +16,8 @@ from ..errors import BagError, WireError
 from ..types import Buffer, ColourEncoding, Depth, Intrinsics
 from ..wire.images import identify_compressed
 
+MAX_REASONS = 20
+
 Kind = Literal["colour", "depth", "intrinsics", "other"]
 
 
@@ -174,17 +176,20 @@ class SeekableReader(SampleReader, Protocol):
 
 
 class Losses:
-    """Collects the reasons why parts of a recording were lost. Repeated reasons are counted, not listed."""
+    """Collects the reasons why parts of a recording were lost. Repeated reasons are counted, not listed.
+
+    Of different reasons the first MAX_REASONS are listed, and the others counted.
+    """
 
     def __init__(self) -> None:
-        self._reasons: list[str] = []
+        self._reasons: dict[str, None] = {}
         self._counts: dict[str, int] = {}
         self._first: dict[str, str] = {}
 
     def add(self, reason: str | None) -> None:
         """Note the reason of a loss once; ignore None and repetitions."""
-        if reason is not None and reason not in self._reasons:
-            self._reasons.append(reason)
+        if reason is not None:
+            self._reasons[reason] = None
 
     def skip(self, place: str, reason: object) -> None:
         """Count an item at `place` (a topic, a folder) that was passed over; keep the first reason of each place."""
@@ -197,7 +202,9 @@ class Losses:
             f"{count} of {place} passed over, the first because: {self._first[place]}"
             for place, count in self._counts.items()
         ]
-        return "; ".join([*self._reasons, *skipped]) or None
+        reasons = [*self._reasons]
+        more = [f"{len(reasons) - MAX_REASONS} more losses"] if len(reasons) > MAX_REASONS else []
+        return "; ".join([*reasons[:MAX_REASONS], *more, *skipped]) or None
 
 
 class LossLimit:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import re
+import struct
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,9 @@ _BEGINS = {
     "bmp": re.compile(rb"BM.{4}\0\0\0\0", re.DOTALL),
 }
 _HEAD = 12  # bytes
+_TAG_TYPES, _MAX_TAGS = {3: "H", 4: "I"}, 1 << 14
+_WIDTH, _HEIGHT, _STRIPS, _STRIP_BYTES = 256, 257, 273, 279
+_FLOAT_TIFF = {258: 32, 259: 1, 277: 1, 339: 3}  # bits, compression, channels, kind of number
 
 
 def recognise(data: Buffer) -> str | None:
@@ -88,6 +93,39 @@ def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
         stream.codec_context.thread_count = 1
         stream.codec_context.options = options
         return next(container.decode(stream), None)
+
+
+def read_tags(data: Buffer) -> dict[int, tuple[int, ...]]:
+    """Return the whole numbers of the first directory of a TIFF, or of EXIF, by their tags; as far as it is whole."""
+    order, tags = "<" if bytes(data[:2]) == b"II" else ">", dict[int, tuple[int, ...]]()
+    with suppress(struct.error):
+        (place,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, place)
+        for at in range(place + 2, place + 2 + 12 * min(count, _MAX_TAGS), 12):
+            tag, kind, number = struct.unpack_from(f"{order}HHI", data, at)
+            if kind not in _TAG_TYPES or number > _MAX_TAGS:
+                continue
+            values = struct.Struct(f"{order}{number}{_TAG_TYPES[kind]}")
+            begin = at + 8 if values.size <= 4 else struct.unpack_from(f"{order}I", data, at + 8)[0]
+            tags[tag] = values.unpack_from(data, begin)
+    return tags
+
+
+def decode_float_tiff(data: Buffer) -> npt.NDArray[np.float32] | None:
+    """Return a TIFF of 32-bit floats that is not compressed, [height, width]; None for any other image.
+
+    ffmpeg has no decoder for these. Raises ValueError for a damaged one.
+    """
+    tags = read_tags(data) if recognise(data) == "tiff" else {}
+    if any(tags.get(tag) != (value,) for tag, value in _FLOAT_TIFF.items()):
+        return None
+    (width,), (height,) = tags.get(_WIDTH, (0,)), tags.get(_HEIGHT, (0,))
+    strips = zip(tags.get(_STRIPS, ()), tags.get(_STRIP_BYTES, ()), strict=False)
+    pixels = b"".join(bytes(data[begin : begin + count]) for begin, count in strips)
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE) or len(pixels) != 4 * width * height:
+        raise ValueError(f"expected {width} x {height} floats, found {len(pixels)} bytes")
+    order = "<" if bytes(data[:2]) == b"II" else ">"
+    return np.frombuffer(pixels, f"{order}f4").reshape(height, width).astype(np.float32)
 
 
 def decode_colour(data: Buffer) -> Colour:

@@ -1,15 +1,22 @@
-"""Decoding of video that a recording holds message by message: foxglove.CompressedVideo and ROS's FFMPEGPacket."""
+"""Decoding of video that a recording holds message by message: foxglove.CompressedVideo, ROS's FFMPEGPacket, and
+CompressedImage with a video format.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import require
+from ..types import Image
 from .decompression import max_pixels, max_video_pixels
 from .samples import Colour, Losses, Sample, VideoPacket
+
+_AXES = struct.Struct("=2i4x2i")  # of the nine numbers of a display matrix
 
 
 def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample]:
@@ -27,6 +34,27 @@ def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample
         yield from streams[sample.topic].decode(sample, sample.payload)
     for stream in streams.values():
         yield from stream.flush()
+
+
+def upright(frame: Any) -> Image:
+    """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], turned and mirrored as its file says."""
+    return np.asarray(turn(frame.to_ndarray(format="bgr24"), frame), np.uint8)
+
+
+def turn(image: npt.NDArray[Any], frame: Any) -> npt.NDArray[Any]:
+    """Turn and mirror the pixels [height, width, ...] of a decoded frame as its file says.
+
+    The first two rows of the file's display matrix say where the picture's x and y axes point. Between quarter turns
+    the nearer one counts.
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None or memoryview(matrix).nbytes < _AXES.size:
+        return image
+    x_to_x, x_to_y, y_to_x, y_to_y = _AXES.unpack_from(matrix)
+    is_transposed = abs(x_to_x) + abs(y_to_y) < abs(x_to_y) + abs(y_to_x)
+    if is_transposed:
+        image, x_to_x, y_to_y = image.swapaxes(0, 1), y_to_x, x_to_y
+    return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
 
 
 class _Stream:
@@ -47,6 +75,9 @@ class _Stream:
             self._lose(sample.topic, "there are more pictures than so few bytes can hold")
             return
         packet = self._av.Packet(bytes(payload.data))
+        if not packet.size:  # to the decoder it is the end of the stream
+            self._lose(sample.topic, "it is empty")
+            return
         self._bytes += packet.size
         packet.pts = packet.dts = self._number
         self._waiting[self._number] = sample
@@ -74,8 +105,8 @@ class _Stream:
             self._pixels += frame.width * frame.height
             sample = self._waiting.pop(frame.pts, None)
             if sample is not None:
-                image = np.ascontiguousarray(frame.to_ndarray(format="bgr24"))
-                colour = Colour(frame.width, frame.height, "bgr8", image.data.cast("B"))
+                image = np.ascontiguousarray(upright(frame))
+                colour = Colour(image.shape[1], image.shape[0], "bgr8", image.data.cast("B"))
                 yield sample._replace(payload=colour)
 
     def _lose(self, topic: str, reason: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..errors import OutputError, SettingsError
-from ..files import write_atomically
+from ..files import describe_stand_in, write_atomically
 from ..geometry import Array, compose, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
 from ..settings import Section, read_toml
 from ..types import Intrinsics
@@ -218,6 +218,8 @@ class Calibration(_Finite):
 
 def load_calibration(path: Path) -> Calibration:
     """Read and check a calibration file; SettingsError names each wrong field, its expected and its actual value."""
+    if stand_in := describe_stand_in(path):
+        raise SettingsError(f"expected a calibration file at {path}, found {stand_in}")
     try:
         return Calibration(**read_toml(path))
     except ValidationError as error:

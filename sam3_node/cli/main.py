@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader of the output has gone; the interpreter's flush at exit must not raise again
         discard_stdout()
         return 0
+    except OSError as error:  # of a file that vanished meanwhile, or a folder without rights
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"sam3-node: error: {printable(place)}{error.strerror or error}", file=sys.stderr)
+        return FAILED
 
 
 def _parser() -> CommandParser:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError, did_you_mean
-from ..files import write_atomically
+from ..files import describe_stand_in, write_atomically
 from .phrase_encoder import PhraseEncoder, Vectors, check_phrase_encoder, normalise_rows
 from .phrases import clean_phrase, nearest_phrases, phrase_key, quote_phrase
 
@@ -68,7 +68,8 @@ class Vocabulary:
             ) from error
         except (OSError, SafetensorError) as error:
             raise VocabularyError(
-                f"cannot read {os.fspath(path)}: expected a vocabulary in safetensors, found {error}; {BUILD_HINT}"
+                f"cannot read {os.fspath(path)}: expected a vocabulary in safetensors, found "
+                f"{describe_stand_in(Path(path)) or error}; {BUILD_HINT}"
             ) from error
         except VocabularyError as error:
             raise VocabularyError(f"{os.fspath(path)}: {error}; {BUILD_HINT}") from error

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ModelError
+from ..files import describe_stand_in
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -25,7 +26,10 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def check_weight_files(folder: Path) -> None:
-    """Raise ModelError if something that is loaded from a folder would come from elsewhere."""
+    """Raise ModelError if something that is loaded from a folder would come from elsewhere, or is a mere pointer."""
+    for path in list_weight_files(folder):
+        if (path.is_symlink() or path.is_file()) and (stand_in := describe_stand_in(path)):
+            raise ModelError(f"expected weights at {path}, found {stand_in}")
     reasons = [*_check_links(folder), *_check_index(folder / INDEX), *_check_config(folder / CONFIG)]
     if (folder / ADAPTER).exists():
         reasons.append(f"{ADAPTER}, which names the weights of another model")

@@ -5,6 +5,7 @@ Each output is complete or absent. File names from a recording never lead out of
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ..bags.native.layout import COLOUR
 from ..bags.native.writer import RecordingWriter, describe_compression
-from ..errors import OutputError, ReplayError, WireError
+from ..errors import BagError, OutputError, ReplayError, WireError
 from ..files import child_path
 from ..types import Frame, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
@@ -84,6 +85,8 @@ def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterato
         items = sorted((partial_folder / "new").iterdir())
         written += [_move(item, out / item.name, partial_folder) for item in items]
     except OSError as error:
+        if error.filename and not Path(os.fsdecode(error.filename)).absolute().is_relative_to(out.absolute()):
+            raise BagError(f"cannot read {error.filename}: {error.strerror}") from error
         raise OutputError(f"cannot write {kind} into {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)

@@ -131,10 +131,16 @@ class FolderStore:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        with _translate_errors(self.folder), (self.folder / LOCK).open("w") as file:
+        # errors of the block are no errors of this store
+        with _translate_errors(self.folder):
+            file = (self.folder / LOCK).open("w")
+        with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                with _translate_errors(self.folder):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OutputError as error:
+                if not isinstance(error.__cause__, BlockingIOError):
+                    raise
                 raise HeldError(
                     f"another replay writes to {self.folder}; wait for it, or choose another folder"
                 ) from error

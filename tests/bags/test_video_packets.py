@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -22,12 +23,15 @@ from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.timestamp_pb2 import Timestamp
 from mcap.writer import Writer
 from mcap_protobuf.writer import Writer as ProtobufWriter
+from rosbags.rosbag1 import Writer as Writer1
+from rosbags.rosbag2 import StoragePlugin
+from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.time_span import TimeSpan
 from sam3_node.errors import BagError
-from sam3_node.types import NANOSECONDS, Frame
+from sam3_node.types import NANOSECONDS, Frame, Intrinsics
 from sam3_node.wire import decode_image
 from tests.support.grey_video import encode, level
 from tests.support.paths import SHARED
@@ -175,3 +179,132 @@ def test_real_h264_is_what_ffmpeg_decodes(tmp_path: Path) -> None:
         if unit.pts in expected:
             found = by_packet[T0 + index * PERIOD_NS]  # an image with B-frames has its own packet's stamp
             assert np.array_equal(decode_image(found), expected[unit.pts])
+
+
+FOXGLOVE = "builtin_interfaces/Time timestamp\nstring frame_id\n"
+DEFINITIONS = {
+    "foxglove_msgs/msg/CompressedVideo": FOXGLOVE + "uint8[] data\nstring format\n",
+    "foxglove_msgs/msg/CompressedImage": FOXGLOVE + "uint8[] data\nstring format\n",
+    "foxglove_msgs/msg/RawImage": FOXGLOVE
+    + "uint32 width\nuint32 height\nstring encoding\nuint32 step\nuint8[] data\n",
+    "foxglove_msgs/msg/CameraCalibration": FOXGLOVE
+    + "uint32 width\nuint32 height\nstring distortion_model\nfloat64[] d\nfloat64[9] k\nfloat64[9] r\nfloat64[12] p\n",
+}
+WRITERS = ["MCAP", "SQLITE3", "ROS1"]
+
+
+def write_messages(path: Path, plugin: str, messages: list[tuple[str, str, dict[str, Any]]]) -> Path:
+    """Write a bag of ROS 2, or of ROS 1; messages are topic, type, and fields without stamp, one every PERIOD_NS."""
+    is_ros1 = plugin == "ROS1"
+    store = get_typestore(Stores.ROS1_NOETIC if is_ros1 else Stores.ROS2_HUMBLE)
+    for name, definition in DEFINITIONS.items():
+        store.register(get_types_from_msg(definition, name))
+    writer: Any = Writer1(path) if is_ros1 else Writer2(path, version=9, storage_plugin=StoragePlugin[plugin])
+    with writer:
+        connections: dict[str, Any] = {}
+        for index, (topic, kind, fields) in enumerate(messages):
+            if topic not in connections:
+                connections[topic] = writer.add_connection(topic, kind, typestore=store)
+            time = T0 + index * PERIOD_NS
+            stamp = store.types["builtin_interfaces/msg/Time"](*divmod(time, NANOSECONDS))
+            first: dict[str, Any] = {"timestamp": stamp, "frame_id": "cam"}
+            if kind.startswith("sensor_msgs"):
+                header = store.types["std_msgs/msg/Header"](*([0] if is_ros1 else []), stamp, "cam")
+                first = {"header": header}
+            serialise = store.serialize_ros1 if is_ros1 else store.serialize_cdr
+            writer.write(connections[topic], time, serialise(store.types[kind](**first, **fields), kind))
+    return path
+
+
+def as_video(data: list[bytes], kind: str, format_: str) -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        ("/cam/image/compressed", kind, {"data": np.frombuffer(packet, np.uint8), "format": format_})
+        for packet in data
+    ]
+
+
+@pytest.mark.verifies(
+    "recording",
+    "H.264, H.265 and AV1 in `sensor_msgs/CompressedImage` and `foxglove_msgs/CompressedVideo`",
+    "other implementation",
+    "ffmpeg encodes, rosbags writes MCAP, `.db3` and `.bag`",
+    "a recording of a robot",
+)
+@pytest.mark.parametrize("plugin", WRITERS)
+@pytest.mark.parametrize(
+    ("kind", "codec", "format_"),
+    [
+        ("sensor_msgs/msg/CompressedImage", "libx264", "h264"),
+        ("sensor_msgs/msg/CompressedImage", "libx264", "video/H264"),
+        ("sensor_msgs/msg/CompressedImage", "libx265", "hevc"),
+        ("sensor_msgs/msg/CompressedImage", "libsvtav1", "av1"),
+        ("foxglove_msgs/msg/CompressedVideo", "libx264", "h264"),
+        ("foxglove_msgs/msg/CompressedVideo", "libx265", "h265"),
+    ],
+)
+def test_video_in_other_messages_of_ros_becomes_images(
+    tmp_path: Path, plugin: str, kind: str, codec: str, format_: str
+) -> None:
+    data = packets(codec)
+    path = write_messages(tmp_path / "bag.bag", plugin, as_video(data, kind, format_))
+    frames, lost = read(path)
+    assert lost is None
+    assert [frame.capture_ns for frame in frames] == [T0 + index * PERIOD_NS for index in range(COUNT)]
+    assert all(abs(found - level(index)) < 12 for index, found in enumerate(levels(frames)))
+    part, _ = read(path, TimeSpan(3 * PERIOD_NS, 8 * PERIOD_NS))
+    assert [frame.seq for frame in part] == [3, 4, 5, 6, 7]
+
+
+def test_a_stream_that_begins_within_a_group_of_pictures_begins_at_its_key_frame(tmp_path: Path) -> None:
+    data = [*packets("libx264")[3:], b"", *packets("libx264")[:2]]
+    kind = "sensor_msgs/msg/CompressedImage"
+    frames, lost = read(write_messages(tmp_path / "bag", "MCAP", as_video(data, kind, "h264")))
+    assert frames[0].capture_ns == T0 + 3 * PERIOD_NS
+    assert len(frames) == len(data) - 4  # three before the key frame, and an empty one
+    assert "4 of /cam/image/compressed passed over" in str(lost)
+
+
+def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path: Path) -> None:
+    kind = "sensor_msgs/msg/CompressedImage"
+    jpeg = cv2.imencode(".jpg", np.zeros((*SIZE, 3), np.uint8))[1].tobytes()
+    frames, _ = read(write_messages(tmp_path / "jpeg", "MCAP", as_video([jpeg], kind, "h264; jpeg")))
+    assert [frame.encoding for frame in frames] == ["jpeg"]
+    frames, lost = read(write_messages(tmp_path / "other", "MCAP", as_video([b"data"], kind, "theora")))
+    assert not frames
+    assert "a video format such as h264, found b'data'... ('theora')" in str(lost)
+
+
+@pytest.mark.verifies(
+    "recording",
+    "`foxglove_msgs` of ROS: RawImage, CompressedImage, CompressedVideo, CameraCalibration",
+    "other implementation",
+    "rosbags writes MCAP, `.db3` and `.bag`",
+)
+@pytest.mark.parametrize("plugin", WRITERS)
+def test_images_and_calibration_of_foxglove_msgs_are_read(tmp_path: Path, plugin: str) -> None:
+    height, width = SIZE
+    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    matrix = np.array([60.0, 0, 30, 0, 61, 20, 0, 0, 1])
+    projection = np.array([60.0, 0, 30, 0, 0, 61, 20, 0, 0, 0, 1, 0])
+    size = {"width": width, "height": height}
+    calibration = {"distortion_model": "plumb_bob", "d": np.zeros(5), "k": matrix, "r": np.eye(3).ravel()}
+    raw = {"encoding": "bgr8", "step": 3 * width, "data": picture.ravel()}
+    depth = {
+        "encoding": "16UC1",
+        "step": 2 * width,
+        "data": np.full(SIZE, 1234, "<u2").ravel().view(np.uint8),
+    }
+    png = {"data": cv2.imencode(".png", picture)[1].ravel(), "format": "png"}
+    messages: list[tuple[str, str, dict[str, Any]]] = [
+        ("/a/camera_info", "CameraCalibration", size | calibration | {"p": projection}),
+        ("/a/depth/image", "RawImage", size | depth),
+        ("/a/image", "RawImage", size | raw),
+        ("/b/image/compressed", "CompressedImage", png),
+    ]
+    messages = [(topic, f"foxglove_msgs/msg/{kind}", fields) for topic, kind, fields in messages]
+    frames, lost = read(write_messages(tmp_path / "bag.bag", plugin, messages))
+    assert lost is None
+    assert {frame.camera for frame in frames} == {"a", "b"}
+    assert all(np.array_equal(decode_image(frame), picture) for frame in frames)
+    (frame,) = (frame for frame in frames if frame.camera == "a")
+    assert frame.intrinsics == Intrinsics(60.0, 61.0, 30.0, 20.0)

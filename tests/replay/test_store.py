@@ -17,9 +17,11 @@ pytest.importorskip("mcap")
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job
+from sam3_node.replay.outputs import write_outputs
 from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
+from sam3_node.types import Frame, MaskFrame
 from tests.support.live import Live, edited, tiny_settings
 
 
@@ -167,3 +169,22 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
     assert [name for name in store.names() if name.startswith(("png", "masks"))] == kept
     assert all(store.read(name) == (Path(local.out) / name).read_bytes() for name in kept)
     assert held_folders(temporary) == []
+
+
+def test_an_error_of_another_file_is_no_error_of_the_results(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"), FolderStore(tmp_path / "out").held():
+        (tmp_path / "absent").read_bytes()
+    (tmp_path / "out/.lock").unlink()
+    (tmp_path / "out/.lock").mkdir()
+    with pytest.raises(OutputError, match="Is a directory"), FolderStore(tmp_path / "out").held():
+        pass
+
+
+def test_an_output_that_meets_an_unreadable_recording_names_the_recording(tmp_path: Path) -> None:
+    def frames() -> Iterator[Frame]:
+        (tmp_path / "recording.mp4").read_bytes()
+        yield from ()
+
+    masks = MaskFrame("c", 0, 0, 8, 8, instances=())
+    with pytest.raises(BagError, match=r"recording\.mp4: No such file"):
+        write_outputs(tmp_path / "out", ["images"], lambda: iter([masks]), frames, lambda *_: None)

@@ -116,7 +116,9 @@ def write_ros1(path: Path, frames: int, compression: str | None = None) -> Path:
     return path
 
 
-def write_ros2(path: Path, frames: int, storage: str = "SQLITE3", compression: str | None = None) -> Path:
+def write_ros2(
+    path: Path, frames: int, storage: str = "SQLITE3", compression: str | None = None, delay_ns: int = 0
+) -> Path:
     """Write a folder; `storage` is SQLITE3 or MCAP, `compression` FILE, MESSAGE or, for MCAP, STORAGE."""
     writer = Writer2(path, version=9, storage_plugin=StoragePlugin[storage])
     if compression is not None:
@@ -129,5 +131,5 @@ def write_ros2(path: Path, frames: int, storage: str = "SQLITE3", compression: s
         for shot in shots(frames):
             type_name = f"sensor_msgs/msg/{TYPES[shot.topic]}"
             data = STORES[2].serialize_cdr(make_message(shot, 2), type_name)
-            writer.write(connections[shot.topic], shot.logged_ns, data)
+            writer.write(connections[shot.topic], shot.logged_ns + delay_ns, data)
     return path

@@ -326,8 +326,12 @@ def _key(path: Path) -> str:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """Return the files of a folder that are named as images, in their natural order."""
-    return [path for path in _entries(folder, Path.is_file) if path.suffix.lower() in SUFFIXES]
+    """Return the files of a folder that are named as images, in their natural order; also links to absent files."""
+    return [path for path in _entries(folder, _is_named_file) if path.suffix.lower() in SUFFIXES]
+
+
+def _is_named_file(path: Path) -> bool:
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from heapq import merge
 from itertools import chain
 from pathlib import Path
 
 from ...errors import BagError, WireError
+from ...files import describe_stand_in
 from ...types import Closeable, Depth, Intrinsics
 from ...wire.images import compressed_size, is_depth_png
 from .. import still_images
@@ -16,6 +18,9 @@ from ..samples import CameraInfo, Colour, Losses, Sample, Topic
 from .image_layouts import SUFFIXES, ImageFile, ImageSequence, find_sequences, has_sequences
 
 _MAX_FILE = 1 << 28
+_EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)  # JPEG, PNG, WebP
+_EXIF_PLACE = 1 << 16  # bytes from the beginning and from the end, where writers put it
+_ORIENTATION = 0x0112
 
 
 class ImagesBag(Closeable):
@@ -25,8 +30,8 @@ class ImagesBag(Closeable):
     folder of the images, or beside the images with `depth` in its name; in the dataset's unit otherwise. The images of
     a sequence have the dataset's stamps, and its cameras come together; without stamps they come in the natural order
     of their names, 24 a second from 0, one sequence after the other. Images that cannot be decoded, or that differ in
-    size from the first of their sequence, are passed over, and `lost` says so. Raises BagError for a folder without
-    images.
+    size from the first of their sequence, are passed over, and `lost` says so. Turns by EXIF orientation are not made;
+    a warning tells of photos that ask for different ones. Raises BagError for a folder without images.
     """
 
     is_sequential = True
@@ -86,6 +91,8 @@ class _Sequence:
         self, sequence: ImageSequence, topics: Collection[str], losses: Losses, notes: Losses
     ) -> None:
         self._sequence, self._topics, self._losses, self._notes = sequence, topics, losses, notes
+        self._orientation: tuple[int, str] | None = None
+        self._has_mixed_turns = False
         self._sizes: dict[str, tuple[int, int]] = {}
         self._intrinsics: Intrinsics | CameraInfo | None = None
 
@@ -115,7 +122,10 @@ class _Sequence:
             yield Sample(topic, file.stamp_ns, file.stamp_ns, file.intrinsics)
 
     def _read(self, file: ImageFile) -> Colour | Depth:
-        path, status = file.path, file.path.stat()
+        path = file.path
+        if stand_in := describe_stand_in(path):
+            raise MessageError(f"{path.name}: expected an image, found {stand_in}")
+        status = path.stat()
         if not path.is_file() or status.st_size > _MAX_FILE:
             raise MessageError(f"{path.name}: expected an image, found {status.st_size} bytes")
         data = path.read_bytes()
@@ -124,6 +134,8 @@ class _Sequence:
         if size != self._sizes.setdefault(file.kind, size):
             raise MessageError(f"{path.name}: expected {self._sizes[file.kind]} pixels, found {size}")
         self._note_alignment()
+        if file.kind == "colour":
+            self._compare_orientation(path, data)
         return image
 
     def _note_alignment(self) -> None:
@@ -139,6 +151,29 @@ class _Sequence:
                 "not taken as aligned; if they are, state it by --depth-aligned or in the calibration file"
             )
         self._notes.add(f"{sequence.name}: {reason}")
+
+    def _compare_orientation(self, path: Path, data: bytes) -> None:
+        """Note once that the photos of a sequence have different EXIF orientations."""
+        orientation = _find_orientation(data)
+        if self._orientation is None:
+            self._orientation = (orientation, path.name)
+        first, name = self._orientation
+        if orientation != first and not self._has_mixed_turns:
+            self._has_mixed_turns = True
+            self._notes.add(
+                f"{path.parent}: its photos have different EXIF orientations ({first} of {name}, {orientation} of "
+                f"{path.name}); these turns are not made, so some pictures lie on their side: turn the files "
+                "themselves, with exiftran -ai for example"
+            )
+
+
+def _find_orientation(data: bytes) -> int:
+    """Return the EXIF orientation (1 to 8) of a JPEG, PNG, WebP or TIFF; 1, which is upright, without one."""
+    begins = [match.end() for match in _EXIF.finditer(data, 0, _EXIF_PLACE)]
+    begins += [match.end() for match in _EXIF.finditer(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))]
+    exif = memoryview(data)[0 if still_images.recognise(data) == "tiff" else (*begins, len(data))[0] :]
+    value, *_ = (*still_images.read_tags(exif).get(_ORIENTATION, ()), 1)
+    return value if 1 <= value <= 8 else 1
 
 
 def _colour(name: str, data: bytes) -> Colour:

@@ -1,4 +1,4 @@
-"""Reader of LeRobot datasets: all cameras of all episodes, from videos and from images in the tables.
+"""Reader of LeRobot datasets: all cameras of all episodes, from videos and from images in the tables, with depth.
 
 The number of a frame (`seq`) is the number of its row in the dataset. A frame's stamp is the time at which its row
 would be if the episodes followed each other at the dataset's rate: the beginning of the episode, by the number of its
@@ -9,21 +9,37 @@ give the gripper in the robot's base, POSE. Other states, actions and tasks are 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ...errors import BagError
+from ...errors import BagError, WireError
+from ...files import describe_stand_in
 from ...geometry import quaternion_from_rotation, rotation_from_vector
-from ...types import NANOSECONDS, Clock, Closeable, FramePose, Image
+from ...types import NANOSECONDS, Clock, Closeable, Depth, FramePose
+from ...wire import encode_depth
+from ...wire.images import compressed_size, is_depth_png
+from .. import still_images
 from ..episodes import split_selection
 from ..isolated import IsolatedCalls
+from ..messages.ros_images import MILLIMETRE, to_millimetres
 from ..pairing import UNIX_SINCE_NS
 from ..samples import Colour, Losses, LossLimit, Sample, Topic
-from .lerobot_layout import Episode, ImageFeature, LeRobotLayout, VideoPart, is_lerobot, read_layout
+from ..video_packets import turn, upright
+from .lerobot_layout import (
+    DepthFormat,
+    Episode,
+    ImageFeature,
+    LeRobotLayout,
+    VideoPart,
+    is_lerobot,
+    read_layout,
+)
 from .video import Playback
 
 ROWS = 16
@@ -31,6 +47,9 @@ MAX_TIME_S = 1e9
 EPISODE_LOSSES = 20
 """Losses that an episode counts for, of those that end the reading of a dataset."""
 
+
+_CODES = 1 << 12
+_ROLES = re.compile(r"(^|[_.-])(depth|rgb|colou?r|image|map)(?=$|[_.-])", re.IGNORECASE)
 
 POSE = ("ee.x", "ee.y", "ee.z", "ee.wx", "ee.wy", "ee.wz")
 """Names of a position in metres and of a rotation vector in radians."""
@@ -67,7 +86,11 @@ class LeRobotBag(Closeable):
             raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found none of them")
         self._episodes = tuple(chosen)
         self.episode_starts = tuple(episode.first_row for episode in chosen)
-        self.topics = tuple(_topic(image) for image in self.layout.images)
+        self._pictures = _name_topics(self.layout)
+        self.topics = tuple(
+            Topic(topic, "video" if image.is_video else "image", "depth" if image.depth else "colour")
+            for topic, image in self._pictures.items()
+        )
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -86,22 +109,22 @@ class LeRobotBag(Closeable):
     def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         """Yield as `samples` does, from the row at `begin_ns`."""
         self._losses, limit = Losses(), LossLimit()
-        images = [image for image in self.layout.images if _topic(image).name in topics]
+        pictures = {topic: image for topic, image in self._pictures.items() if topic in topics}
         for episode in self._episodes:
             start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
             if (
                 start_ns + round((episode.length + 1) / self.layout.fps * NANOSECONDS) < begin_ns
-                or not images
+                or not pictures
             ):
                 continue
-            reader = _EpisodeReader(self.layout, episode, images, self._tables, self._losses)
+            reader = _EpisodeReader(self.layout, episode, pictures, self._tables, self._losses)
             try:
                 for sample in reader.samples(start_ns, begin_ns):
                     limit.reset()
                     yield sample
             except BagError as error:
                 self._losses.skip("episodes", f"episode {episode.number}: {error}")
-            if limit.is_reached(EPISODE_LOSSES if episode.table.exists() else 0):
+            if limit.is_reached(EPISODE_LOSSES if reader.has_files else 0):
                 self._losses.add(
                     f"nothing was read from episode {episode.number} on, after many that are damaged"
                 )
@@ -114,7 +137,7 @@ class LeRobotBag(Closeable):
             return
         for episode in self._episodes:
             start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
-            reader = _EpisodeReader(self.layout, episode, (), self._tables, self._losses)
+            reader = _EpisodeReader(self.layout, episode, {}, self._tables, self._losses)
             with suppress(BagError):  # told where the episode's pictures are read
                 for time_ns, state in reader.states():
                     pose = [state[index] for index in indices if index < len(state)]
@@ -126,8 +149,17 @@ class LeRobotBag(Closeable):
         self._tables.close()
 
 
-def _topic(image: ImageFeature) -> Topic:
-    return Topic(f"/{image.name}/image", "video" if image.is_video else "image", "colour")
+def _name_topics(layout: LeRobotLayout) -> dict[str, ImageFeature]:
+    """Return the pictures by their topics: /front/image, and /front/depth for the depth of the camera front.
+
+    Depth belongs to the colour of the same name but for words such as depth and rgb: front_depth, front_rgb.
+    """
+    topics = {f"/{image.name}/image": image for image in layout.images}
+    sensors = {_ROLES.sub("", image.name): image.name for image in reversed(layout.images)}
+    for depth in layout.depths:
+        topic = f"/{sensors.get(_ROLES.sub('', depth.name), depth.name)}/depth"
+        topics[topic if topic not in topics else f"/{depth.name}/depth"] = depth
+    return topics
 
 
 def _find_pose(info: Mapping[str, Any]) -> list[int] | None:
@@ -156,23 +188,34 @@ class _EpisodeReader:
         self,
         layout: LeRobotLayout,
         episode: Episode,
-        images: Sequence[ImageFeature],
+        pictures: Mapping[str, ImageFeature],
         tables: IsolatedCalls,
         losses: Losses,
     ) -> None:
-        self._episode, self._images, self._tables, self._losses = episode, images, tables, losses
+        self._episode, self._tables, self._losses = episode, tables, losses
         self._period_ns = round(NANOSECONDS / layout.fps)
+        self._pictures: dict[str, ImageFeature] = {}
+        # depth comes before the colour of its time
+        for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
+            if reason := _describe_absence(episode.videos[image.key].path) if image.is_video else None:
+                losses.add(reason)
+            else:
+                self._pictures[topic] = image
+        self.has_files = bool(self._pictures) and _describe_absence(episode.table) is None
+        """True if the table of the episode and at least one picture are there."""
 
     def samples(self, start_ns: int, begin_ns: int) -> Iterator[Sample]:
         """Yield the pictures from `begin_ns`; the episode begins at `start_ns`."""
-        offset_ns = max(begin_ns - start_ns, 0)
+        if not self._pictures:
+            return
+        offset_ns, pictures = max(begin_ns - start_ns, 0), self._pictures
         videos = {
-            image.key: _VideoFrames(self._episode.videos[image.key], offset_ns, self._period_ns)
-            for image in self._images
+            image.key: _VideoFrames(self._episode.videos[image.key], offset_ns, self._period_ns, image.depth)
+            for image in pictures.values()
             if image.is_video
         }
         limit = LossLimit()
-        for row in self._rows([image.key for image in self._images if not image.is_video]):
+        for row in self._rows([image.key for image in pictures.values() if not image.is_video]):
             if limit.is_reached():
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
             if not math.isfinite(row.time_s) or not 0 <= row.time_s < MAX_TIME_S:
@@ -181,17 +224,16 @@ class _EpisodeReader:
             time_ns = round(row.time_s * NANOSECONDS)
             if time_ns < offset_ns:
                 continue
-            for image in self._images:
-                topic = _topic(image).name
+            for topic, image in pictures.items():
                 try:
                     cell = row.cells.get(image.key)
-                    colour = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell)
+                    found = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell, image)
                 except BagError as error:
                     self._losses.skip(topic, error)
                     continue
                 limit.reset()
                 stamp_ns = start_ns + time_ns
-                yield Sample(topic, stamp_ns, stamp_ns, colour, row.number)
+                yield Sample(topic, stamp_ns, stamp_ns, found, row.number)
 
     def states(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield the time in the episode, in ns, and the state of each row."""
@@ -227,25 +269,80 @@ def _to_float(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _decode_cell(cell: object) -> Colour:
+def _describe_absence(path: Path) -> str | None:
+    """Return that a file of an episode is absent, or what stands in its place; None if it is there."""
+    found = describe_stand_in(path) or (None if path.is_file() else "no file")
+    return found and f"expected a file of the dataset at {path}, found {found}"
+
+
+def _decode_cell(cell: object, image: ImageFeature) -> Colour | Depth:
     """Return the image in a cell of a table, {bytes, path}."""
     data = cell.get("bytes") if isinstance(cell, dict) else None
     if not isinstance(data, bytes):
         raise BagError("expected the bytes of an image in the table, found none")
-    return Colour.from_compressed(data)
+    if image.depth is None:
+        return Colour.from_compressed(data)
+    try:
+        return _decode_depth(data, image.depth.unit_m)
+    except ValueError as error:
+        raise BagError(
+            f"{image.key}: expected depth as PNG or TIFF of 16 bits, or TIFF of floats: {error}"
+        ) from error
+
+
+def _decode_depth(data: bytes, unit_m: float | None) -> Depth:
+    """Return the depth in an image; `unit_m` as in DepthFormat. Raises ValueError, also as WireError, for others."""
+    values = still_images.decode_float_tiff(data)
+    if values is not None:
+        metres = values * np.float32(unit_m or 1.0)
+        return encode_depth(to_millimetres(metres), "z16", MILLIMETRE, aligned=False)
+    scale_m = unit_m or MILLIMETRE
+    if not is_depth_png(data):
+        return still_images.decode_depth(data, scale_m, aligned=False)
+    try:
+        return Depth(*compressed_size(data, "png"), "png16", scale_m, False, data)
+    except WireError as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_codes(frame: Any) -> npt.NDArray[np.uint16]:
+    """Return the brightness of a decoded frame of 12 bits as it is stored, [height, width]; BagError for others."""
+    name, plane = frame.format.name, frame.planes[0]
+    if not re.match(r"(gray|yuv\d{3}p)12[lb]e$", name):
+        raise BagError(f"expected depth in a video of 12 bits, found one of {name}: it has no exact values")
+    rows = np.frombuffer(plane, "<u2" if name.endswith("le") else ">u2").reshape(frame.height, -1)
+    return turn(rows[:, : frame.width], frame)
+
+
+def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
+    """Return the depth of each code, and its unit in metres.
+
+    The lowest and the highest code are 0, which is unknown: all that is nearer or farther has them.
+    """
+    steps = np.arange(_CODES) / (_CODES - 1)
+    if depth.is_log:
+        low, high = math.log(depth.min_m + depth.shift_m), math.log(depth.max_m + depth.shift_m)
+        metres = np.exp(low + steps * (high - low)) - depth.shift_m
+    else:
+        metres = depth.min_m + steps * (depth.max_m - depth.min_m)
+    unit_m = depth.max_m / np.iinfo(np.uint16).max
+    table = np.rint(np.clip(metres, 0, depth.max_m) / unit_m).astype(np.uint16)
+    table[[0, -1]] = 0
+    return table, unit_m
 
 
 class _VideoFrames:
     """The frames of an episode in a video, found by time, which does not go back."""
 
-    def __init__(self, part: VideoPart, offset_ns: int, period_ns: int) -> None:
+    def __init__(self, part: VideoPart, offset_ns: int, period_ns: int, depth: DepthFormat | None) -> None:
         self._path, self._half_ns = part.path, period_ns // 2
+        self._depth = None if depth is None else _make_table(depth)
         self._begin_ns = round(part.begin_s * NANOSECONDS)
         first_ns = max(self._begin_ns + offset_ns - self._half_ns, 0)
-        self._frames = Playback(part.path, first_ns).frames()
-        self._next: tuple[int, Image] | None = None
+        self._frames = Playback(part.path, first_ns, upright if depth is None else _read_codes).frames()
+        self._next: tuple[int, npt.NDArray[Any]] | None = None
 
-    def find(self, time_ns: int) -> Colour:
+    def find(self, time_ns: int) -> Colour | Depth:
         """Return the frame within half a period of a time of the episode. Raises BagError if there is none."""
         wanted_ns = self._begin_ns + time_ns
         while self._next is None or self._next[0] < wanted_ns - self._half_ns:
@@ -256,5 +353,8 @@ class _VideoFrames:
         stamp_ns, image = self._next
         if stamp_ns > wanted_ns + self._half_ns:
             raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+        if self._depth is not None:
+            table, unit_m = self._depth
+            return encode_depth(table[np.minimum(image, _CODES - 1)], "z16", unit_m, aligned=False)
         height, width = image.shape[:2]
         return Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import BagError
+from ...files import describe_stand_in
 from ..episodes import MAX_FPS
 from ..isolated import IsolatedCalls
 
@@ -24,20 +25,37 @@ DATA_V2 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_V2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 DATA_V3 = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_V3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_V2 = "meta/episodes.jsonl"
 EPISODES_V3 = "meta/episodes"
 ROWS = 256
 MAX_JSON = 64 << 20
 MAX_EPISODES = 200_000
 MAX_ROWS = 1 << 40
+_DEPTH_CODES = ("depth_min", "depth_max", "shift", "use_log")
+_DEPTH_UNITS = {None: None, "m": 1.0, "mm": 0.001}
+_MAX_DEPTH_M = 1e4
 _FIELD = re.compile(r"\{(\w+)(?::0?(\d))?d?\}")
 
 
+class DepthFormat(NamedTuple):
+    """How depth is stored: in images by its `unit_m` in metres, None for mm in integers and m in floats; in videos by
+    12-bit codes from `min_m` to `max_m`, in even steps of the depth or, with `is_log`, of log(depth + `shift_m`).
+    """
+
+    unit_m: float | None = None
+    min_m: float = 0.0
+    max_m: float = 0.0
+    shift_m: float = 0.0
+    is_log: bool = False
+
+
 class ImageFeature(NamedTuple):
-    """A camera: the feature's key, the name of its last part, and whether its frames are in videos."""
+    """A camera: the feature's key, the name of its last part, whether its frames are in videos, and those of depth."""
 
     key: str
     name: str
     is_video: bool
+    depth: DepthFormat | None = None
 
 
 class VideoPart(NamedTuple):
@@ -61,20 +79,24 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class LeRobotLayout:
-    """A dataset's description: its info.json, its cameras, and its episodes in their order."""
+    """A dataset's description: its info.json, its cameras, and its episodes in their order.
+
+    `images` are those of colour, `depths` those of depth.
+    """
 
     root: Path
     version: str
     fps: float
     info: Mapping[str, Any]
     images: tuple[ImageFeature, ...]
+    depths: tuple[ImageFeature, ...]
     left_out: tuple[str, ...]
     episodes: tuple[Episode, ...]
 
 
 def is_lerobot(root: Path) -> bool:
     """Return True for a folder with the description of a LeRobot dataset."""
-    return (root / INFO).is_file()
+    return (root / INFO).is_file() or (root / INFO).is_symlink()
 
 
 def read_layout(root: Path, tables: IsolatedCalls) -> LeRobotLayout:
@@ -89,17 +111,24 @@ def read_layout(root: Path, tables: IsolatedCalls) -> LeRobotLayout:
     fps = _number(root, info, "fps")
     if not 0 < fps <= MAX_FPS:
         raise BagError(f"{root / INFO}: expected fps up to {MAX_FPS:.0f}, found {fps}")
-    images, left_out = _list_images(root, info)
-    keys = [image.key for image in images if image.is_video]
-    read = _read_v3 if version == "v3.0" else _read_v2
-    episodes = tuple(read(root, info, keys, tables))
+    pictures, left_out = _list_images(root, info)
+    keys = [image.key for image in pictures if image.is_video]
+    if version == "v3.0":
+        episodes = tuple(_read_v3(root, info, keys, tables, left_out))
+    else:
+        episodes = tuple(_read_v2(root, info, keys))
     if not episodes:
-        raise BagError(f"{root}: expected at least one episode, found none")
-    return LeRobotLayout(root, version, fps, info, images, left_out, episodes)
+        place = root / (EPISODES_V3 if version == "v3.0" else EPISODES_V2)
+        raise BagError(f"{place}: expected at least one episode, found {'; '.join(left_out) or 'none'}")
+    images, depths = (
+        tuple(image for image in pictures if (image.depth is not None) == is_depth)
+        for is_depth in (False, True)
+    )
+    return LeRobotLayout(root, version, fps, info, images, depths, tuple(left_out), episodes)
 
 
-def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[tuple[ImageFeature, ...], tuple[str, ...]]:
-    """Return the cameras, and the keys of features that are pictures of another kind."""
+def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[list[ImageFeature], list[str]]:
+    """Return the cameras, and why features that are pictures are left out. Raises BagError if no colour is left."""
     features = info.get("features")
     if not isinstance(features, dict):
         raise BagError(f"{root / INFO}: expected a map of features, found {features!r:.60}")
@@ -108,21 +137,64 @@ def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[tuple[ImageFeatur
         kind = feature.get("dtype") if isinstance(feature, dict) else None
         if kind not in ("image", "video") or ".masks." in key:
             continue
-        described = {**feature, **(feature.get("info") or feature.get("video_info") or {})}
-        if described.get("video.is_depth_map"):
-            left_out.append(f"{key} is left out: depth in a compressed video has no exact values")
+        name = key.removeprefix("observation.").removeprefix("images.").replace("/", "_")
+        try:
+            depth = _find_depth(feature, kind == "video")
+        except BagError as error:
+            left_out.append(f"{key} is left out: {error}")
         else:
-            name = key.removeprefix("observation.").removeprefix("images.").replace("/", "_")
-            found.append(ImageFeature(key, name, kind == "video"))
-    if not found:
+            found.append(ImageFeature(key, name, kind == "video", depth))
+    if all(image.depth is not None for image in found):
         raise BagError(
-            f"{root}: expected a feature of the type image or video, found {', '.join(features)[:300]}"
+            f"{root}: expected a feature of the type image or video that is no depth, found "
+            f"{', '.join(features)[:300]}"
         )
-    return tuple(found), tuple(left_out)
+    return found, left_out
 
 
-def _read_v2(root: Path, info: Mapping[str, Any], keys: list[str], _: IsolatedCalls) -> Iterator[Episode]:
-    path, first_row = root / "meta/episodes.jsonl", 0
+def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | None:
+    """Return how the depth of a feature is stored, None for colour. Raises BagError that says what is absent or wrong.
+
+    Since lerobot 0.6 the flag is `is_depth_map`, before it was `video.is_depth_map`.
+    """
+    if True not in _look_up(feature, "is_depth_map"):
+        return None
+    if not is_video:
+        unit = next(_look_up(feature, "depth_unit"), None)
+        if unit not in _DEPTH_UNITS:
+            raise BagError(
+                f"depth in images: expected a depth_unit of m or mm in its info, found {unit!r:.40}"
+            )
+        return DepthFormat(_DEPTH_UNITS[unit])
+    found = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
+    absent = [name for name, value in found.items() if value is None]
+    if absent:
+        raise BagError(
+            f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
+            f"no {', '.join(absent)}"
+        )
+    numbers = [value for value in found.values() if isinstance(value, int | float) and math.isfinite(value)]
+    is_log = found["use_log"]
+    if len(numbers) == len(_DEPTH_CODES) and isinstance(is_log, bool) and not isinstance(numbers[0], bool):
+        low, high, shift = map(float, numbers[:-1])
+        if 0 <= low < high <= _MAX_DEPTH_M and (not is_log or low + shift > 0):
+            return DepthFormat(None, low, high, shift, is_log)
+    raise BagError(
+        "depth in a video: expected 0 <= depth_min < depth_max in metres, depth_min + shift above 0 and a use_log of "
+        f"true or false, found {found!r:.150}"
+    )
+
+
+def _look_up(feature: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """Yield the values of a name in a feature and in its info; names there may have the prefix `video.` or `info.`."""
+    for place in (feature.get("info"), feature.get("video_info"), feature):
+        for prefix in ("", "video.", "info."):
+            if isinstance(place, dict) and place.get(f"{prefix}{name}") is not None:
+                yield place[f"{prefix}{name}"]
+
+
+def _read_v2(root: Path, info: Mapping[str, Any], keys: list[str]) -> Iterator[Episode]:
+    path, first_row = root / EPISODES_V2, 0
     lines = [line for line in _read_text(path).splitlines() if line.strip()]
     size = max(_integer(root, {"chunks_size": 1000, **info}, "chunks_size"), 1)
     for line in lines[:MAX_EPISODES]:
@@ -139,10 +211,10 @@ def _read_v2(root: Path, info: Mapping[str, Any], keys: list[str], _: IsolatedCa
 
 
 def _read_v3(
-    root: Path, info: Mapping[str, Any], keys: list[str], tables: IsolatedCalls
+    root: Path, info: Mapping[str, Any], keys: list[str], tables: IsolatedCalls, left_out: list[str]
 ) -> Iterator[Episode]:
     first_rows: dict[Path, int] = {}
-    for path, row in _read_episode_rows(root, keys, tables):
+    for path, row in _read_episode_rows(root, keys, tables, left_out):
         first_row, end = (_integer(path, row, f"dataset_{edge}_index") for edge in ("from", "to"))
         fields = {name: _integer(path, row, f"data/{name}") for name in ("chunk_index", "file_index")}
         table = _fill(root, info.get("data_path") or DATA_V3, fields)
@@ -167,7 +239,7 @@ def _find_video(
 
 
 def _read_episode_rows(
-    root: Path, keys: list[str], tables: IsolatedCalls
+    root: Path, keys: list[str], tables: IsolatedCalls, left_out: list[str]
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
     columns = ["episode_index", "dataset_from_index", "dataset_to_index"]
     columns += ["data/chunk_index", "data/file_index"]
@@ -176,7 +248,11 @@ def _read_episode_rows(
     for path in sorted((root / EPISODES_V3).glob("*/*.parquet")):
         first = 0
         while True:
-            found = tables.call("read_rows", path, columns=columns, first=first, count=ROWS)
+            try:
+                found = tables.call("read_rows", path, columns=columns, first=first, count=ROWS)
+            except BagError as error:
+                left_out.append(f"the episodes of {error}")
+                break
             count = len(found["episode_index"])
             if not count:
                 break
@@ -203,6 +279,8 @@ def _fill(root: Path, template: object, fields: Mapping[str, int | str]) -> Path
 
 
 def _read_text(path: Path) -> str:
+    if stand_in := describe_stand_in(path):
+        raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
     try:
         size = path.stat().st_size
         if size > MAX_JSON or not path.is_file():

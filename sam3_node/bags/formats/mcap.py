@@ -9,8 +9,7 @@ from typing import Any
 
 from ...errors import BagError, require
 from ...types import Closeable
-from ..messages import foxglove, ros_images
-from ..messages.ros import deserialise
+from ..messages.ros import content_of, deserialise
 from ..messages.ros_images import MessageError
 from ..samples import Losses, Sample, Topic, UnreadableTopicError
 from .mcap_stream import MAGIC, Channel, McapStream, Row
@@ -74,15 +73,13 @@ class McapBag(Closeable):
 
 
 def _topic(channel: Channel) -> Topic:
-    return Topic(channel.topic, channel.schema, _module(channel).find_kind(channel.schema, channel.topic))
-
-
-def _module(channel: Channel) -> Any:
-    return ros_images if "/" in channel.schema else foxglove
+    return Topic(
+        channel.topic, channel.schema, content_of(channel.schema).find_kind(channel.schema, channel.topic)
+    )
 
 
 def _sample(row: Row, decode: Decode) -> Sample | None:
-    channel, module = row.channel, _module(row.channel)
+    channel, module = row.channel, content_of(row.channel.schema)
     message = decode(row.data)
     try:
         payload = module.read_payload(message, channel.schema, channel.topic)
@@ -98,7 +95,7 @@ def _decoder(channel: Channel) -> Decode:
     """Return the function that decodes a message or raises MessageError; BagError for an unknown encoding."""
     if _topic(channel).kind == "other":
         raise MessageError(f"expected images or their calibration, found {channel.schema!r}")
-    if channel.encoding in _ROS and _module(channel) is ros_images:
+    if channel.encoding in _ROS and "/" in channel.schema:
         return lambda data: deserialise(data, channel.schema, _ROS[channel.encoding])
     if channel.encoding == "protobuf" and channel.schema_encoding == "protobuf":
         return _protobuf_decoder(channel)

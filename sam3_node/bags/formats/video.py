@@ -7,18 +7,21 @@ first frame for a loss.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import BagError, require
-from ...types import NANOSECONDS, Closeable, Image
+from ...files import describe_stand_in
+from ...types import NANOSECONDS, Closeable
 from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
+from ..video_packets import upright
 
 _FALLBACK_FPS = 30
 _MAX_FPS = 1000
@@ -90,17 +93,27 @@ class VideoBag(Closeable):
 
 
 class Playback:
-    """One pass over a video, from `begin_ns` of its time."""
+    """One pass over a video, from `begin_ns` of its time; `convert` makes the image of a decoded frame of PyAV.
 
-    def __init__(self, path: Path, begin_ns: int = 0) -> None:
-        self._av = require("av", "bags")
+    Raises BagError for a video that is absent, or a stand-in of it.
+    """
+
+    def __init__(
+        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = upright
+    ) -> None:
+        self._av, self._convert = require("av", "bags"), convert
         self._path, self._begin_ns = path, begin_ns
-        self._max_pixels = max_pixels(path.stat().st_size)
-        self._pixels_left = max_video_pixels(path.stat().st_size)
+        if stand_in := describe_stand_in(path):
+            raise BagError(f"expected a video at {path}, found {stand_in}")
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BagError(f"expected a video at {path}, found none ({error.strerror})") from error
+        self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
         self._end_ns = self._declared_ns = self._bad = 0
 
-    def frames(self) -> Iterator[tuple[int, int, Image]]:
-        """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3]."""
+    def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+        """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3], or what `convert` makes."""
         try:
             with self._av.open(str(self._path), metadata_errors="replace") as container:
                 stream = next(iter(container.streams.video), None)
@@ -113,7 +126,7 @@ class Playback:
         ):  # PyAV lacks streams that begin after the first
             self._bad += 1
 
-    def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, Image]]:
+    def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         if stream.codec_context is None:  # of a codec that ffmpeg has not, or whose name is damaged
             self._bad += 1
             return
@@ -133,7 +146,7 @@ class Playback:
             number = round(stamp_ns / period_ns) if number is None else number
             self._end_ns = stamp_ns + period_ns
             if stamp_ns >= self._begin_ns:
-                yield number, stamp_ns, _upright(frame)
+                yield number, stamp_ns, self._convert(frame)
             number += 1
 
     def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
@@ -190,9 +203,3 @@ def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
     # Matroska counts from 0, not from the first frame
     offset = container.start_time or 0 if "matroska" in container.format.name else 0
     return int(container.duration - offset) * 1000
-
-
-def _upright(frame: Any) -> Image:
-    """Return a frame's pixels as BGR uint8 [height, width, 3], turned as its file says."""
-    image = frame.to_ndarray(format="bgr24")
-    return np.asarray(np.rot90(image, frame.rotation // 90), np.uint8)

@@ -1,4 +1,4 @@
-"""Decoding of Foxglove's camera messages, images, video and calibration, as protobuf or JSON.
+"""Decoding of Foxglove's camera messages, images, video and calibration, as protobuf, JSON or `foxglove_msgs` of ROS.
 
 They differ from ROS's image messages in a few names, so they are renamed and read as those.
 """
@@ -6,6 +6,7 @@ They differ from ROS's image messages in a few names, so they are renamed and re
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from ..samples import Kind, Payload
 from . import ros_images
 from .ros_images import MessageError
 
+ROS_PACKAGE = "foxglove_msgs"
+"""Package of these messages in ROS."""
+
 _ROS_TYPES = {
     "RawImage": "sensor_msgs/Image",
     "CompressedImage": "sensor_msgs/CompressedImage",
@@ -22,11 +26,11 @@ _ROS_TYPES = {
     "CameraCalibration": "sensor_msgs/CameraInfo",
 }
 _MODELS = {"kannala_brandt": "equidistant"}
-_SECONDS = (("seconds", "nanos"), ("sec", "nsec"))  # protobuf, JSON
+_SECONDS = (("seconds", "nanos"), ("sec", "nsec"), ("sec", "nanosec"))  # protobuf, JSON, ROS
 
 
 def find_kind(type_name: str, topic: str) -> Kind:
-    """Return the kind of content of a message type, for example foxglove.RawImage."""
+    """Return the kind of content of a message type, foxglove.RawImage or foxglove_msgs/msg/RawImage for example."""
     ros_type = _ros_type(type_name)
     return "other" if ros_type is None else ros_images.find_kind(ros_type, topic)
 
@@ -52,8 +56,9 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
 
 
 def _ros_type(type_name: str) -> str | None:
-    package, _, name = type_name.rpartition(".")
-    return _ROS_TYPES.get(name) if package == "foxglove" else None
+    package, *rest = re.split(r"[./]", type_name)
+    is_known = package in ("foxglove", ROS_PACKAGE) and len(rest) in (1, 2)
+    return _ROS_TYPES.get(rest[-1]) if is_known else None
 
 
 def _attributes(message: Any) -> Any:

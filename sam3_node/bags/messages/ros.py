@@ -14,7 +14,8 @@ from ...errors import BagError, require
 from ...types import Buffer
 from ..decompression import decompress
 from ..samples import Sample, Topic
-from .ros_images import MessageError, find_kind, read_payload, read_stamp
+from . import foxglove, ros_images
+from .ros_images import MessageError
 
 _FFMPEG_PACKET = """
 std_msgs/Header header
@@ -26,6 +27,14 @@ uint8 flags
 bool is_bigendian
 uint8[] data
 """
+_STAMPED = "builtin_interfaces/Time timestamp\nstring frame_id\n"
+_FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; the fields of a calibration are those of protobuf
+    "RawImage": "uint32 width\nuint32 height\nstring encoding\nuint32 step\nuint8[] data\n",
+    "CompressedImage": "uint8[] data\nstring format\n",
+    "CompressedVideo": "uint8[] data\nstring format\n",
+    "CameraCalibration": "uint32 width\nuint32 height\nstring distortion_model\n"
+    "float64[] D\nfloat64[9] K\nfloat64[9] R\nfloat64[12] P\n",
+}
 _ZSTD = b"\x28\xb5\x2f\xfd"  # CDR begins with 00 00 or 00 01, never with this
 
 
@@ -58,16 +67,26 @@ class Storage(Protocol):
 
 def list_topics(types: dict[str, str]) -> tuple[Topic, ...]:
     """Return the topics of a recording from their names and types."""
-    return tuple(Topic(name, type_name, find_kind(type_name, name)) for name, type_name in types.items())
+    return tuple(
+        Topic(name, type_name, content_of(type_name).find_kind(type_name, name))
+        for name, type_name in types.items()
+    )
+
+
+def content_of(type_name: str) -> Any:
+    """Return the module that reads messages of this type: `foxglove`, also in ROS's spelling, or `ros_images`."""
+    is_ros = "/" in type_name and type_name.split("/")[0] != foxglove.ROS_PACKAGE
+    return ros_images if is_ros else foxglove
 
 
 def read_sample(raw: RawMessage, type_name: str, is_cdr: bool) -> Sample | None:
     """Return the sample of one message; None for an empty CameraInfo. Raises as `read_payload`."""
     message = deserialise(raw.data, type_name, is_cdr)
-    payload = read_payload(message, type_name, raw.topic)
+    content = content_of(type_name)
+    payload = content.read_payload(message, type_name, raw.topic)
     if payload is None:
         return None
-    return Sample(raw.topic, read_stamp(message) or raw.logged_ns, raw.logged_ns, payload)
+    return Sample(raw.topic, content.read_stamp(message) or raw.logged_ns, raw.logged_ns, payload)
 
 
 def deserialise(data: Buffer, type_name: str, is_cdr: bool) -> Any:
@@ -108,4 +127,6 @@ def _store(is_cdr: bool) -> Any:
     typesys = require("rosbags.typesys", "bags")
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE if is_cdr else typesys.Stores.ROS1_NOETIC)
     store.register(typesys.get_types_from_msg(_FFMPEG_PACKET, "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"))
+    for name, fields in _FOXGLOVE.items():
+        store.register(typesys.get_types_from_msg(_STAMPED + fields, f"foxglove_msgs/msg/{name}"))
     return store

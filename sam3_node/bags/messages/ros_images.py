@@ -34,6 +34,7 @@ _CODECS = (  # how encoders name them, ffmpeg's decoder
         ("264", "h264"),
         ("265", "hevc"),
         ("hevc", "hevc"),
+        ("avc", "h264"),
         ("av1", "libdav1d"),
         ("vp9", "vp9"),
         ("vp8", "vp8"),
@@ -122,12 +123,17 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
 
 def _packet(message: Any, topic: str) -> VideoPacket:
     """Return the packet of a message whose `encoding` names an encoder and formats: libx264, hevc_nvenc;nv12;bgr8."""
-    encoder = str(message.encoding).lower().split(";")[0]
-    for word, codec in _CODECS:
-        if word in encoder:
-            return VideoPacket(codec, _flat(_bytes(message.data)))
+    codec = _find_codec(str(message.encoding))
+    if codec is not None:
+        return VideoPacket(codec, _flat(_bytes(message.data)))
     expected = ", ".join(word for word, _ in _CODECS)
     raise UnreadableTopicError(topic, f"expected a codec of {expected}, found {message.encoding!r:.80}")
+
+
+def _find_codec(encoder: str) -> str | None:
+    """Return ffmpeg's decoder for the name of an encoder or format; None for other names."""
+    name = encoder.lower().split(";")[0]
+    return next((codec for word, codec in _CODECS if word in name), None)
 
 
 def _names_depth(topic: str) -> bool:
@@ -309,8 +315,8 @@ def _make_depth(image: npt.NDArray[Any], topic: str) -> Depth:
     if image.dtype == np.uint16:
         return encode_depth(image, "z16", MILLIMETRE, _is_aligned(topic))
     if not _has_millimetres(image):
-        return encode_depth(_to_millimetres(image), "z16", MILLIMETRE, _is_aligned(topic))
-    millimetres = _to_millimetres(image * np.float32(MILLIMETRE))
+        return encode_depth(to_millimetres(image), "z16", MILLIMETRE, _is_aligned(topic))
+    millimetres = to_millimetres(image * np.float32(MILLIMETRE))
     depth = encode_depth(millimetres, "z16", MILLIMETRE, _is_aligned(topic))
     return MillimetreDepth(
         depth.width, depth.height, depth.encoding, depth.scale_m, depth.aligned, depth.data
@@ -325,7 +331,7 @@ def _has_millimetres(image: npt.NDArray[np.float32]) -> bool:
     return bool(sample.size and np.quantile(sample, 0.02) > _MAX_METRES)
 
 
-def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return uint16 mm; a value that is not finite, not positive or over 65.535 m becomes 0, which is unknown."""
     millimetres = metres / np.float32(MILLIMETRE)
     with np.errstate(invalid="ignore"):
@@ -333,7 +339,7 @@ def _to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return np.rint(np.where(is_valid, millimetres, 0)).astype(np.uint16)
 
 
-def _compressed(message: Any, topic: str) -> Colour | Depth:
+def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
     data, format_ = _flat(_bytes(message.data)), str(message.format)
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
@@ -343,9 +349,17 @@ def _compressed(message: Any, topic: str) -> Colour | Depth:
     if is_depth and is_depth_png(data):
         return Depth(*_png_size(data, topic), "png16", MILLIMETRE, _is_aligned(topic), data)
     if find_compression(data) is None:
-        raise MessageError(
-            f"{topic}: expected a jpeg, png, webp, avif, tiff or bmp, found {bytes(data[:4])!r}... ({format_!r})"
-        )
+        codec = _find_codec(format_)  # video encoders write this type, too
+        if codec is None:
+            raise MessageError(
+                f"{topic}: expected a jpeg, png, webp, avif, tiff, bmp or a video format such as h264, found "
+                f"{bytes(data[:4])!r}... ({format_!r:.80})"
+            )
+        if is_depth:
+            raise UnreadableTopicError(
+                topic, f"expected depth as 16-bit images, found video of {format_!r:.80}"
+            )
+        return VideoPacket(codec, data)
     try:
         return Colour.from_compressed(data)
     except BagError as error:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import cv2
@@ -9,6 +10,7 @@ import pytest
 from sam3_node.bags import open_bag
 from sam3_node.bags.formats.image_layouts import FPS
 from sam3_node.bags.formats.images import ImagesBag
+from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.samples import Colour, Sample
 from sam3_node.errors import BagError
 from sam3_node.types import Depth
@@ -209,3 +211,37 @@ def test_depth_of_a_real_folder_is_aligned() -> None:
         frames = list(bag)
         assert all(frame.depth is not None and frame.depth.aligned for frame in frames)
         assert "taken as aligned" in bag.notes[0]
+
+
+def with_orientation(jpeg: bytes, orientation: int) -> bytes:
+    """Return a JPEG with this EXIF orientation."""
+    tiff = b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    segment = b"Exif\0\0" + tiff
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+
+
+@pytest.mark.parametrize("orientations", [(1, 6), (3, 3, 8), (1, 1), (6, 6, 6), (0, 1)])
+def test_photos_that_ask_for_different_turns_are_warned_about(
+    tmp_path: Path, orientations: tuple[int, ...]
+) -> None:
+    jpeg, is_mixed = cv2.imencode(".jpg", picture(0))[1].tobytes(), len(set(orientations) - {0}) > 1
+    for index, orientation in enumerate(orientations):
+        (tmp_path / f"{index}.jpg").write_bytes(with_orientation(jpeg, orientation))
+    with ImagesBag(tmp_path) as bag:
+        for _ in range(2):
+            sizes = {(item.payload.width, item.payload.height) for item in bag.samples({bag.topics[0].name})}
+            assert sizes == {SIZE[::-1]}  # these turns are not made
+        assert [("different EXIF orientations" in note) for note in bag.notes] == [True] * is_mixed
+    expected = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+    for image in sample_images(tmp_path, 3):
+        assert np.array_equal(image, expected)
+
+
+def test_pointers_and_links_to_absent_files_are_told(tmp_path: Path) -> None:
+    write(tmp_path, ["0.png", "1.png", "2.png"])
+    (tmp_path / "1.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    (tmp_path / "3.png").symlink_to("../.git/annex/objects/00/3.png")
+    found, lost = read(tmp_path)
+    assert [len(samples) for samples in found.values()] == [2]
+    assert "2 of " in str(lost)
+    assert "run `git lfs pull`" in str(lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("av")
 
+import av
+import cv2
 import pyarrow
 import pyarrow.parquet
 
@@ -21,7 +24,7 @@ from sam3_node.bags.formats.lerobot import POSE
 from sam3_node.bags.time_span import TimeSpan
 from sam3_node.errors import BagError, MissingExtraError
 from sam3_node.types import NANOSECONDS
-from sam3_node.wire import decode_image
+from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT
 from tools.lerobot_roundtrip.__main__ import EPISODES, save_frames
 
@@ -198,3 +201,218 @@ def test_endless_rows_without_pictures_end(tmp_path: Path) -> None:
     frames, lost = read(dataset, topics=["wrist"])
     assert len(frames) == sum(count for _, count in EPISODES[1:])
     assert "expected pictures in its rows, found none before the row 2000" in str(lost)
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+@pytest.mark.parametrize("stand_in", [None, LFS, "", "link"])
+def test_absent_videos_cost_only_their_own_frames(dataset: Path, stand_in: str | None) -> None:
+    videos = sorted((dataset / "videos").rglob("*.mp4"))
+    whole, _ = read(dataset)
+    for path in videos[:1]:
+        path.unlink()
+        if stand_in == "link":
+            path.symlink_to("../../blobs/0")
+        elif stand_in is not None:
+            path.write_text(stand_in)
+    frames, lost = read(dataset)
+    lacking = len(whole) - len(frames)
+    assert [frame.seq for frame in frames if frame.camera == "wrist"] == list(range(15))
+    assert lacking == (15 if len(videos) == 1 else STARTS[1])
+    assert str(videos[0]) in str(lost)
+    assert stand_in != LFS or "run `git lfs pull`" in str(lost)
+    frames, lost = read(dataset, topics=["front"])
+    assert len(frames) == 15 - lacking
+    assert str(videos[0]) in str(lost)
+    shutil.rmtree(dataset / "videos")
+    frames, lost = read(dataset)
+    assert {frame.camera for frame in frames} == {"wrist"}
+    assert all(str(path) in str(lost) for path in videos)
+
+
+def test_many_episodes_without_a_video_do_not_hide_the_last_one(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    (video,) = dataset.rglob("*.front/episode_000000.mp4")
+    table = dataset / "data/chunk-000/episode_000000.parquet"
+    lines = [{"episode_index": number, "length": 4, "tasks": []} for number in range(300)]
+    (dataset / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    change_info(dataset, chunks_size=1000)
+    content = pyarrow.parquet.read_table(table)
+    at = content.schema.get_field_index("episode_index")
+    number = pyarrow.array([299] * 4, content.schema.field("episode_index").type)
+    shutil.copy(video, video.with_name("episode_000299.mp4"))
+    pyarrow.parquet.write_table(
+        content.set_column(at, "episode_index", number), table.with_name("episode_000299.parquet")
+    )
+    for path in [*dataset.rglob("*.front/episode_00000?.mp4")]:
+        path.unlink()
+    frames, lost = read(dataset, topics=["front"])
+    assert [frame.seq for frame in frames] == list(range(299 * 4, 300 * 4))
+    assert "more losses" in str(lost)
+
+
+@pytest.mark.parametrize("content", [None, LFS])
+def test_an_absent_table_or_description_is_named(dataset: Path, content: str | None) -> None:
+    table = next(iter(sorted((dataset / "data").rglob("*.parquet"))))
+    for path in (table, dataset / "meta/info.json"):
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+        try:
+            _, text = read(dataset)
+        except BagError as error:
+            text = str(error)
+        assert path.name in str(text)
+        assert content is None or "run `git lfs pull`" in str(text)
+        if path == table:
+            assert str(table) in str(text)
+
+
+INFO = {"video.depth_min": 0.2, "video.depth_max": 4.0, "video.shift": 3.5, "video.use_log": True}
+
+
+def write_depth(path: Path, codes: np.ndarray, count: int, pixels: str = "gray12le") -> None:
+    """Write a video whose frames have these codes [height, width] as their brightness."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(
+            "libx265", rate=10, options={"x265-params": "lossless=1:log-level=none"}
+        )
+        stream.height, stream.width = codes.shape
+        stream.pix_fmt = pixels
+        for index in range(count):
+            frame = av.VideoFrame(stream.width, stream.height, pixels)
+            for plane, value in zip(frame.planes, (codes, None, None), strict=False):
+                rows = np.full((plane.height, plane.line_size // 2), 2048, np.uint16)
+                if value is not None:
+                    rows[:, : value.shape[1]] = value
+                plane.update(rows.tobytes())
+            frame.pts = index
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def add_depth(
+    dataset: Path, info: dict[str, Any], pixels: str = "gray12le", name: str = "front_depth"
+) -> np.ndarray:
+    """Add a depth video to version 2.1, with every code in each frame; return the codes."""
+    key = f"observation.images.{name}"
+    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    features[key] = {"dtype": "video", "shape": [64, 64, 1], "info": info}
+    change_info(dataset, features=features)
+    codes = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    folder = dataset / "videos/chunk-000" / key
+    folder.mkdir()
+    for number, (_, length) in enumerate(EPISODES):
+        write_depth(folder / f"episode_{number:06}.mp4", codes, length, pixels)
+    return codes
+
+
+@pytest.mark.verifies(
+    "recording",
+    "LeRobot depth: 12-bit video, PNG and TIFF",
+    "other implementation",
+    "ffmpeg encodes HEVC of 12 bits without loss, after the formula of lerobot 0.6.1",
+    "a dataset of lerobot 0.6 itself",
+)
+@pytest.mark.parametrize("flag", ["is_depth_map", "video.is_depth_map"])
+@pytest.mark.parametrize("pixels", ["gray12le", "yuv420p12le"])
+@pytest.mark.parametrize("use_log", [True, False])
+def test_depth_in_a_video_is_metres(tmp_path: Path, flag: str, pixels: str, use_log: bool) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    codes = add_depth(dataset, INFO | {flag: True, "video.use_log": use_log}, pixels)
+    frames, lost = read(dataset, topics=["front"])
+    assert lost is None
+    assert len(frames) == 15
+    share = codes / 4095
+    metres = np.exp(np.log(3.7) + share * np.log(7.5 / 3.7)) - 3.5 if use_log else 0.2 + 3.8 * share
+    metres[(codes == 0) | (codes == 4095)] = 0  # nearer or farther: unknown
+    for frame in frames:
+        assert frame.depth is not None
+        assert not frame.depth.aligned
+        found = decode_depth(frame.depth) * frame.depth.scale_m
+        np.testing.assert_allclose(found, metres, atol=4.0 / 65535)
+
+
+def test_depth_goes_to_the_camera_of_its_name(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    add_depth(dataset, INFO | {"is_depth_map": True}, name="wrist_depth")
+    frames, _ = read(dataset)
+    assert {(frame.camera, frame.depth is None) for frame in frames} == {("front", True), ("wrist", False)}
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({}, "found no depth_min, depth_max, shift, use_log"),
+        ({**INFO, "video.shift": None}, "found no shift"),
+        ({**INFO, "video.depth_max": 0.1}, "expected 0 <= depth_min < depth_max"),
+        ({**INFO, "video.shift": -0.3}, "depth_min + shift above 0"),
+        ({**INFO, "video.use_log": 1}, "a use_log of true or false"),
+    ],
+)
+def test_depth_without_its_metres_is_left_out_and_told(
+    tmp_path: Path, info: dict[str, Any], expected: str
+) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    add_depth(dataset, {**info, "is_depth_map": True})
+    frames, lost = read(dataset)
+    assert {(frame.camera, frame.depth) for frame in frames} == {("front", None), ("wrist", None)}
+    assert "observation.images.front_depth is left out: depth in a video" in str(lost)
+    assert expected in str(lost)
+
+
+def test_depth_of_eight_bits_is_told_and_a_false_flag_means_colour(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    front = features["observation.images.front"]
+    front["info"] |= INFO | {"is_depth_map": False, "video.is_depth_map": False}
+    change_info(dataset, features=features)
+    frames, lost = read(dataset)
+    assert (len(frames), lost) == (30, None)
+    front["info"]["is_depth_map"] = True
+    change_info(dataset, features=features)
+    frames, lost = read(dataset)
+    assert {(frame.camera, frame.depth) for frame in frames} == {("wrist", None)}
+    assert "expected depth in a video of 12 bits, found one of yuv420p" in str(lost)
+
+
+def write_tiff(metres: np.ndarray) -> bytes:
+    """Return a TIFF of floats without compression, as pillow writes it."""
+    data = metres.astype("<f4").tobytes()
+    tags = {256: metres.shape[1], 257: metres.shape[0], 258: 32, 259: 1, 262: 1, 273: 8 + 2 + 12 * 10 + 4}
+    tags |= {277: 1, 278: metres.shape[0], 279: len(data), 339: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("png", None), ("png", "mm"), ("tiff", "mm"), ("float", None), ("float", "m")]
+)
+def test_depth_in_images_is_metres(tmp_path: Path, kind: str, unit: str | None) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    features["observation.images.wrist"]["info"] = {"is_depth_map": True, "depth_unit": unit}
+    change_info(dataset, features=features)
+    millimetres = np.random.default_rng(0).integers(1, 9000, (24, 32)).astype(np.uint16)
+    data = (
+        write_tiff(millimetres / 1000)
+        if kind == "float"
+        else cv2.imencode(f".{kind}", millimetres)[1].tobytes()
+    )
+    for path in (dataset / "data").rglob("*.parquet"):
+        table = pyarrow.parquet.read_table(path)
+        cells = pyarrow.array(
+            [{"bytes": data, "path": None}] * table.num_rows,
+            pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]),
+        )
+        at = table.schema.get_field_index("observation.images.wrist")
+        pyarrow.parquet.write_table(table.set_column(at, "observation.images.wrist", cells), path)
+    frames, lost = read(dataset)
+    assert lost is None
+    assert {frame.camera for frame in frames} == {"front"}
+    for frame in frames:
+        assert frame.depth is not None
+        np.testing.assert_allclose(
+            decode_depth(frame.depth) * frame.depth.scale_m, millimetres / 1000, atol=1e-6
+        )

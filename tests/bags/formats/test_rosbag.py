@@ -4,11 +4,16 @@ import random
 import re
 import sqlite3
 import struct
+import tempfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rosbags")
+pytest.importorskip("lz4")
+
+import lz4.frame
+import zstandard
 
 from sam3_node.bags.formats.rosbag import RosBag
 from sam3_node.bags.formats.rosbag1 import MAGIC
@@ -304,3 +309,132 @@ def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
     assert ros.same(found, [*expected[:3], *expected[4:]])
     assert lost is not None
     assert "found 'nv24'" in lost
+
+
+def split(tmp_path: Path, storage: str, count: int) -> tuple[Path, list[Path]]:
+    """Write a folder of `count` parts, without metadata; the messages of each part are a nanosecond later."""
+    folder, suffix = tmp_path / "drive", ".mcap" if storage == "MCAP" else ".db3"
+    folder.mkdir()
+    parts = []
+    for number in range(count):
+        written = ros.write_ros2(tmp_path / str(number), 2, storage, delay_ns=number)
+        parts.append(next(written.glob(f"*{suffix}")).rename(folder / f"drive_{number}{suffix}"))
+    return folder, parts
+
+
+def pack(path: Path, suffix: str = ".zstd", keep: bool = False) -> Path:
+    """Compress a file as ROS 2 does."""
+    compress = lz4.frame.compress if suffix == ".lz4" else zstandard.compress
+    packed = path.with_name(path.name + suffix)
+    packed.write_bytes(compress(path.read_bytes()))
+    if not keep:
+        path.unlink()
+    return packed
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 3])
+
+
+def offsets(found: list[ros.Shot]) -> list[int]:
+    """Return the numbers of the parts of `split` that the messages are from."""
+    return [shot.logged_ns - shot.stamp_ns - ros.DELAY_NS for shot in found]
+
+
+def list_files(folder: Path, *names: str) -> None:
+    lines = "".join(f"    - {name}\n" for name in names)
+    (folder / "metadata.yaml").write_text(
+        f"rosbag2_bagfile_information:\n  relative_file_paths:\n{lines}  duration:\n    nanoseconds: 5\n"
+    )
+
+
+@pytest.mark.verifies(
+    "recording",
+    "ROS 2 files packed as a whole, `.zstd` and `.lz4`, also alone",
+    "other implementation",
+    "rosbags writes the files, zstandard and lz4 pack them",
+    "a folder of ROS 2's own recorder",
+)
+@pytest.mark.parametrize("storage", ["SQLITE3", "MCAP"])
+@pytest.mark.parametrize("suffix", [".zstd", ".zst", ".lz4"])
+def test_a_part_that_is_packed_and_unpacked_comes_once_in_its_place(
+    tmp_path: Path, storage: str, suffix: str
+) -> None:
+    folder, parts = split(tmp_path, storage, 12)
+    for number, part in enumerate(parts[:11]):
+        pack(part, suffix, keep=number % 2 == 0)
+    for listed in (
+        [part.name for part in parts],
+        [f"{part.name}{suffix}" for part in parts],
+        [f'"{part.name}"' for part in parts],
+    ):
+        list_files(folder, *listed)
+        found, lost = read(folder)
+        assert offsets(found) == sorted([*range(12)] * 6)
+        assert lost is None
+    for text in ("", "rosbag2_bagfile_information: {}\n"):
+        (folder / "metadata.yaml").write_text(text)
+        found, lost = read(folder)
+        assert offsets(found) == sorted([*range(12)] * 6)
+        assert "lists no files: it was never closed" in str(lost)
+    list_files(folder, *(part.name for part in parts), f"drive_12.db3{suffix}")
+    assert "drive lacks drive_12.db3" in str(read(folder)[1])
+
+
+@pytest.mark.parametrize("storage", ["SQLITE3", "MCAP"])
+@pytest.mark.parametrize("damaged", ["packed", "unpacked", "empty", "pointer"])
+def test_the_whole_one_of_two_copies_is_read(tmp_path: Path, storage: str, damaged: str) -> None:
+    folder, parts = split(tmp_path, storage, 2)
+    copies = {"unpacked": parts[0], "packed": pack(parts[0], keep=True)}
+    if damaged in copies:
+        cut(copies[damaged])
+    else:
+        text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+        parts[0].write_text("" if damaged == "empty" else text)
+    list_files(folder, *(part.name for part in parts))
+    found, lost = read(folder)
+    assert (offsets(found), lost) == ([0] * 6 + [1] * 6, None)
+    for copy in copies.values():
+        copy.write_bytes(b"")
+    found, lost = read(folder)
+    assert offsets(found) == [1] * 6
+    assert "drive_0" in str(lost)
+    assert "an empty file" in str(lost)
+
+
+@pytest.mark.parametrize("storage", ["SQLITE3", "MCAP"])
+def test_a_damaged_packed_part_gives_its_beginning_and_its_own_path(tmp_path: Path, storage: str) -> None:
+    folder, parts = split(tmp_path, storage, 2)
+    content = b"".join(zstandard.compress(piece) for piece in pieces(parts[0].read_bytes()))
+    packed = pack(parts[0])
+    packed.write_bytes(content[:-20])
+    found, lost = read(folder)
+    assert offsets(found)[-6:] == [1] * 6
+    assert storage == "SQLITE3" or len(found) > 6
+    assert f"{packed} is damaged: what follows the first" in str(lost)
+    packed.write_bytes(b"other bytes")
+    found, lost = read(folder)
+    assert offsets(found) == [1] * 6
+    assert f"{packed} is damaged" in str(lost)
+    assert tempfile.gettempdir() + "/sam3-node-" not in str(lost)
+    with pytest.raises(BagError, match=re.escape(f"{packed} is damaged")):
+        RosBag(packed)
+
+
+def pieces(data: bytes) -> list[bytes]:
+    return [data[at : at + 1000] for at in range(0, len(data), 1000)]
+
+
+@pytest.mark.parametrize("suffix", [".zstd", ".lz4"])
+def test_a_lone_packed_file_is_read(tmp_path: Path, suffix: str, bag_file: Path) -> None:
+    for storage in ("SQLITE3", "MCAP"):
+        (tmp_path / storage).mkdir()
+        _, parts = split(tmp_path / storage, storage, 1)
+        packed = pack(parts[0], suffix)
+        assert RosBag.recognises(packed)
+        found, lost = read(packed)
+        assert ros.same(found, list(ros.shots(2)))
+        assert lost is None
+    copy = tmp_path / "drive.bag"
+    copy.write_bytes(bag_file.read_bytes())
+    assert ros.same(read(pack(copy, suffix))[0], list(ros.shots(FRAMES)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import cv2
@@ -188,3 +189,37 @@ def test_a_real_video_is_read_to_its_end() -> None:
         assert len(stamps) == 250
         assert stamps[-1] == 9_960_000_000
         assert bag.lost is None
+
+
+TURNS = {  # the display matrix (a, b, c, d) in x' = a x + c y, y' = b x + d y, and the picture that it asks for
+    (1, 0, 0, 1): lambda image: image,
+    (0, 1, -1, 0): lambda image: np.rot90(image, -1),
+    (-1, 0, 0, -1): lambda image: np.rot90(image, 2),
+    (0, -1, 1, 0): lambda image: np.rot90(image, 1),
+    (-1, 0, 0, 1): lambda image: image[:, ::-1],
+    (1, 0, 0, -1): lambda image: image[::-1],
+    (0, 1, 1, 0): lambda image: image.swapaxes(0, 1),
+    (0, -1, -1, 0): lambda image: np.rot90(image, 2).swapaxes(0, 1),
+}
+
+
+@pytest.mark.verifies(
+    "recording",
+    "video that is turned or mirrored by its display matrix",
+    "other implementation",
+    "ffmpeg writes the video, all eight matrices of MP4",
+)
+@pytest.mark.parametrize("matrix", TURNS)
+def test_a_video_is_turned_and_mirrored_by_its_display_matrix(
+    tmp_path: Path, matrix: tuple[int, int, int, int]
+) -> None:
+    path = write(tmp_path / "take.mp4")
+    _, before, _ = read(path)
+    data = bytearray(path.read_bytes())
+    a, b, c, d = (value << 16 for value in matrix)
+    struct.pack_into(">9i", data, data.index(b"tkhd") + 44, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(data)
+    _, after, lost = read(path)
+    assert lost is None
+    for turned, image in zip(after, before, strict=True):
+        assert np.array_equal(turned, TURNS[matrix](image))
