@@ -166,6 +166,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..calibration import hand_eye
     from ..calibration.closed_form import CLOSED_FORMS
     from ..calibration.report import draw_hand_eye, write_picture
+    from .calibration_pairs import estimate_sight
     from .calibration_results import make_hand_eye_section, print_comparison, print_hand_eye
 
     out = args.out or args.calibration
@@ -175,8 +176,9 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     board = _parse_board(args.board)
     pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
     centre = tuple(map(float, board.points.mean(axis=0)))
+    sight = estimate_sight(board, calibration) if scaled else None
     result = hand_eye.calibrate_hand_eye(
-        pairs, args.mount, board_centre_m=centre, scaled=scaled, rejected=rejected
+        pairs, args.mount, board_centre_m=centre, scaled=scaled, rejected=rejected, sight=sight
     )
     section = make_hand_eye_section(result, board, inputs)
     _save(out, calibration.model_copy(update={"hand_eye": section}))
