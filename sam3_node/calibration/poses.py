@@ -169,8 +169,8 @@ def read_poses(path: Path) -> list[RobotPose]:
         ) from error
     except ValidationError as error:
         # a wrong entry also makes the list too short
-        items = sorted(error.errors(), key=lambda item: item["type"] == "too_short")
-        wrong = "; ".join(map(_describe_wrong, items[: max(1, min(5, len(items) - 1))]))
+        items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
+        wrong = "; ".join(map(_describe_wrong, items[:5]))
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
     poses = []
     for number, entry in enumerate(file.poses):
