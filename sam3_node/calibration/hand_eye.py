@@ -17,7 +17,8 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from ..errors import CalibrationError
-from ..geometry import Array, invert, quaternion_from_rotation, rigid, rotation_from_quaternion
+from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, rotation_from_quaternion
+from ..types import Intrinsics
 from .closed_form import find_start, measure_errors, score_errors, solve_closed_form
 from .intrinsics import Rejected
 from .refinement import (
@@ -57,6 +58,8 @@ _REACHES_M, _DISTANCES_M = (
 _UNITS = {"metres": 1.0, "centimetres": 1e-2, "millimetres": 1e-3, "inches": 0.0254}
 _UNIT_TOLERANCE = 0.04
 _MIN_SPREAD = 1e-3  # of the gripper's positions, as a share of its distance from the base
+_IMAGE_MARGIN, _MIN_VISIBLE, _MIN_SQUARE_PX = 0.05, 0.35, 5.0
+_VISIBLE, _MIN_DIFFERENCE = 0.85, 0.1  # shares of the board in the image
 _ON_GRIPPER_M, _BESIDE_ROBOT_M = 0.25, 0.5
 _SAME_M, _SAME_RAD = 1e-4, 1e-3
 _MOVED_M, _MOVED_RAD = 5e-3, np.radians(1)
@@ -79,26 +82,39 @@ class HandEyeView:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Places of a board's centre that a camera sees: within an angle of the optical axis, between two distances.
+    """Camera and board of poses that come without images: they say where the board can have been seen.
 
-    The angle is larger by that of half the board, of radius `radius_m`. By default it is all that lies in front.
+    `size` (height, width) is that of the images, `points_m` [p, 3] are the corners in the frame of the board, and
+    `pitch_m` is the side of a square.
     """
 
-    angle_rad: float = np.pi / 2
-    radius_m: float = 0.0
-    near_m: float = 0.0
-    far_m: float = np.inf
+    intrinsics: Intrinsics
+    size: tuple[int, int]
+    points_m: Array
+    pitch_m: float
 
-    def has_inside(self, b: Array) -> npt.NDArray[np.bool_]:
-        """Return which boards [n] of poses camera_from_board [n, 4, 4] lie in a direction that the camera sees."""
-        distances = np.linalg.norm(b[:, :3, 3], axis=1)
-        angles = np.arctan2(np.hypot(b[:, 0, 3], b[:, 1, 3]), b[:, 2, 3])
-        limits = self.angle_rad + np.arctan2(self.radius_m, distances)
-        return (distances > 0) & (angles < np.minimum(limits, max(self.angle_rad, np.pi / 2)))
+    def measure_visible(self, b: Array) -> Array:
+        """Return the share [n] of the corners inside the image, for poses camera_from_board [n, 4, 4].
 
-    def has_in_range(self, distance_m: float) -> bool:
-        """Return if a board at this distance can be detected."""
-        return max(self.near_m, _DISTANCES_M[0]) <= distance_m <= min(self.far_m, _DISTANCES_M[1])
+        The frame of another detector may have its origin in the centre of the board: the better place counts.
+        """
+        # a polynomial distortion is valid inside the image alone, a margin stands for it outside
+        lens = (
+            self.intrinsics if self.intrinsics.model == "fisheye" else replace(self.intrinsics, model="none")
+        )
+        margin = _IMAGE_MARGIN * max(self.size)
+        shares = []
+        for points in (self.points_m, self.points_m - self.points_m.mean(axis=0)):
+            seen = b[:, None, :3, :3] @ points[..., None] + b[:, None, :3, 3:]
+            pixels = project(seen.reshape(-1, 3), lens).reshape(len(b), -1, 2)
+            inside = (pixels > -margin) & (pixels < np.array(self.size[::-1]) + margin)
+            shares.append(inside.all(axis=2).mean(axis=1))
+        return np.asarray(max(shares, key=np.mean), np.float64)
+
+    def can_have_seen(self, b: Array) -> bool:
+        """Return if boards at these poses are large enough in the image, and fit into it."""
+        square_px = self.pitch_m * self.intrinsics.fx / max(_measure_distance(b), 1e-12)
+        return square_px >= _MIN_SQUARE_PX and float(self.measure_visible(b).mean()) >= _MIN_VISIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +170,11 @@ def calibrate_hand_eye(
     """Estimate the pose of the camera from all views jointly; views that disagree are left out by name.
 
     Errors are measured at `board_centre_m`, in the frame of the board. `scaled` is true for poses of the board that
-    come without images: the covariances of the views are known but for a factor. `sight` says where the camera sees
-    a board. Raises CalibrationError for too few views, degenerate motion, repeated poses, boards that no camera
-    sees there, and poses or lengths that do not fit the board, with the reason.
+    come without images: the covariances of the views are known but for a factor, and `sight` says where the camera can
+    have seen the board. Raises CalibrationError for too few views, degenerate motion, repeated poses, boards that no
+    camera sees there, and poses or lengths that do not fit the board, with the reason.
     """
-    sight = sight or Sight()
-    _check_motion(views, mounting)
+    _check_motion(views)
     views, hidden = _leave_out_hidden(views, board_centre_m)
     centre = rigid(np.eye(3), board_centre_m)
     observations = observe(views, mounting, board_centre_m, scaled)
@@ -168,7 +183,7 @@ def calibrate_hand_eye(
     try:
         free = _fit_with_scale(plain)
         _check_agreement(plain, free, mounting, sight)
-        _check_sight(plain.b, centre, mounting, sight)
+        _check_sight(plain.b, mounting, sight)
         scale = free.refined.scale, float(np.sqrt(free.refined.covariance[12, 12])) * free.refined.scale
         warnings = _check_scale(scale, free.refined.degrees, plain, sight)
         fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
@@ -279,7 +294,7 @@ def _leave_out_hidden(
     centre = rigid(np.eye(3), board_centre_m)
     poses = np.array([view.camera_from_board for view in views], np.float64)
     # the frame of another detector may have its origin elsewhere on the board
-    front = Sight().has_inside(poses) | Sight().has_inside(poses @ centre)
+    front = _lie_in_front(poses) | _lie_in_front(poses @ centre)
     if (~front).sum() > _MAX_REJECTED_SHARE * len(views) or front.all():
         return views, []
     hidden = [view.name for view, seen in zip(views, front, strict=True) if not seen]
@@ -344,7 +359,7 @@ def _describe_error(error: Array, distance: float, limit: float) -> str:
     )
 
 
-def _check_motion(views: Sequence[HandEyeView], mounting: Mounting) -> None:
+def _check_motion(views: Sequence[HandEyeView]) -> None:
     if len(views) < MIN_POSES:
         raise CalibrationError(
             f"expected at least {MIN_POSES} poses with a view of the board, found {len(views)}; 12 or more are better"
@@ -398,7 +413,7 @@ def _measure_median(errors: Array) -> tuple[float, float]:
     return lengths[0], lengths[1]
 
 
-def _check_agreement(observations: Observations, fit: _Fit, mounting: Mounting, sight: Sight) -> None:
+def _check_agreement(observations: Observations, fit: _Fit, mounting: Mounting, sight: Sight | None) -> None:
     """Refuse views that do not agree, with the change of the input that makes them agree, if one does."""
     median_m, median_rad = _measure_median(fit.errors)
     agree = fit.kept.sum() >= max(MIN_POSES, (1 - _MAX_REJECTED_SHARE) * len(fit.kept))
@@ -423,7 +438,9 @@ class _Guess:
     inverted: tuple[str, ...]
 
 
-def _explain_disagreement(observations: Observations, mounting: Mounting, sight: Sight, score: float) -> str:
+def _explain_disagreement(
+    observations: Observations, mounting: Mounting, sight: Sight | None, score: float
+) -> str:
     """Return advice for the change of the input that makes it fit, if one does."""
     robot = _normalise(observations)
     best: tuple[float, float, _Guess] | None = None
@@ -446,15 +463,23 @@ def _explain_disagreement(observations: Observations, mounting: Mounting, sight:
     return "; and ".join(changes)
 
 
-def _choose_changes(guess: _Guess, sight: Sight) -> tuple[str, ...]:
+def _lie_in_front(b: Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(b[:, 2, 3] > 0)
+
+
+def _measure_visible(b: Array, sight: Sight | None) -> Array:
+    return _lie_in_front(b).astype(np.float64) if sight is None else sight.measure_visible(b)
+
+
+def _choose_changes(guess: _Guess, sight: Sight | None) -> tuple[str, ...]:
     """Return the changes after which the board lies where the camera sees it."""
-    front = sight.has_inside(guess.observations.b).mean()
-    turned = sight.has_inside(invert_all(guess.observations.b)).mean()
-    if front >= 1 - _MAX_REJECTED_SHARE and turned >= 1 - _MAX_REJECTED_SHARE and abs(front - turned) < 0.1:
-        # a board whose z axis points to the camera
-        few, many = sorted((guess.changes, guess.inverted), key=len)
-        return few if len(few) < len(many) else (f"{'; and '.join(few)}; or else {'; and '.join(many)}",)
-    return guess.changes if front >= turned else guess.inverted
+    b = guess.observations.b
+    upright, turned = _lie_in_front(b).mean(), _lie_in_front(invert_all(b)).mean()
+    if min(upright, turned) > 1 - _MAX_REJECTED_SHARE:  # a board whose z axis points to the camera
+        upright, turned = _measure_visible(b, sight).mean(), _measure_visible(invert_all(b), sight).mean()
+        if abs(upright - turned) < _MIN_DIFFERENCE:
+            return (f"{'; and '.join(guess.changes)}; or else {'; and '.join(guess.inverted)}",)
+    return guess.changes if upright > turned else guess.inverted
 
 
 def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_Guess]:
@@ -494,23 +519,26 @@ def _reorder_quaternions(poses: Array) -> Array:
     return again
 
 
-def _check_sight(b: Array, centre: Array, mounting: Mounting, sight: Sight) -> None:
-    """Refuse poses that agree although no camera can see the board, with this centre, there."""
-    count, front = len(b), Sight().has_inside(b)
-    inside, turned = sight.has_inside(b @ centre), sight.has_inside(invert_all(b) @ centre)
+def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
+    """Refuse poses that agree although no camera can see the board there."""
+    count, behind = len(b), ~_lie_in_front(b)
+    shares, turned = _measure_visible(b, sight), _measure_visible(invert_all(b), sight).mean()
     other = "eye_to_hand" if mounting == "eye_in_hand" else "eye_in_hand"
     both = (
         f"robot and board are both inverted: give camera_from_board instead of board_from_camera, and use {other} or "
         "give base_from_gripper instead of its inverse"
     )
-    if (~front).mean() > _MAX_REJECTED_SHARE:
+    if behind.mean() > _MAX_REJECTED_SHARE:
         raise CalibrationError(
-            f"the board lies behind the camera in {(~front).sum()} of {count} views, where it cannot be seen; "
+            f"the board lies behind the camera in {behind.sum()} of {count} views, where it cannot be seen; "
             f"{_explain_axes(b, both)}"
         )
-    if (~inside).mean() > 0.2 and turned.mean() > 0.9:
+    hidden = (shares == 0).mean() > _MAX_REJECTED_SHARE
+    if hidden or (shares.mean() < _VISIBLE and turned > max(_VISIBLE, shares.mean() + _MIN_DIFFERENCE)):
+        advice = both if turned > _VISIBLE else f"{_explain_axes(b, both)}; or take intrinsics of this camera"
         raise CalibrationError(
-            f"the board lies outside the image in {(~inside).sum()} of {count} views, where it cannot be seen; {both}"
+            f"the board lies at least partly outside the image in {(shares < 1).sum()} of {count} views, where it "
+            f"cannot be seen; {advice}"
         )
 
 
@@ -544,32 +572,44 @@ def _check_scale(
             f"the views do not tell the size of the board: {text}, expected 1 within {_MAX_SCALE:g}; move the gripper "
             "further between views, turn it more, and take more views"
         )
-    distance = float(np.median(np.linalg.norm(observations.b[:, :3, 3], axis=1)))
-    if observations.scaled and not sight.near_m <= distance <= sight.far_m:
+    if sight is not None and not sight.can_have_seen(observations.b):
         raise CalibrationError(
-            f"the board lies {distance:.3g} m from the camera, where it cannot be detected: check unit and board_unit"
+            f"the board lies {_measure_distance(observations.b):.3g} m from the camera, where it cannot be detected: "
+            "check unit and board_unit"
         )
     return [f"{text}: measure its squares and check the intrinsics"] if abs(share) > _SUSPECT_SCALE else []
 
 
-def _explain_scale(scale: float, observations: Observations, sight: Sight) -> str:
+def _explain_scale(scale: float, observations: Observations, sight: Sight | None) -> str:
     """Return the reason why all positions of the board fit the robot's after multiplication by `scale`."""
-    reach = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1)))
-    distance = float(np.median(np.linalg.norm(observations.b[:, :3, 3], axis=1)))
     if not _name_unit(scale) and 0.3 < scale < 3:
         return (
             f"by the robot's motion the board is {100 * abs(scale - 1):.1f} % {'larger' if scale > 1 else 'smaller'} "
             "than described: measure its squares, and correct the board (a printer may have scaled it); intrinsics of "
             "another camera or mode do the same"
         )
-    reasons = []
-    if not observations.scaled:
-        reasons.append(f"the board is described {_describe_factor(scale, 'measure a square of it')}")
-    elif _REACHES_M[0] <= reach <= _REACHES_M[1] or not sight.has_in_range(distance):
-        reasons.append(f"the board's positions are {_describe_factor(scale, 'correct board_unit')}")
-    if not _REACHES_M[0] <= reach <= _REACHES_M[1] or not reasons:
-        reasons.append(f"the robot's positions are {_describe_factor(1 / scale, 'correct unit')}")
-    return f"the rotations agree, the positions do not: {', or '.join(reasons)}"
+    if observations.scaled:
+        board = f"the board's positions are {_describe_factor(scale, 'correct board_unit')}"
+    else:
+        board = f"the board is described {_describe_factor(scale, 'measure a square of it')}"
+    robot = f"the robot's positions are {_describe_factor(1 / scale, 'correct unit')}"
+    reach, b = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1))), observations.b
+    likely = [
+        text
+        for text, distance, places in ((board, reach, scale_positions(b, scale)), (robot, reach / scale, b))
+        if _REACHES_M[0] <= distance <= _REACHES_M[1] and _can_have_seen(places, sight)
+    ]
+    return f"the rotations agree, the positions do not: {', or '.join(likely or [board, robot])}"
+
+
+def _measure_distance(b: Array) -> float:
+    return float(np.median(np.linalg.norm(b[:, :3, 3], axis=1)))
+
+
+def _can_have_seen(b: Array, sight: Sight | None) -> bool:
+    return _DISTANCES_M[0] <= _measure_distance(b) <= _DISTANCES_M[1] and (
+        sight is None or sight.can_have_seen(b)
+    )
 
 
 def _describe_factor(factor: float, remedy: str) -> str:

@@ -173,7 +173,6 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..calibration import hand_eye
     from ..calibration.closed_form import CLOSED_FORMS
     from ..calibration.report import draw_hand_eye, write_picture
-    from .calibration_pairs import estimate_sight
     from .calibration_results import (
         judge_hand_eye,
         make_hand_eye_section,
@@ -189,9 +188,15 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     board = _parse_board(args.board)
     pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
     centre = tuple(map(float, board.points.mean(axis=0)))
-    sight = estimate_sight(board, calibration) if scaled else None
+    size = (calibration.intrinsics.height_px, calibration.intrinsics.width_px)
+    sight = hand_eye.Sight(calibration.intrinsics_for(size), size, board.points, board.pitch_m)
     result = hand_eye.calibrate_hand_eye(
-        pairs, args.mount, board_centre_m=centre, scaled=scaled, rejected=rejected, sight=sight
+        pairs,
+        args.mount,
+        board_centre_m=centre,
+        scaled=scaled,
+        rejected=rejected,
+        sight=sight if scaled else None,
     )
     section = make_hand_eye_section(result, board, inputs)
     replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))

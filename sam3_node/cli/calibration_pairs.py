@@ -10,16 +10,12 @@ import numpy as np
 from ..calibration import Calibration
 from ..calibration.board_poses import expected_covariance, locate_board
 from ..calibration.boards import Board
-from ..calibration.hand_eye import HandEyeView, Sight
+from ..calibration.hand_eye import HandEyeView
 from ..calibration.intrinsics import Rejected
 from ..calibration.poses import PoseTrack, RobotPose
 from ..errors import CalibrationError
 from ..geometry import Array
 from .calibration_views import Views
-
-_MIN_SQUARE_PX = 5.0
-_MIN_VISIBLE_SHARE = 0.25  # of the board's diagonal
-_MAX_ANGLE, _ANGLE_MARGIN = np.radians(75), np.radians(5)
 
 
 def pair_board_poses(poses: Sequence[RobotPose], board: Board, calibration: Calibration) -> list[HandEyeView]:
@@ -41,18 +37,6 @@ def pair_board_poses(poses: Sequence[RobotPose], board: Board, calibration: Cali
             covariance = np.zeros((6, 6))
         views.append(HandEyeView(pose.name, pose.base_from_gripper, pose.camera_from_board, covariance))
     return views
-
-
-def estimate_sight(board: Board, calibration: Calibration) -> Sight:
-    """Return where the calibrated camera sees a board of known size."""
-    lens = calibration.intrinsics
-    across, down = max(lens.cx_px, lens.width_px - lens.cx_px), max(lens.cy_px, lens.height_px - lens.cy_px)
-    focal = min(lens.fx_px, lens.fy_px)
-    radius = float(np.hypot(across, down)) / focal
-    angle = radius if lens.distortion.model == "fisheye" else float(np.arctan(radius))
-    diagonal = float(np.hypot(*board.size_m))
-    near = _MIN_VISIBLE_SHARE * diagonal / (2 * np.tan(min(angle, _MAX_ANGLE)))
-    return Sight(angle + _ANGLE_MARGIN, diagonal / 2, near, board.pitch_m * focal / _MIN_SQUARE_PX)
 
 
 def pair_views(
