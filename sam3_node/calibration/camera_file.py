@@ -83,6 +83,10 @@ class HandEyeMeasured(Measured):
     """Error of the camera's position that is not exceeded with 95 % confidence."""
     rotation_95_deg: float = Field(ge=0)
     """The same of its orientation."""
+    scale: float | None = Field(None, gt=0)
+    """Size of the board by the robot's motion, as a share of the described size."""
+    scale_sd: float = Field(0.0, ge=0)
+    """Standard deviation of the scale."""
     covariance: tuple[tuple[float, float, float, float, float, float], ...] = Field(
         min_length=6, max_length=6
     )
@@ -238,6 +242,19 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
         write_atomically(path, "\n".join(_format_table(fields, ())).lstrip().encode())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def back_up(path: Path) -> Path:
+    """Copy a calibration file to the first free name beside it, and return this name. Raises OutputError."""
+    copy, number = path.with_name(f"{path.name}.old"), 1
+    while copy.exists():
+        number += 1
+        copy = path.with_name(f"{path.name}.old{number}")
+    try:
+        write_atomically(copy, path.read_bytes())
+    except OSError as error:
+        raise OutputError(f"cannot copy {path} to {copy}: {error.strerror or error}") from error
+    return copy
 
 
 def _format_table(fields: dict[str, Any], place: tuple[str, ...]) -> list[str]:

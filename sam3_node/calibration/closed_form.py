@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import CalibrationError
 from ..geometry import Array, invert, rigid
-from .rigid_motion import average, invert_all, to_motions
+from .rigid_motion import average, invert_all, scale_positions, to_motions
 
 HAND_EYE_METHODS = {
     "tsai": cv2.CALIB_HAND_EYE_TSAI,
@@ -82,30 +82,44 @@ def measure_errors(a: Array, b: Array, x: Array, y: Array) -> Array:
     return to_motions(invert(y) @ a @ x @ b)
 
 
-def find_start(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return X and Y of the sample of views by PARK that fits the median view best.
+def find_start(a: Array, b: Array) -> tuple[Array, Array, float]:
+    """Return X, Y and the scale of the board's positions, of the sample of views that fits the median view best.
 
-    Raises CalibrationError if no sample has a solution.
+    Rotations are by PARK, positions and scale by least squares. Raises CalibrationError if no sample has a solution.
     """
     generator = np.random.default_rng(_SEED)
     samples = [np.arange(len(a))]
     if len(a) > _SAMPLE:
         samples += [generator.choice(len(a), _SAMPLE, replace=False) for _ in range(_TRIALS)]
-    best: tuple[float, Array, Array] | None = None
+    best: tuple[float, Array, Array, float] | None = None
     for sample in samples:
         try:
             x, _ = solve_closed_form(a[sample], b[sample], "park")
-            y = _median_board(a @ x @ b)
         except (CalibrationError, np.linalg.LinAlgError):
             continue
-        score = float(np.median(score_errors(measure_errors(a, b, x, y))))
+        position, scale = _solve_positions(a[sample], b[sample], x[:3, :3])
+        if scale <= 0:  # no board that is seen has a negative size
+            position, scale = x[:3, 3], 1.0
+        x, scaled = rigid(x[:3, :3], position), scale_positions(b, scale)
+        y = _median_board(a @ x @ scaled)
+        score = float(np.median(score_errors(measure_errors(a, scaled, x, y))))
         if best is None or score < best[0]:
-            best = score, x, y
+            best = score, x, y, scale
     if best is None:
         raise CalibrationError(
             "no hand-eye solution: the poses of robot and board do not agree in any sample of views"
         )
-    return best[1], best[2]
+    return best[1:]
+
+
+def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]:
+    """Return the position of X and the scale of B's positions by least squares, for the rotation of X."""
+    count = len(a)
+    slopes = np.zeros((count, 3, 7))
+    slopes[:, :, :3], slopes[:, :, 3:6] = a[:, :3, :3], -np.eye(3)
+    slopes[:, :, 6] = (a[:, :3, :3] @ rotation @ b[:, :3, 3:])[..., 0]
+    found = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
+    return np.asarray(found[:3], np.float64), float(found[6])
 
 
 def score_errors(errors: Array) -> Array:

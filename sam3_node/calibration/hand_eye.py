@@ -7,27 +7,36 @@ fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student
 
 from ..errors import CalibrationError
-from ..geometry import Array, quaternion_from_rotation, rigid, rotation_from_quaternion
+from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, rotation_from_quaternion
+from ..types import Intrinsics
 from .closed_form import find_start, measure_errors, score_errors, solve_closed_form
 from .intrinsics import Rejected
 from .refinement import (
     Observations,
     Refined,
     bound,
-    estimate_scale,
     mahalanobis,
     outlier_limit,
     refine,
 )
-from .rigid_motion import average, cross_matrices, invert_all, measure_rotations, to_motions
+from .rigid_motion import (
+    average,
+    cross_matrices,
+    invert_all,
+    measure_rotations,
+    scale_positions,
+    to_motions,
+)
 
 Mounting = Literal["eye_in_hand", "eye_to_hand"]
 
@@ -40,7 +49,18 @@ REFINED = "joint"
 _MIN_ANGLE = np.radians(5)
 _MAX_REJECTED_SHARE = 0.4
 _MAX_ERROR_M, _MAX_ERROR_RAD = 0.03, np.radians(3)
-_MAX_SCALE, _SCALE_SIGMAS = 0.02, 5.0
+_SUSPECT_SCALE, _MAX_SCALE, _SCALE_SIGMAS = 0.02, 0.05, 5.0
+_SPREADS_M, _SPREAD_M = (0.01, 3.0), 0.15  # of the gripper's positions, in metres
+_REACHES_M, _DISTANCES_M = (
+    (0.1, 4.0),
+    (0.02, 10.0),
+)  # of grippers from their base, of boards from their camera
+_UNITS = {"metres": 1.0, "centimetres": 1e-2, "millimetres": 1e-3, "inches": 0.0254}
+_UNIT_TOLERANCE = 0.04
+_MIN_SPREAD = 1e-3  # of the gripper's positions, as a share of its distance from the base
+_IMAGE_MARGIN, _MIN_VISIBLE, _MIN_SQUARE_PX = 0.05, 0.35, 5.0
+_VISIBLE, _MIN_DIFFERENCE = 0.85, 0.1  # shares of the board in the image
+_ON_GRIPPER_M, _BESIDE_ROBOT_M = 0.25, 0.5
 _SAME_M, _SAME_RAD = 1e-4, 1e-3
 _MOVED_M, _MOVED_RAD = 5e-3, np.radians(1)
 _DEFAULT_COVARIANCE = np.zeros((6, 6))
@@ -58,6 +78,43 @@ class HandEyeView:
     base_from_gripper: Array
     camera_from_board: Array
     covariance: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Camera and board of poses that come without images: they say where the board can have been seen.
+
+    `size` (height, width) is that of the images, `points_m` [p, 3] are the corners in the frame of the board, and
+    `pitch_m` is the side of a square.
+    """
+
+    intrinsics: Intrinsics
+    size: tuple[int, int]
+    points_m: Array
+    pitch_m: float
+
+    def measure_visible(self, b: Array) -> Array:
+        """Return the share [n] of the corners inside the image, for poses camera_from_board [n, 4, 4].
+
+        The frame of another detector may have its origin in the centre of the board: the better place counts.
+        """
+        # a polynomial distortion is valid inside the image alone, a margin stands for it outside
+        lens = (
+            self.intrinsics if self.intrinsics.model == "fisheye" else replace(self.intrinsics, model="none")
+        )
+        margin = _IMAGE_MARGIN * max(self.size)
+        shares = []
+        for points in (self.points_m, self.points_m - self.points_m.mean(axis=0)):
+            seen = b[:, None, :3, :3] @ points[..., None] + b[:, None, :3, 3:]
+            pixels = project(seen.reshape(-1, 3), lens).reshape(len(b), -1, 2)
+            inside = (pixels > -margin) & (pixels < np.array(self.size[::-1]) + margin)
+            shares.append(inside.all(axis=2).mean(axis=1))
+        return np.asarray(max(shares, key=np.mean), np.float64)
+
+    def can_have_seen(self, b: Array) -> bool:
+        """Return if boards at these poses are large enough in the image, and fit into it."""
+        square_px = self.pitch_m * self.intrinsics.fx / max(_measure_distance(b), 1e-12)
+        return square_px >= _MIN_SQUARE_PX and float(self.measure_visible(b).mean()) >= _MIN_VISIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +140,8 @@ class HandEyeResult:
     `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] is that of a motion
     (translation m, rotation vector rad) in the camera's frame, and `position_95_m`, `rotation_95_rad` are the radii
     that its length stays below with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
-    rad). `scale` is the share by which the board seems larger than described, and its standard deviation.
+    rad). `scale` is the share by which the board seems larger than described, and its standard deviation, from a
+    refinement in which the scale of the board is free. `warnings` are doubts that did not refuse the result.
     """
 
     mounting: Mounting
@@ -97,6 +155,7 @@ class HandEyeResult:
     scale: tuple[float, float]
     views: tuple[str, ...]
     rejected: tuple[Rejected, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def calibrate_hand_eye(
@@ -106,42 +165,50 @@ def calibrate_hand_eye(
     board_centre_m: Sequence[float] = (0.0, 0.0, 0.0),
     scaled: bool = False,
     rejected: Sequence[Rejected] = (),
+    sight: Sight | None = None,
 ) -> HandEyeResult:
     """Estimate the pose of the camera from all views jointly; views that disagree are left out by name.
 
-    Errors are measured at `board_centre_m`, in the frame of the board. With `scaled`, the covariances of the views
-    are known but for a factor. Raises CalibrationError for too few views, degenerate motion, repeated poses, and
-    poses that do not fit the board, with the reason.
+    Errors are measured at `board_centre_m`, in the frame of the board. `scaled` is true for poses of the board that
+    come without images: the covariances of the views are known but for a factor, and `sight` says where the camera can
+    have seen the board. Raises CalibrationError for too few views, degenerate motion, repeated poses, boards that no
+    camera sees there, and poses or lengths that do not fit the board, with the reason.
     """
-    _check_motion(views, mounting)
+    _check_motion(views)
+    views, hidden = _leave_out_hidden(views, board_centre_m)
+    centre = rigid(np.eye(3), board_centre_m)
     observations = observe(views, mounting, board_centre_m, scaled)
-    x, y = find_start(observations.a, observations.b)
-    refined, kept, limit = _reject_outliers(observations, x, y)
-    errors = measure_errors(observations.a, observations.b, refined.x, refined.y)
-    dropped = [
-        Rejected(view.name, _describe_error(error, distance, limit))
-        for view, error, distance, keep in zip(
-            views, errors, mahalanobis(observations, refined), kept, strict=True
-        )
-        if not keep
-    ]
-    _check_agreement(observations, kept, errors, dropped, mounting)
-    used = observations.select(kept)
-    scale = estimate_scale(used, refined)
-    _check_scale(scale)
-    shift = rigid(np.eye(3), -np.asarray(board_centre_m, np.float64))
+    # in another unit than the centre, positions fit only at the board's own origin
+    plain = observe(views, mounting, (0.0, 0.0, 0.0), scaled)
+    try:
+        free = _fit_with_scale(plain)
+        _check_agreement(plain, free, mounting, sight)
+        _check_sight(plain.b, mounting, sight)
+        scale = free.refined.scale, float(np.sqrt(free.refined.covariance[12, 12])) * free.refined.scale
+        warnings = _check_scale(scale, free.refined.degrees, plain, sight)
+        fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
+        _check_agreement(observations, fit, mounting, sight)
+        refined, used = fit.refined, observations.select(fit.kept)
+        left_out = leave_one_out(used, lambda part: _refit(part, refined))
+    except np.linalg.LinAlgError as error:
+        raise CalibrationError(
+            "the views do not determine the camera's pose: turn the gripper about more axes, and check the units of "
+            "all positions"
+        ) from error
+    dropped = _name_outliers(views, observations, fit)
     return HandEyeResult(
         mounting,
         refined.x,
-        refined.y @ shift,
+        refined.y @ invert(centre),
         refined.covariance[:6, :6],
         bound(refined.covariance[:3, :3], refined.degrees),
         bound(refined.covariance[3:6, 3:6], refined.degrees),
-        leave_one_out(used, lambda part: _refit(part, refined)),
+        left_out,
         refined.noise[:2],
-        scale,
-        tuple(view.name for view, keep in zip(views, kept, strict=True) if keep),
-        (*rejected, *dropped),
+        (scale[0] - 1, scale[1]),
+        tuple(view.name for view, keep in zip(views, fit.kept, strict=True) if keep),
+        (*rejected, *hidden, *dropped),
+        (*warnings, *_doubt_place(mounting, refined.x, refined.y)),
     )
 
 
@@ -210,22 +277,79 @@ def _refit(part: Observations, refined: Refined) -> tuple[Array, Array]:
     return again.x, again.y
 
 
-def _reject_outliers(observations: Observations, x: Array, y: Array) -> tuple[Refined, Array, float]:
-    """Refine on the views that agree; return the refinement, the kept views [n] bool, and the limit of disagreement."""
-    errors = measure_errors(observations.a, observations.b, x, y)
-    scores = score_errors(errors)
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A refinement of the views that agree: `kept` [n] bool, the limit of disagreement, and all errors [n, 6]."""
+
+    refined: Refined
+    kept: npt.NDArray[np.bool_]
+    limit: float
+    errors: Array
+
+
+def _leave_out_hidden(
+    views: Sequence[HandEyeView], board_centre_m: Sequence[float]
+) -> tuple[Sequence[HandEyeView], list[Rejected]]:
+    """Leave out the views whose board lies behind the camera, unless they are too many to be mistakes."""
+    centre = rigid(np.eye(3), board_centre_m)
+    poses = np.array([view.camera_from_board for view in views], np.float64)
+    # the frame of another detector may have its origin elsewhere on the board
+    front = _lie_in_front(poses) | _lie_in_front(poses @ centre)
+    if (~front).sum() > _MAX_REJECTED_SHARE * len(views) or front.all():
+        return views, []
+    hidden = [view.name for view, seen in zip(views, front, strict=True) if not seen]
+    reason = "the board lies behind the camera, where it cannot be seen"
+    return [view for view in views if view.name not in hidden], [Rejected(name, reason) for name in hidden]
+
+
+def _fit_with_scale(observations: Observations) -> _Fit:
+    """Refine X, Y and the scale of the board's positions together; lengths may be of any unit."""
+    # a robot in a wrong unit would meet limits that are in metres
+    robot = _normalise(observations)
+    x, y, board = find_start(scale_positions(observations.a, robot), observations.b)
+    fit = _reject_outliers(observations.rescale(board, robot), x, y, 1.0)
+    refined = replace(
+        fit.refined,
+        x=scale_positions(fit.refined.x[None], 1 / robot)[0],
+        y=scale_positions(fit.refined.y[None], 1 / robot)[0],
+        scale=fit.refined.scale * board / robot,
+        covariance=fit.refined.covariance,
+    )
+    return replace(fit, refined=refined)
+
+
+def _normalise(observations: Observations) -> float:
+    """Return the factor that brings the gripper's positions to the spread of a robot's, 1 where they have it."""
+    poses = invert_all(observations.a) if observations.left else observations.a
+    spread = float(np.linalg.norm(np.std(poses[:, :3, 3], axis=0)))
+    return 1.0 if _SPREADS_M[0] <= spread <= _SPREADS_M[1] or spread < 1e-9 else _SPREAD_M / spread
+
+
+def _reject_outliers(observations: Observations, x: Array, y: Array, scale: float | None = None) -> _Fit:
+    """Refine on the views that agree, with a free scale of the board from the start `scale` if it is given."""
+    scores = score_errors(measure_errors(observations.a, observations.b, x, y))
     # generous, since the start is from few views
     kept = scores <= np.maximum(6 * np.median(scores), 1e-6)
     limit = outlier_limit(len(kept))
-    refined = refine(observations.select(kept), x, y)
+    refined = refine(observations.select(kept), x, y, scale=scale)
     for _ in range(10):
         distances = mahalanobis(observations, refined)
         again = distances <= limit
         if again.sum() < MIN_POSES or np.array_equal(again, kept):
             break
         kept = again
-        refined = refine(observations.select(kept), refined.x, refined.y)
-    return refined, kept, limit
+        refined = refine(observations.select(kept), refined.x, refined.y, scale=scale and refined.scale)
+    scaled = observations.rescale(refined.scale)
+    return _Fit(refined, kept, limit, measure_errors(scaled.a, scaled.b, refined.x, refined.y))
+
+
+def _name_outliers(views: Sequence[HandEyeView], observations: Observations, fit: _Fit) -> list[Rejected]:
+    distances = mahalanobis(observations, fit.refined)
+    return [
+        Rejected(view.name, _describe_error(error, distance, fit.limit))
+        for view, error, distance, keep in zip(views, fit.errors, distances, fit.kept, strict=True)
+        if not keep
+    ]
 
 
 def _describe_error(error: Array, distance: float, limit: float) -> str:
@@ -235,12 +359,14 @@ def _describe_error(error: Array, distance: float, limit: float) -> str:
     )
 
 
-def _check_motion(views: Sequence[HandEyeView], mounting: Mounting) -> None:
+def _check_motion(views: Sequence[HandEyeView]) -> None:
     if len(views) < MIN_POSES:
         raise CalibrationError(
             f"expected at least {MIN_POSES} poses with a view of the board, found {len(views)}; 12 or more are better"
         )
     poses = np.array([view.base_from_gripper for view in views], np.float64)
+    if not np.isfinite([poses, [view.camera_from_board for view in views]]).all():
+        raise CalibrationError("expected finite poses of robot and board, found NaN or infinity")
     _check_repeats(views)
     first, second, _ = measure_rotations(poses)
     if first < _MIN_ANGLE:
@@ -253,6 +379,11 @@ def _check_motion(views: Sequence[HandEyeView], mounting: Mounting) -> None:
             f"the gripper turned about one axis only ({np.degrees(first):.0f} degrees about it, "
             f"{np.degrees(second):.1f} about any other): the camera's position along this axis "
             "does not follow; turn it about a second axis"
+        )
+    positions = poses[:, :3, 3]
+    if np.linalg.norm(np.std(positions, axis=0)) <= _MIN_SPREAD * np.linalg.norm(positions, axis=1).max():
+        raise CalibrationError(
+            "the gripper turned, but its position did not change: the size of the board does not follow; move it, too"
         )
 
 
@@ -276,63 +407,234 @@ def _distance(first: Array, second: Array) -> tuple[float, float]:
     return float(np.linalg.norm(motion[:3])), float(np.linalg.norm(motion[3:]))
 
 
-def _check_agreement(
-    observations: Observations, kept: Array, errors: Array, rejected: Sequence[Rejected], mounting: Mounting
-) -> None:
-    median_m = float(np.median(np.linalg.norm(errors[:, :3], axis=1)))
-    median_rad = float(np.median(np.linalg.norm(errors[:, 3:], axis=1)))
-    agree = kept.sum() >= max(MIN_POSES, (1 - _MAX_REJECTED_SHARE) * len(kept))
+def _measure_median(errors: Array) -> tuple[float, float]:
+    """Return the median lengths of errors [n, 6] in metres and radians."""
+    lengths = [float(np.median(np.linalg.norm(part, axis=1))) for part in (errors[:, :3], errors[:, 3:])]
+    return lengths[0], lengths[1]
+
+
+def _check_agreement(observations: Observations, fit: _Fit, mounting: Mounting, sight: Sight | None) -> None:
+    """Refuse views that do not agree, with the change of the input that makes them agree, if one does."""
+    median_m, median_rad = _measure_median(fit.errors)
+    agree = fit.kept.sum() >= max(MIN_POSES, (1 - _MAX_REJECTED_SHARE) * len(fit.kept))
     if agree and median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD:
         return
-    advice = _explain_disagreement(observations, mounting, float(np.median(score_errors(errors))))
+    advice = _explain_disagreement(observations, mounting, sight, float(np.median(score_errors(fit.errors))))
     raise CalibrationError(
         f"the robot's poses and the views of the board do not agree: the median error is {median_m * 1e3:.1f} mm and "
-        f"{np.degrees(median_rad):.2f} degrees, and {len(rejected)} of {len(kept)} views are outliers; {advice}"
+        f"{np.degrees(median_rad):.2f} degrees, and {(~fit.kept).sum()} of {len(fit.kept)} views are outliers; {advice}"
     )
 
 
-def _explain_disagreement(observations: Observations, mounting: Mounting, score: float) -> str:
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """Changed input, and the advice to make each change of it; `inverted` names the changes of its counterpart.
+
+    Poses fit as well where robot and board are both inverted: only the place of the board tells them apart.
+    """
+
+    observations: Observations
+    changes: tuple[str, ...]
+    inverted: tuple[str, ...]
+
+
+def _explain_disagreement(
+    observations: Observations, mounting: Mounting, sight: Sight | None, score: float
+) -> str:
     """Return advice for the change of the input that makes it fit, if one does."""
-    other = "eye_to_hand" if mounting == "eye_in_hand" else "eye_in_hand"
-    mirror = np.diag([-1.0, 1, 1, 1])
-    guesses = {
-        f"they fit if inverted: use {other}, or give base_from_gripper instead of its inverse": replace(
-            observations, a=invert_all(observations.a)
-        ),
-        "they fit if the quaternions are read as w x y z: give them as x y z w": replace(
-            observations, a=_reorder_quaternions(observations)
-        ),
-        "they fit if the images are mirrored: turn off the camera's mirror image": replace(
-            observations, b=mirror @ observations.b @ mirror
-        ),
-    }
-    for advice, guess in guesses.items():
+    robot = _normalise(observations)
+    best: tuple[float, float, _Guess] | None = None
+    for guess in _guess_changes(observations.rescale(1.0, robot), mounting):
         try:
-            x, y = find_start(guess.a, guess.b)
+            x, y, scale = find_start(guess.observations.a, guess.observations.b)
         except CalibrationError:
             continue
-        if 4 * float(np.median(score_errors(measure_errors(guess.a, guess.b, x, y)))) < score:
-            return advice
-    return "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
+        errors = measure_errors(guess.observations.a, scale_positions(guess.observations.b, scale), x, y)
+        median_m, median_rad = _measure_median(errors)
+        found = float(np.median(score_errors(errors)))
+        if median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD and (best is None or found < best[0]):
+            best = found, scale / robot, guess
+    if best is None or 4 * best[0] > score:
+        return "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
+    _, scale, guess = best
+    changes = _choose_changes(guess, sight)
+    if abs(scale - 1) > _MAX_SCALE:
+        changes = (*changes, _explain_scale(scale, guess.observations.rescale(1.0, 1 / robot), sight))
+    return "; and ".join(changes)
 
 
-def _reorder_quaternions(observations: Observations) -> Array:
-    """Return A as if the file's quaternions had been w x y z."""
-    poses = invert_all(observations.a) if observations.left else observations.a
-    quaternions = [quaternion_from_rotation(pose[:3, :3]) for pose in poses]
-    again = np.array(
-        [
-            rigid(rotation_from_quaternion([y, z, w, x]), pose[:3, 3])
-            for (x, y, z, w), pose in zip(quaternions, poses, strict=True)
-        ]
+def _lie_in_front(b: Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(b[:, 2, 3] > 0)
+
+
+def _measure_visible(b: Array, sight: Sight | None) -> Array:
+    return _lie_in_front(b).astype(np.float64) if sight is None else sight.measure_visible(b)
+
+
+def _choose_changes(guess: _Guess, sight: Sight | None) -> tuple[str, ...]:
+    """Return the changes after which the board lies where the camera sees it."""
+    b = guess.observations.b
+    upright, turned = _lie_in_front(b).mean(), _lie_in_front(invert_all(b)).mean()
+    if min(upright, turned) > 1 - _MAX_REJECTED_SHARE:  # a board whose z axis points to the camera
+        upright, turned = _measure_visible(b, sight).mean(), _measure_visible(invert_all(b), sight).mean()
+        if abs(upright - turned) < _MIN_DIFFERENCE:
+            return (f"{'; and '.join(guess.changes)}; or else {'; and '.join(guess.inverted)}",)
+    return guess.changes if upright > turned else guess.inverted
+
+
+def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_Guess]:
+    """Yield inputs with robot or board inverted, quaternions in another order, and mirrored images."""
+    other = "eye_to_hand" if mounting == "eye_in_hand" else "eye_in_hand"
+    inverted = f"they fit if inverted: use {other}, or give base_from_gripper instead of its inverse"
+    board = "they fit if the board is inverted: give camera_from_board instead of board_from_camera"
+    order = "they fit if the quaternions are read as w x y z: give them as x y z w"
+    board_order = "they fit if the quaternions of the board are read as w x y z: give them as x y z w"
+    mirrored = "they fit if the images are mirrored: turn off the camera's mirror image"
+    mirror = np.diag([-1.0, 1, 1, 1])
+    a, b = observations.a, observations.b
+    robots: list[tuple[tuple[str, ...], Array]] = [
+        ((), a),
+        ((order,), _reorder_quaternions(a)),
+        ((order,), invert_all(_reorder_quaternions(invert_all(a)))),
+    ]
+    boards: list[tuple[tuple[str, ...], Array]] = [
+        ((), b),
+        ((board_order,), _reorder_quaternions(b)),
+        ((mirrored,), mirror @ b @ mirror),
+    ]
+    for robot_changes, poses in robots:
+        for board_changes, places in boards:
+            changes = (*robot_changes, *board_changes)
+            yield _Guess(replace(observations, a=poses, b=places), changes, (*changes, inverted, board))
+            yield _Guess(
+                replace(observations, a=poses, b=invert_all(places)), (*changes, board), (*changes, inverted)
+            )
+
+
+def _reorder_quaternions(poses: Array) -> Array:
+    """Return poses [n, 4, 4] as if their quaternions had been given as w x y z."""
+    again = poses.copy()
+    for pose, quaternion in zip(again, quaternion_from_rotation(poses[:, :3, :3]), strict=True):
+        pose[:3, :3] = rotation_from_quaternion(np.roll(quaternion, -1))
+    return again
+
+
+def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
+    """Refuse poses that agree although no camera can see the board there."""
+    count, behind = len(b), ~_lie_in_front(b)
+    shares, turned = _measure_visible(b, sight), _measure_visible(invert_all(b), sight).mean()
+    other = "eye_to_hand" if mounting == "eye_in_hand" else "eye_in_hand"
+    both = (
+        f"robot and board are both inverted: give camera_from_board instead of board_from_camera, and use {other} or "
+        "give base_from_gripper instead of its inverse"
     )
-    return invert_all(again) if observations.left else again
-
-
-def _check_scale(scale: tuple[float, float]) -> None:
-    share, deviation = scale
-    if abs(share) > max(_MAX_SCALE, _SCALE_SIGMAS * deviation):
+    if behind.mean() > _MAX_REJECTED_SHARE:
         raise CalibrationError(
-            f"by the robot's motion the board is {100 * abs(share):.1f} % {'larger' if share > 0 else 'smaller'} than "
-            "described: measure its squares, and correct the board (a printer may have scaled it)"
+            f"the board lies behind the camera in {behind.sum()} of {count} views, where it cannot be seen; "
+            f"{_explain_axes(b, both)}"
         )
+    hidden = (shares == 0).mean() > _MAX_REJECTED_SHARE
+    if hidden or (shares.mean() < _VISIBLE and turned > max(_VISIBLE, shares.mean() + _MIN_DIFFERENCE)):
+        advice = both if turned > _VISIBLE else f"{_explain_axes(b, both)}; or take intrinsics of this camera"
+        raise CalibrationError(
+            f"the board lies at least partly outside the image in {(shares < 1).sum()} of {count} views, where it "
+            f"cannot be seen; {advice}"
+        )
+
+
+def _explain_axes(b: Array, both: str) -> str:
+    """Return advice for boards that are not in front of the camera by the direction that they lie in."""
+    distances = np.linalg.norm(b[:, :3, 3], axis=1)
+    if not distances.min() > 0:
+        return "the positions of the board are 0: give the board in the frame of the camera"
+    direction = (b[:, :3, 3] / distances[:, None]).mean(axis=0)
+    axis = int(np.argmax(np.abs(direction)))
+    frame = "the board in the optical frame of the camera, x right, y down, z forward"
+    if axis == 2:
+        return f"{both}; or, if the camera's frame has z backward, give {frame}"
+    return f"it lies along {'-+'[int(direction[axis] > 0)]}{'xyz'[axis]} of the camera: give {frame}"
+
+
+def _check_scale(
+    scale: tuple[float, float], degrees: int, observations: Observations, sight: Sight
+) -> list[str]:
+    """Refuse a board of another size than described, and return warnings; `scale` is 1 and its error at best."""
+    share, deviation = scale[0] - 1, scale[1]
+    margin = float(student.ppf(0.975, degrees)) * deviation
+    text = f"the scale of the board is {scale[0]:.4g} ± {margin:.2g} (95 %)"
+    wrong = abs(share) > max(_SUSPECT_SCALE, _SCALE_SIGMAS * deviation) or abs(share) > max(
+        _MAX_SCALE, margin
+    )
+    if wrong:
+        raise CalibrationError(f"{_explain_scale(scale[0], observations, sight)}; {text}")
+    if abs(share) + margin > _MAX_SCALE:
+        raise CalibrationError(
+            f"the views do not tell the size of the board: {text}, expected 1 within {_MAX_SCALE:g}; move the gripper "
+            "further between views, turn it more, and take more views"
+        )
+    if sight is not None and not sight.can_have_seen(observations.b):
+        raise CalibrationError(
+            f"the board lies {_measure_distance(observations.b):.3g} m from the camera, where it cannot be detected: "
+            "check unit and board_unit"
+        )
+    return [f"{text}: measure its squares and check the intrinsics"] if abs(share) > _SUSPECT_SCALE else []
+
+
+def _explain_scale(scale: float, observations: Observations, sight: Sight | None) -> str:
+    """Return the reason why all positions of the board fit the robot's after multiplication by `scale`."""
+    if not _name_unit(scale) and 0.3 < scale < 3:
+        return (
+            f"by the robot's motion the board is {100 * abs(scale - 1):.1f} % {'larger' if scale > 1 else 'smaller'} "
+            "than described: measure its squares, and correct the board (a printer may have scaled it); intrinsics of "
+            "another camera or mode do the same"
+        )
+    if observations.scaled:
+        board = f"the board's positions are {_describe_factor(scale, 'correct board_unit')}"
+    else:
+        board = f"the board is described {_describe_factor(scale, 'measure a square of it')}"
+    robot = f"the robot's positions are {_describe_factor(1 / scale, 'correct unit')}"
+    reach, b = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1))), observations.b
+    likely = [
+        text
+        for text, distance, places in ((board, reach, scale_positions(b, scale)), (robot, reach / scale, b))
+        if _REACHES_M[0] <= distance <= _REACHES_M[1] and _can_have_seen(places, sight)
+    ]
+    return f"the rotations agree, the positions do not: {', or '.join(likely or [board, robot])}"
+
+
+def _measure_distance(b: Array) -> float:
+    return float(np.median(np.linalg.norm(b[:, :3, 3], axis=1)))
+
+
+def _can_have_seen(b: Array, sight: Sight | None) -> bool:
+    return _DISTANCES_M[0] <= _measure_distance(b) <= _DISTANCES_M[1] and (
+        sight is None or sight.can_have_seen(b)
+    )
+
+
+def _describe_factor(factor: float, remedy: str) -> str:
+    size = f"{float(f'{max(factor, 1 / factor):.3g}'):g} times too {'small' if factor > 1 else 'large'}"
+    return f"{size}{_name_unit(factor)}: {remedy}"
+
+
+def _name_unit(factor: float) -> str:
+    """Return the mistake of a unit after which lengths must be multiplied by `factor`, "" for other factors."""
+    for true, true_m in _UNITS.items():
+        for read, read_m in _UNITS.items():
+            if true != read and abs(factor * read_m / true_m - 1) < _UNIT_TOLERANCE:
+                return f", {true} read as {read}"
+    return ""
+
+
+def _doubt_place(mounting: Mounting, x: Array, y: Array) -> list[str]:
+    """Return a warning for a camera at a distance that another mount has; `y` is the board in the other frame."""
+    camera, board = float(np.linalg.norm(x[:3, 3])), float(np.linalg.norm(y[:3, 3]))
+    both = "the mount and the robot's poses are both inverted"
+    if mounting == "eye_in_hand" and camera > _BESIDE_ROBOT_M:
+        return [f"the camera lies {camera:.2f} m from the gripper: if it is beside the robot, {both}"]
+    if mounting == "eye_to_hand" and camera < _ON_GRIPPER_M and board > _BESIDE_ROBOT_M:
+        return [
+            f"the camera lies {camera:.2f} m from the robot's base, and the board {board:.2f} m from the gripper: if "
+            f"the camera is on the gripper, {both}"
+        ]
+    return []

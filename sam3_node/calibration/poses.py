@@ -1,18 +1,21 @@
 """Poses of the robot: a file of them, and a track that is interpolated at the time of an image.
 
-A pose file is JSON, TOML or CSV; docs/calibration.md describes all three. Poses are base_from_gripper: position in
-metres (or the unit that the file names) and a unit quaternion x, y, z, w, or a 4x4 matrix. Each pose names its image
-or has a stamp, or brings the pose of the board in the camera.
+A pose file is JSON, TOML, CSV or TUM's text; docs/calibration.md describes them. Poses are base_from_gripper:
+position in metres (or the unit that the file names) and a unit quaternion x, y, z, w or a rotation vector, or a 4x4
+matrix. Each pose names its image or has a stamp, or brings the pose of the board in the camera.
 """
 
 from __future__ import annotations
 
 import bisect
+import codecs
 import csv
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -31,11 +34,39 @@ from ..geometry import (
 from ..types import FramePose
 
 MAX_FILE_BYTES = 64 << 20
-_UNITS = {"m": 1.0, "mm": 1e-3}
+Unit = Literal["m", "cm", "mm", "in"]
+_UNITS: dict[Unit, float] = {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "in": 0.0254}
 _MAX_REACH_M = 20.0
 _RIGID_TOLERANCE = 1e-2
-_QUATERNION_KEYS, _POSITION_KEYS = ("qx", "qy", "qz", "qw"), ("x", "y", "z")
+_MAX_TURN_RAD = 6.3  # a full turn, and a little more
+_QUATERNION_KEYS, _VECTOR_KEYS = ("qx", "qy", "qz", "qw"), ("rx_rad", "ry_rad", "rz_rad")
+_POSITION_KEYS: dict[Unit, tuple[str, ...]] = {
+    unit: tuple(axis if unit == "m" else f"{axis}_{unit}" for axis in "xyz")
+    for unit in ("mm", "cm", "in", "m")
+}
 _MATRIX_KEYS = tuple(f"m{row}{column}" for row in range(4) for column in range(4))
+_ROTATION_KEYS = (_QUATERNION_KEYS, _VECTOR_KEYS)
+_TUM_KEYS = ("stamp_s", "x", "y", "z", *_QUATERNION_KEYS)
+_SUFFIXES = ".csv (or .tsv, .txt), .tum, .json or .toml"
+_COLUMNS = (
+    "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw or rx_rad, ry_rad, rz_rad, "
+    "or m00 to m33"
+)
+_HINTS = {
+    (
+        "rx",
+        "ry",
+        "rz",
+    ): "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
+    "a rotation vector in radians rx_rad, ry_rad, rz_rad, and convert Euler angles to a quaternion",
+    **dict.fromkeys(
+        (("roll", "pitch", "yaw"), ("a", "b", "c"), ("w", "p", "r"), ("rx_deg", "ry_deg", "rz_deg")),
+        "their order differs from robot to robot: convert Euler angles to a quaternion",
+    ),
+    **dict.fromkeys(
+        (("q1", "q2", "q3", "q4"), ("q0", "q1", "q2", "q3")), "name them qx, qy, qz, qw by their meaning"
+    ),
+}
 
 
 class _Entry(BaseModel):
@@ -45,33 +76,48 @@ class _Entry(BaseModel):
 
     position: tuple[float, float, float] | None = None
     quaternion_xyzw: tuple[float, float, float, float] | None = None
+    rotation_vector_rad: tuple[float, float, float] | None = None
     matrix: tuple[tuple[float, float, float, float], ...] | None = Field(None, min_length=4, max_length=4)
 
     @model_validator(mode="after")
     def _one_form(self) -> _Entry:
-        if (self.matrix is None) == (self.position is None or self.quaternion_xyzw is None):
-            raise ValueError("expected either matrix, or position and quaternion_xyzw")
+        rotations = (self.quaternion_xyzw is not None) + (self.rotation_vector_rad is not None)
+        if (self.matrix is None) == (self.position is None or not rotations) or rotations > 1:
+            raise ValueError("expected either matrix, or position and quaternion_xyzw or rotation_vector_rad")
         return self
 
     def to_matrix(self, scale: float) -> Array:
         """Return the pose [4, 4] in metres. Raises ValueError if it is not rigid."""
         if self.matrix is None:
             assert self.position is not None
-            assert self.quaternion_xyzw is not None
-            length = float(np.linalg.norm(self.quaternion_xyzw))
-            if abs(length - 1) > _RIGID_TOLERANCE:
-                raise ValueError(f"expected a quaternion x, y, z, w of length 1, found length {length:.4g}")
-            return rigid(rotation_from_quaternion(self.quaternion_xyzw), np.array(self.position) * scale)
+            return rigid(self._to_rotation(), np.array(self.position) * scale)
         matrix = np.array(self.matrix, np.float64)
         rotation = matrix[:3, :3]
         if np.abs(rotation @ rotation.T - np.eye(3)).max() > _RIGID_TOLERANCE or not np.allclose(
             matrix[3], (0, 0, 0, 1)
         ):
-            raise ValueError("expected a rigid matrix: a rotation, a translation and the last row 0 0 0 1")
+            turned = ", found it transposed" if np.allclose(matrix[:, 3], (0, 0, 0, 1)) else ""
+            raise ValueError(
+                f"expected a rigid matrix: a rotation, a translation and the last row 0 0 0 1{turned}"
+            )
         if np.linalg.det(rotation) < 0:
             raise ValueError("expected a rotation, found a reflection: an axis of the frame is mirrored")
         left, _, right = np.linalg.svd(rotation)
         return rigid(left @ right, matrix[:3, 3] * scale)
+
+    def _to_rotation(self) -> Array:
+        if self.quaternion_xyzw is None:
+            turn = float(np.linalg.norm(np.array(self.rotation_vector_rad)))
+            if turn > _MAX_TURN_RAD:
+                raise ValueError(
+                    f"expected a rotation vector of at most a full turn in radians, found length {turn:.4g}: convert "
+                    "degrees"
+                )
+            return rotation_from_vector(np.array(self.rotation_vector_rad))
+        length = float(np.linalg.norm(self.quaternion_xyzw))
+        if abs(length - 1) > _RIGID_TOLERANCE:
+            raise ValueError(f"expected a quaternion x, y, z, w of length 1, found length {length:.4g}")
+        return rotation_from_quaternion(self.quaternion_xyzw)
 
 
 class _FileEntry(_Entry):
@@ -86,9 +132,9 @@ class _FileEntry(_Entry):
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    unit: Literal["m", "mm"] = "m"
+    unit: Unit = "m"
     """Unit of all positions of the robot."""
-    board_unit: Literal["m", "mm"] = "m"
+    board_unit: Unit = "m"
     """Unit of all positions of the board."""
     inverse: bool = False
     """true: the file holds gripper_from_base."""
@@ -111,13 +157,20 @@ def read_poses(path: Path) -> list[RobotPose]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
-        file = _File.model_validate(_read(path))
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        content, label = _read(path)
+        file = _File.model_validate(content)
+    except UnicodeDecodeError as error:
         raise CalibrationError(
-            f"cannot read poses from {path}: {getattr(error, 'strerror', None) or error}"
+            f"cannot read poses from {path}: expected text in UTF-8 as {_SUFFIXES}, found other data"
+        ) from error
+    except (OSError, csv.Error, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise CalibrationError(
+            f"cannot read poses from {path}: {getattr(error, 'strerror', None) or f'{path.suffix}: {error}'}"
         ) from error
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+        # a wrong entry also makes the list too short
+        items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
+        wrong = "; ".join(map(_describe_wrong, items[:5]))
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
     poses = []
     for number, entry in enumerate(file.poses):
@@ -125,10 +178,19 @@ def read_poses(path: Path) -> list[RobotPose]:
         try:
             poses.append(_make_pose(name, entry, file))
         except ValueError as error:
-            raise CalibrationError(f"{path}: {name}: {error}") from error
-    _check_unit(path, poses)
-    _check_images(path, poses)
+            raise CalibrationError(f"{label}: {name}: {error}") from error
+    _check_unit(label, poses)
+    _check_images(label, poses)
     return poses
+
+
+def _describe_wrong(item: Any) -> str:
+    """Return the place of a wrong field, and for an unknown one the fields of its table."""
+    place = ".".join(map(str, item["loc"]))
+    if item["type"] != "extra_forbidden":
+        return f"{place}: {item['msg']}"
+    model = {1: _File, 3: _FileEntry}.get(len(item["loc"]), _Entry)
+    return f"{place}: unknown, expected {', '.join(model.model_fields)}"
 
 
 def _make_pose(name: str, entry: _FileEntry, file: _File) -> RobotPose:
@@ -137,47 +199,154 @@ def _make_pose(name: str, entry: _FileEntry, file: _File) -> RobotPose:
     return RobotPose(name, invert(pose) if file.inverse else pose, entry.image, entry.stamp_ns, board)
 
 
-def _check_unit(path: Path, poses: Iterable[RobotPose]) -> None:
+def _check_unit(label: str, poses: Iterable[RobotPose]) -> None:
     for pose in poses:
         reach = float(np.linalg.norm(pose.base_from_gripper[:3, 3]))
         if reach > _MAX_REACH_M:
             raise CalibrationError(
-                f'{path}: {pose.name} is {reach:.0f} m from the base: for positions in millimetres write unit = "mm"'
+                f'{label}: {pose.name} is {reach:.0f} m from the base: for positions in millimetres write unit = "mm" '
+                'or columns x_mm, y_mm, z_mm, in centimetres "cm", in inches "in"'
             )
 
 
-def _check_images(path: Path, poses: Iterable[RobotPose]) -> None:
+def _check_images(label: str, poses: Iterable[RobotPose]) -> None:
     seen: set[str] = set()
     for name in (PurePath(pose.image).name for pose in poses if pose.image):
         if name in seen:
-            raise CalibrationError(f"{path}: expected one pose for each image, found two for {name}")
+            raise CalibrationError(f"{label}: expected one pose for each image, found two for {name}")
         seen.add(name)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    text = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".csv":
-        return _read_csv(text)
-    return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+def _read(path: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the content of a file, and its name with what is unusual in its form."""
+    data, suffix = path.read_bytes(), path.suffix.lower()
+    # spreadsheets write "Unicode text" as UTF-16
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if wide else "utf-8-sig")
+    if suffix == ".toml":
+        return tomllib.loads(text), str(path)
+    if suffix in (".csv", ".tsv", ".txt", ".tum") and text.lstrip()[:1] not in ("{", "["):
+        return _read_rows(path, text)
+    if suffix != ".json" and text.lstrip()[:1] not in ("{", "["):
+        raise CalibrationError(f"{path}: expected a file of poses {_SUFFIXES}, found {suffix or 'no suffix'}")
+    return json.loads(text), str(path)
 
 
-def _read_csv(text: str) -> Mapping[str, Any]:
-    """Read rows with image, stamp_ns, and x y z qx qy qz qw or m00 to m33; x_mm y_mm z_mm are millimetres."""
-    rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
-    columns = set(rows[0]) if rows else set()
-    unit = "mm" if {"x_mm", "y_mm", "z_mm"} <= columns else "m"
-    position = tuple(f"{key}_mm" for key in _POSITION_KEYS) if unit == "mm" else _POSITION_KEYS
-    return {"unit": unit, "poses": [_read_row(row, position) for row in rows]}
+def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:
+    """Read rows whose columns are separated by commas, semicolons, tabs or spaces; the first row names them.
+
+    Rows of 8 numbers separated by spaces need no names: they are stamp in s, position and quaternion, as TUM has them.
+    """
+    lines = [
+        (number, line)
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#") and not line.lower().startswith("sep=")
+    ]
+    if not lines:
+        raise CalibrationError(f"{path}: expected poses with the columns {_COLUMNS}, found no rows")
+    first = lines[0][1]
+    separator = next((mark for mark in (";", "\t", ",") if mark in first), " ")
+    words = {";": "semicolons", "\t": "tabs", " ": "spaces"}.get(separator)
+    label = f"{path} (columns separated by {words})" if words else str(path)
+    rows = [(number, _split(line, separator)) for number, line in lines]
+    names = [cell.lower() for cell in rows[0][1]]
+    if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
+        names = list(_TUM_KEYS)
+    else:
+        _check_columns(label, names)
+        rows = rows[1:]
+    unit: Unit = next((unit for unit, keys in _POSITION_KEYS.items() if set(keys) <= set(names)), "m")
+    return {
+        "unit": unit,
+        "poses": [_read_row(label, number, names, row, unit) for number, row in rows],
+    }, label
 
 
-def _read_row(row: Mapping[str, str], position: tuple[str, ...]) -> dict[str, Any]:
-    entry: dict[str, Any] = {key: row[key] for key in ("image", "stamp_ns") if row.get(key)}
-    if all(row.get(key) for key in _MATRIX_KEYS):
-        entry["matrix"] = [[row[key] for key in _MATRIX_KEYS[start : start + 4]] for start in range(0, 16, 4)]
-    elif all(row.get(key) for key in (*position, *_QUATERNION_KEYS)):
-        entry["position"] = [row[key] for key in position]
-        entry["quaternion_xyzw"] = [row[key] for key in _QUATERNION_KEYS]
-    return entry
+def _split(line: str, separator: str) -> list[str]:
+    if separator == " ":
+        return line.split()
+    cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+    return [cell.strip() for cell in cells]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        _parse_number(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_number(cell: str) -> Decimal:
+    """Return a number with a decimal point or comma. Raises ValueError for other text."""
+    try:
+        number = Decimal(cell.replace(",", ".").replace("_", "?"))
+    except InvalidOperation as error:
+        raise ValueError(f"expected a number, found {cell!r}") from error
+    if not number.is_finite():
+        raise ValueError(f"expected a finite number, found {cell!r}")
+    return number
+
+
+def _parse_stamp(cell: str, unit_ns: int) -> int:
+    """Return a time in ns. Raises ValueError for other text, and for a number that a spreadsheet has rounded."""
+    stamp = _parse_number(cell) * unit_ns
+    if "e" in cell.lower() or (unit_ns == 1 and stamp != int(stamp)):
+        raise ValueError(f"expected all digits of a time, in whole nanoseconds, found {cell!r}")
+    return int(stamp)
+
+
+def _check_columns(label: str, names: Sequence[str]) -> None:
+    """Refuse rows without the columns of a pose, with the columns that they have."""
+    known = set(names)
+    positions = any(known.issuperset(keys) for keys in _POSITION_KEYS.values())
+    rotations = any(known.issuperset(keys) for keys in _ROTATION_KEYS)
+    if (positions and rotations) or known.issuperset(_MATRIX_KEYS):
+        twice = {name for name in names if name and names.count(name) > 1}
+        if twice:
+            raise CalibrationError(
+                f"{label}: expected each column once, found two of {', '.join(sorted(twice))}"
+            )
+        return
+    if any(map(_is_number, names)):
+        raise CalibrationError(
+            f"{label}: expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
+        )
+    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if known.issuperset(keys)]
+    raise CalibrationError(
+        f"{label}: expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}"
+    )
+
+
+def _read_row(
+    label: str, number: int, names: Sequence[str], cells: Sequence[str], unit: Unit
+) -> dict[str, Any]:
+    """Return one row as an entry. Raises CalibrationError that names the line and the column."""
+    if any(cells[len(names) :]):
+        raise CalibrationError(
+            f"{label}: line {number}: expected {len(names)} columns, found {len(cells)}; decimal commas need another "
+            "separator, such as a semicolon"
+        )
+    row = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
+
+    def parse(key: str, convert: Callable[[str], Decimal | int] = _parse_number) -> Decimal | int:
+        try:
+            return convert(row.get(key, ""))
+        except ValueError as error:
+            raise CalibrationError(f"{label}: line {number}, column {key}: {error}") from error
+
+    entry: dict[str, Any] = {"image": row["image"]} if "image" in row else {}
+    for key, unit_ns in (("stamp_ns", 1), ("stamp_s", 10**9)):
+        if key in row:
+            entry["stamp_ns"] = parse(key, partial(_parse_stamp, unit_ns=unit_ns))
+    position = _POSITION_KEYS[unit]
+    if row.keys() >= set(_MATRIX_KEYS) or not set(names) >= set(position):
+        values = [parse(key) for key in _MATRIX_KEYS]
+        return entry | {"matrix": [values[start : start + 4] for start in range(0, 16, 4)]}
+    entry["position"] = [parse(key) for key in position]
+    if set(_QUATERNION_KEYS) <= set(names):
+        return entry | {"quaternion_xyzw": [parse(key) for key in _QUATERNION_KEYS]}
+    return entry | {"rotation_vector_rad": [parse(key) for key in _VECTOR_KEYS]}
 
 
 class PoseTrack:

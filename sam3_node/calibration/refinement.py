@@ -19,7 +19,7 @@ from scipy.stats import chi2
 
 from ..geometry import Array
 from .closed_form import measure_errors
-from .rigid_motion import adjoints, invert_all, move
+from .rigid_motion import adjoints, invert_all, move, scale_positions
 
 _MIN_NOISE = (1e-5, 1e-5)  # metres, radians
 _MAX_NOISE = (1.0, 1.0)
@@ -46,13 +46,24 @@ class Observations:
         """Return the observations of some views."""
         return replace(self, a=self.a[kept], b=self.b[kept], covariances=self.covariances[kept])
 
+    def rescale(self, board: float, robot: float = 1.0) -> Observations:
+        """Return the observations with all positions of the board and of the robot multiplied by these factors."""
+        factors = np.repeat([board, 1.0], 3)
+        return replace(
+            self,
+            a=scale_positions(self.a, robot),
+            b=scale_positions(self.b, board),
+            covariances=self.covariances * np.outer(factors, factors),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance [12, 12] of X and
-    Y.
+    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
 
-    Covariances are of motions on the right, see `rigid_motion`. `degrees` are the degrees of freedom behind them.
+    The covariance [12, 12] is that of motions on the right, see `rigid_motion`, and `degrees` are the degrees of
+    freedom behind it. `scale` multiplies the positions of the board; where it was free, it is the 13th parameter of
+    the covariance [13, 13].
     """
 
     x: Array
@@ -60,41 +71,57 @@ class Refined:
     noise: tuple[float, float, float]
     covariance: Array
     degrees: int
+    scale: float = 1.0
 
 
 def refine(
-    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float] | None = None
+    observations: Observations,
+    x: Array,
+    y: Array,
+    noise: tuple[float, float, float] | None = None,
+    scale: float | None = None,
 ) -> Refined:
-    """Minimise the whitened errors of all views from a start; with `noise` its components are not estimated."""
+    """Minimise the whitened errors of all views from a start; with `noise` its components are not estimated.
+
+    With `scale`, a start, the scale of the board's positions is free, too.
+    """
+    free, scale = scale is not None, scale or 1.0
     rounds = _ROUNDS if noise is None else 0
-    noise = noise or _guess_noise(observations, x, y)
-    for _ in range(rounds):
-        x, y = _minimise(observations, x, y, noise)
-        noise = _estimate_noise(observations, x, y, noise)
-    x, y = _minimise(observations, x, y, noise)
-    roots = _whiteners(observations, x, noise)
-    jacobian = (roots @ jacobians(observations)).reshape(-1, 12)
-    count = len(observations.a)
-    return Refined(
-        x, y, noise, np.asarray(np.linalg.inv(jacobian.T @ jacobian), np.float64), max(3 * count - 6, 3)
-    )
+    scaled = observations.rescale(scale)
+    noise = noise or _guess_noise(scaled, x, y)
+    for number in range(rounds + 1):
+        x, y, change = _minimise(scaled, x, y, noise, free)
+        scale *= change
+        scaled = observations.rescale(scale)
+        if number < rounds:
+            noise = _estimate_noise(scaled, x, y, noise, free)
+    slopes = _whiteners(scaled, x, noise) @ jacobians(scaled, free)
+    jacobian = slopes.reshape(-1, slopes.shape[2])
+    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), np.float64)
+    degrees = 3 * len(scaled.a) - 6 - free
+    return Refined(x, y, noise, covariance, max(degrees, 3), scale)
 
 
 def _minimise(
-    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float]
-) -> tuple[Array, Array]:
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float], free: bool
+) -> tuple[Array, Array, float]:
+    """Return X, Y and the factor of the board's positions, which is 1 unless it is `free`."""
     roots = _whiteners(observations, x, noise)
+    # the Jacobian for small errors: it differs from the exact one by as much as the errors, a percent or less
+    slopes = roots @ jacobians(observations, free)
+    slopes = slopes.reshape(-1, slopes.shape[2])
 
-    def whitened(motion: Array) -> Array:
-        errors = measure_errors(observations.a, observations.b, move(x, motion[:6]), move(y, motion[6:]))
+    def whitened(step: Array) -> Array:
+        b = scale_positions(observations.b, 1 + step[12]) if free else observations.b
+        errors = measure_errors(observations.a, b, move(x, step[:6]), move(y, step[6:12]))
         return np.asarray((roots @ errors[..., None]).ravel(), np.float64)
 
-    # the Jacobian for small errors: it differs from the exact one by as much as the errors, a percent or less
-    slopes = (roots @ jacobians(observations)).reshape(-1, 12)
+    start = np.zeros(slopes.shape[1])
     found = least_squares(
-        whitened, np.zeros(12), jac=lambda _: slopes, method="lm", x_scale=np.full(12, 1e-3)
-    )
-    return move(x, found.x[:6]), move(y, found.x[6:])
+        whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
+    ).x
+    factor = float(np.clip(1 + found[12], 0.1, 10)) if free else 1.0
+    return move(x, found[:6]), move(y, found[6:12]), factor
 
 
 def covariances(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
@@ -117,11 +144,18 @@ def _whiteners(observations: Observations, x: Array, noise: tuple[float, float, 
     return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances(observations, x, noise))), np.float64)
 
 
-def jacobians(observations: Observations) -> Array:
-    """Return the derivatives [n, 6, 12] of the errors by motions of X and Y, for small errors."""
+def jacobians(observations: Observations, free: bool = False) -> Array:
+    """Return the derivatives [n, 6, 12] of the errors by motions of X and Y, for small errors.
+
+    With `free`, the 13th column is by the relative change of the board's positions.
+    """
     by_x = adjoints(invert_all(observations.b))
     by_y = np.broadcast_to(-np.eye(6), by_x.shape)
-    return np.concatenate([by_x, by_y], axis=2)
+    if not free:
+        return np.concatenate([by_x, by_y], axis=2)
+    by_scale = np.zeros((len(by_x), 6, 1))
+    by_scale[:, :3] = -invert_all(observations.b)[:, :3, 3:]
+    return np.concatenate([by_x, by_y, by_scale], axis=2)
 
 
 def _guess_noise(observations: Observations, x: Array, y: Array) -> tuple[float, float, float]:
@@ -136,11 +170,12 @@ def _guess_noise(observations: Observations, x: Array, y: Array) -> tuple[float,
 
 
 def _estimate_noise(
-    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float]
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float], free: bool
 ) -> tuple[float, float, float]:
     """Return the noise with the highest restricted likelihood of the errors."""
     errors = measure_errors(observations.a, observations.b, x, y)
-    spread, camera, slopes = _noise_maps(observations, x), observations.covariances, jacobians(observations)
+    spread, camera = _noise_maps(observations, x), observations.covariances
+    slopes = jacobians(observations, free)
     count = 3 if observations.scaled else 2
 
     def cost(logarithms: Array) -> float:
@@ -179,23 +214,12 @@ def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
 
 def mahalanobis(observations: Observations, refined: Refined) -> Array:
     """Return the squared whitened length [n] of each view's error; about 6 for an ordinary view."""
-    errors = measure_errors(observations.a, observations.b, refined.x, refined.y)
-    roots = _whiteners(observations, refined.x, refined.noise)
+    scaled = observations.rescale(refined.scale)
+    errors = measure_errors(scaled.a, scaled.b, refined.x, refined.y)
+    roots = _whiteners(scaled, refined.x, refined.noise)
     return np.asarray(((roots @ errors[..., None]) ** 2).sum(axis=(1, 2)), np.float64)
 
 
 def outlier_limit(count: int) -> float:
     """Return the squared whitened length that no view of `count` good ones exceeds, but in one of 200 calibrations."""
     return float(chi2.ppf(1 - 0.005 / max(count, 1), 6))
-
-
-def estimate_scale(observations: Observations, refined: Refined) -> tuple[float, float]:
-    """Return by which share the board seems larger than described, and the standard deviation of this share."""
-    errors = measure_errors(observations.a, observations.b, refined.x, refined.y)
-    column = np.zeros((len(errors), 6, 1))
-    column[:, :3, 0] = (np.swapaxes(observations.b[:, :3, :3], 1, 2) @ observations.b[:, :3, 3:])[..., 0]
-    roots = _whiteners(observations, refined.x, refined.noise)
-    slopes = (roots @ np.concatenate([jacobians(observations), column], axis=2)).reshape(-1, 13)
-    covariance = np.linalg.inv(slopes.T @ slopes)
-    estimate = -covariance @ slopes.T @ (roots @ errors[..., None]).ravel()
-    return float(estimate[12]), float(np.sqrt(covariance[12, 12]))

@@ -63,7 +63,8 @@ def draw_hand_eye(result: HandEyeResult) -> Image:
     text = [
         f"{result.mounting}  {len(result.views)} views  camera in {parent} at {x:.2f} {y:.2f} {z:.2f} mm",
         f"95 % bounds: {result.position_95_m * 1e3:.2f} mm, {np.degrees(result.rotation_95_rad):.3f} degrees",
-        f"leave one out: rms {errors.rms_mm:.2f} mm, {errors.rms_deg:.3f} degrees",
+        f"leave one out: rms {errors.rms_mm:.2f} mm, {errors.rms_deg:.3f} degrees, scale of the board "
+        f"{1 + result.scale[0]:.4f} +- {2 * result.scale[1]:.4f}",
         *[f"left out {item.name}: {item.reason}" for item in result.rejected[:6]],
     ]
     width = 2 * _PANEL_PX

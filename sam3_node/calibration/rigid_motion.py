@@ -21,6 +21,13 @@ def invert_all(transforms: Array) -> Array:
     return inverses
 
 
+def scale_positions(transforms: Array, factor: float) -> Array:
+    """Return transforms [n, 4, 4] with their translations multiplied by a factor."""
+    scaled = transforms.copy()
+    scaled[:, :3, 3] *= factor
+    return scaled
+
+
 def move(transform: Array, motion: Array) -> Array:
     """Return transform exp(motion), for a small motion [6]."""
     return transform @ rigid(rotation_from_vector(motion[3:]), motion[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ BOARD_HELP = (
 )
 EVERY = 5
 MAX_GAP_MS = 100
-MAX_CHECK_PX = 1.0
+MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
 _EXTRA = "calibration"
 
 
@@ -66,6 +67,13 @@ def add_calibration_commands(calibrate: Any, add: AddCommand) -> None:
     check.add_argument(
         "--limit", type=float, default=MAX_CHECK_PX, metavar="PX", help="largest error that passes [1.0]"
     )
+    check.add_argument(
+        "--hand-eye-limit",
+        type=float,
+        default=MAX_HAND_EYE_MM,
+        metavar="MM",
+        help="largest leave-one-out error of the hand-eye calibration that passes [10]",
+    )
 
 
 def _add_hand_eye(calibrate: Any, add: AddCommand) -> None:
@@ -86,7 +94,7 @@ def _add_hand_eye(calibrate: Any, add: AddCommand) -> None:
         help="camera on the gripper, or beside the robot",
     )
     hand_eye.add_argument(
-        "--poses", type=Path, metavar="FILE", help="file of robot poses: .csv, .json or .toml"
+        "--poses", type=Path, metavar="FILE", help="file of robot poses: .csv, .json, .toml or .tum"
     )
     hand_eye.add_argument(
         "--pose-stream", default="", metavar="ENDPOINT", help="for live: endpoint of pose messages"
@@ -135,7 +143,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     require("scipy", _EXTRA)
     from ..calibration import intrinsics
     from ..calibration.report import draw_intrinsics, write_picture
-    from .calibration_results import make_intrinsics_file, print_intrinsics
+    from .calibration_results import make_intrinsics_file, print_intrinsics, replace_calibration
 
     if args.out is None:
         raise CalibrationError("expected -o FILE.toml for the result, found none")
@@ -153,9 +161,8 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
         rejected=views.rejected,
         report=print,
     )
-    _save(
-        args.out, make_intrinsics_file(result, views.inputs, settings.camera.name if _is_live(args) else "")
-    )
+    camera = settings.camera.name if _is_live(args) else ""
+    replace_calibration(args.out, make_intrinsics_file(result, views.inputs, camera))
     write_picture(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
     print_intrinsics(args.out, result)
 
@@ -166,7 +173,13 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..calibration import hand_eye
     from ..calibration.closed_form import CLOSED_FORMS
     from ..calibration.report import draw_hand_eye, write_picture
-    from .calibration_results import make_hand_eye_section, print_comparison, print_hand_eye
+    from .calibration_results import (
+        judge_hand_eye,
+        make_hand_eye_section,
+        print_comparison,
+        print_hand_eye,
+        replace_calibration,
+    )
 
     out = args.out or args.calibration
     if args.calibration is None or out is None:
@@ -175,11 +188,18 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     board = _parse_board(args.board)
     pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
     centre = tuple(map(float, board.points.mean(axis=0)))
+    size = (calibration.intrinsics.height_px, calibration.intrinsics.width_px)
+    sight = hand_eye.Sight(calibration.intrinsics_for(size), size, board.points, board.pitch_m)
     result = hand_eye.calibrate_hand_eye(
-        pairs, args.mount, board_centre_m=centre, scaled=scaled, rejected=rejected
+        pairs,
+        args.mount,
+        board_centre_m=centre,
+        scaled=scaled,
+        rejected=rejected,
+        sight=sight if scaled else None,
     )
     section = make_hand_eye_section(result, board, inputs)
-    _save(out, calibration.model_copy(update={"hand_eye": section}))
+    replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
     write_picture(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(
@@ -187,18 +207,33 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     )
     print_comparison(rows)
     print_hand_eye(out, result)
+    if section.measured is not None and not (judged := judge_hand_eye(section.measured))[0]:
+        print(f"sam3-node: warning: {judged[1]}", file=sys.stderr)
 
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
-    """Print what a calibration file holds; with images return 1 if the error of the board's corners is too large."""
+    """Print what a calibration file holds, and test it.
+
+    Return 1 if the views of the hand-eye calibration did not agree, or, with images, if the error of the board's
+    corners is too large.
+    """
     require("scipy", _EXTRA)
-    from .calibration_results import describe_calibration
+    from .calibration_results import describe_calibration, judge_hand_eye
 
     calibration = _load(args.file)
     for line in describe_calibration(calibration):
         print(line)
-    if not args.sources:
-        return 0
+    results = []
+    if calibration.hand_eye is not None and calibration.hand_eye.measured is not None:
+        results.append(judge_hand_eye(calibration.hand_eye.measured, args.hand_eye_limit))
+    if args.sources:
+        results.append(_check_corners(args, settings, calibration))
+    for _, line in results:
+        print(line)
+    return 0 if all(passed for passed, _ in results) else 1
+
+
+def _check_corners(args: Namespace, settings: Settings, calibration: Calibration) -> tuple[bool, str]:
     from ..calibration.board_poses import locate_board
 
     board = _parse_board(args.board)
@@ -208,11 +243,10 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
     worst = max(errors, key=lambda name: errors[name])
     middle = sorted(errors.values())[len(errors) // 2]
     passed = middle <= args.limit
-    print(
+    return passed, (
         f"{'passed' if passed else 'FAILED'}: median error of the corners {middle:.2f} px in {len(errors)} views, "
         f"{errors[worst]:.2f} px in {worst}; the limit is {args.limit:g} px"
     )
-    return 0 if passed else 1
 
 
 def _parse_board(text: str | None) -> Board:
@@ -227,12 +261,6 @@ def _load(path: Path) -> Calibration:
     from ..calibration import load_calibration
 
     return load_calibration(path)
-
-
-def _save(path: Path, calibration: Calibration) -> None:
-    from ..calibration import save_calibration
-
-    save_calibration(path, calibration)
 
 
 def _is_live(args: Namespace) -> bool:

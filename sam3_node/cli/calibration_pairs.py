@@ -31,7 +31,10 @@ def pair_board_poses(poses: Sequence[RobotPose], board: Board, calibration: Cali
             raise CalibrationError(
                 f"{pose.name} has no pose of the board: give images as SOURCE, or add `board` to it"
             )
-        covariance = expected_covariance(pose.camera_from_board, board, intrinsics)
+        try:
+            covariance = expected_covariance(pose.camera_from_board, board, intrinsics)
+        except np.linalg.LinAlgError:  # no camera sees a board there, and the calibration says so
+            covariance = np.zeros((6, 6))
         views.append(HandEyeView(pose.name, pose.base_from_gripper, pose.camera_from_board, covariance))
     return views
 
@@ -44,6 +47,8 @@ def pair_views(
     Raises CalibrationError if no view has a pose.
     """
     intrinsics = calibration.intrinsics_for(views.size)
+    if poses and not any(pose.image or pose.stamp_ns is not None for pose in poses):
+        raise CalibrationError("expected an image or a stamp_ns for each pose, found poses with neither")
     find = _PoseFinder(views, poses, max_gap_ms)
     rejected: list[Rejected] = []
     located: list[tuple[str, Array, Array, Array]] = []
@@ -81,5 +86,6 @@ class _PoseFinder:
         if name in self._by_name:
             return self._by_name[name].base_from_gripper
         if stamp_ns is None or not len(self._track):
-            raise CalibrationError("the file of poses names no pose for this image")
+            named = f"; it names {', '.join(list(self._by_name)[:3])}" if self._by_name else ""
+            raise CalibrationError(f"the file of poses names no pose for this image{named}")
         return self._track.at(stamp_ns, self._max_gap_ns)

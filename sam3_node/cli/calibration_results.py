@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from ..calibration import Calibration
+from ..calibration import Calibration, load_calibration, save_calibration
 from ..calibration.boards import Board
-from ..calibration.camera_file import HandEye
+from ..calibration.camera_file import HandEye, HandEyeMeasured, back_up
 from ..calibration.coverage import measure_coverage
 from ..calibration.hand_eye import HandEyeResult, LeaveOneOut
 from ..calibration.intrinsics import IntrinsicsResult
-from ..geometry import quaternion_from_rotation
+from ..calibration.rigid_motion import to_motions
+from ..errors import SettingsError
+from ..geometry import invert, quaternion_from_rotation
+
+MAX_LEAVE_ONE_OUT_MM, MAX_LEAVE_ONE_OUT_DEG = 10.0, 2.0
+"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
 
 
 def make_intrinsics_file(result: IntrinsicsResult, inputs: dict[str, str], camera: str) -> Calibration:
@@ -65,6 +71,8 @@ def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str,
         "leave_one_out_deg": result.leave_one_out.rms_deg,
         "position_95_mm": result.position_95_m * 1e3,
         "rotation_95_deg": float(np.degrees(result.rotation_95_rad)),
+        "scale": 1 + result.scale[0],
+        "scale_sd": result.scale[1],
         "covariance": result.covariance.tolist(),
     }
     return HandEye.model_validate(
@@ -100,8 +108,60 @@ def describe_calibration(calibration: Calibration) -> list[str]:
                 f"  {pose.date:%Y-%m-%d}, {pose.views} views: within {pose.position_95_mm:.2f} mm and "
                 f"{pose.rotation_95_deg:.3f} degrees (95 %), leave-one-out {pose.leave_one_out_mm:.2f} mm and "
                 f"{pose.leave_one_out_deg:.3f} degrees"
+                + (
+                    ""
+                    if pose.scale is None
+                    else f", scale of the board {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}"
+                )
             )
     return lines
+
+
+def judge_hand_eye(measured: HandEyeMeasured, limit_mm: float = MAX_LEAVE_ONE_OUT_MM) -> tuple[bool, str]:
+    """Return if the record of a hand-eye calibration passes, and a line that says why."""
+    passed = measured.leave_one_out_mm <= limit_mm and measured.leave_one_out_deg <= MAX_LEAVE_ONE_OUT_DEG
+    return passed, (
+        f"{'passed' if passed else 'FAILED'}: leave-one-out error of the hand-eye calibration "
+        f"{measured.leave_one_out_mm:.2f} mm and {measured.leave_one_out_deg:.3f} degrees; the limits are "
+        f"{limit_mm:g} mm and {MAX_LEAVE_ONE_OUT_DEG:g} degrees"
+    )
+
+
+def replace_calibration(path: Path, calibration: Calibration) -> None:
+    """Write a calibration file, keep an older one whose hand-eye calibration it replaces, and print the difference.
+
+    Raises OutputError.
+    """
+    if path.exists():
+        try:
+            before: Calibration | None = load_calibration(path)
+        except SettingsError:
+            before = None
+        lost = f"{path} was no calibration file" if before is None else _describe_change(before, calibration)
+        if lost:
+            print(f"{lost}; the old file is kept as {back_up(path)}")
+    save_calibration(path, calibration)
+
+
+def _describe_change(before: Calibration, after: Calibration) -> str:
+    """Return what is lost of the hand-eye calibration and the depth scale in a file, "" for nothing."""
+    old, new = before.hand_eye, after.hand_eye
+    if old is None or new is None:
+        lost = [name for name in ("hand_eye", "depth") if getattr(before, name) and not getattr(after, name)]
+        return (
+            f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
+            if lost
+            else ""
+        )
+    if old.kind != new.kind:
+        return f"the hand-eye calibration is replaced: it was {old.kind}, and is {new.kind}"
+    motion = to_motions((invert(old.parent_from_camera) @ new.parent_from_camera)[None])[0]
+    moved_mm, moved_deg = 1e3 * np.linalg.norm(motion[:3]), np.degrees(np.linalg.norm(motion[3:]))
+    if moved_mm < 1e-3 and moved_deg < 1e-4:
+        return ""
+    date = f" of {old.measured.date:%Y-%m-%d}" if old.measured is not None else ""
+    moved = f"the camera moved by {moved_mm:.2f} mm and {moved_deg:.3f} degrees"
+    return f"the hand-eye calibration{date} is replaced: {moved}"
 
 
 def print_intrinsics(path: Path, result: IntrinsicsResult) -> None:
@@ -126,6 +186,10 @@ def print_hand_eye(path: Path, result: HandEyeResult) -> None:
         f"{path}: camera at {x:.2f} {y:.2f} {z:.2f} mm, within {result.position_95_m * 1e3:.2f} mm and "
         f"{np.degrees(result.rotation_95_rad):.3f} degrees (95 %), from {len(result.views)} views"
     )
+    share, deviation = result.scale
+    print(f"scale of the board by the robot's motion: {1 + share:.4f} ± {2 * deviation:.4f}")
+    for warning in result.warnings:
+        print(f"sam3-node: warning: {warning}", file=sys.stderr)
 
 
 def print_comparison(rows: Mapping[str, LeaveOneOut]) -> None:
