@@ -3,13 +3,21 @@
 This is the interface of SAM for single images (arXiv 2304.02643, 2408.00714): a box and the logits of an earlier mask.
 The box has a margin, because the object may have moved. An object that is out of view, or whose mask is empty, keeps
 its last mask as the prompt of each later frame.
+
+Without memory, nothing but the last mask says what the object is: a mask that takes in a part of the background would
+pass it on, and grow from frame to frame. Two things stop this. A mask that grew at once is searched again in tighter
+boxes. A mask whose size or place departs from the track's history (`SureHistory`) is withheld: the object counts as out
+of view, and the next frame is searched with its last sure mask.
 """
 
 from __future__ import annotations
 
+from math import log
 from typing import Any
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,16 +25,102 @@ from ..models import Features, TrackerModel
 from ..models.boxes import mask_boxes
 from ..models.sam.algebra import resize_matrix
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
-from ..models.sam.stages import Decoded
+from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
+from .mask_signals import Bools, LevelSets, aligned_iou, compare_levels, measure
 from .memory import NO_FRAME
 from .selection import Ints
 from .slots import BOX_LABELS
 
-# share of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away
-BOX_MARGIN = 0.2
+Floats = npt.NDArray[np.float64]
+
+# shares of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away, and in a wide
+# one, a mask takes in what lies around it. The widest is tried first.
+BOX_MARGINS = (0.2, 0.1, 0.0)
 PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
 MAX_LOGIT = 32.0  # larger ones are beyond what the prompt encoder has learnt
+
+STEP_GROWTH = log(1.1)  # growth of the log area over the last mask from which tighter boxes are tried
+STEP_LOSS = log(3)  # loss of log area in a frame that is a jump, except at the image's edge
+BURST = log(2.5)  # log area above the track's bound from which a mask is withheld
+# rise of the bound's log area for each frame, at most: of masks that keep their shape, of objects that the image's edge
+# has cut off since their prompt, and of all others, whose masks grow rather because they take in the background
+RISE_ALIKE, RISE_ENTERING, RISE_OTHER = 0.1, 0.35, 0.01
+FALL = 0.02  # fall of the bound for each frame, at most: an object that was half hidden appears again at once
+MIN_AREA = 16  # cells; the areas of smaller masks say nothing
+MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
+MAX_GAP = 8  # frames since the last mask after which tolerances grow no more
+ALIKE = 0.7  # IoU of two masks brought to one place and area from which their shapes are alike
+SAME_AREA = (
+    0.15  # departure of the log area up to which the newest sure shape replaces the one to compare with
+)
+SHAPE_SIDE, SHAPE_SPAN = (
+    32,
+    2.5,
+)  # cells of a stored shape, and their extent in square roots of the mask's area
+MIN_QUALITY = 0.7  # share of the usual quality of the track's masks from which a mask is sure
+QUALITY_GAIN = 0.1  # share of the newest quality in the usual one
+
+
+class SureHistory:
+    """What the sure masks of up to `capacity` objects were like: a bound of their area, their shape and their quality.
+
+    It needs no fitted weights, because each track is compared with its own past alone. Quality is the predicted IoU
+    times the stability. Areas are in cells of a grid over the image.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._bound: Floats = np.zeros(
+            capacity
+        )  # log area that follows those of sure masks, at a limited rate
+        self._area: Floats = np.zeros(capacity)  # log area of the prompt's mask, to which `shape` belongs
+        self._shape: Bools = np.zeros((capacity, SHAPE_SIDE, SHAPE_SIDE), np.bool_)
+        self._entering: Bools = np.zeros(capacity, np.bool_)  # cut off by the image's edge since the prompt
+        self._quality: Floats = np.zeros(capacity)  # 0 while no mask was followed
+        self._seen: Ints = np.zeros(capacity, np.int64)  # frame of the last mask that was not withheld
+
+    def start(self, row: int, frame: int, inside: Bools) -> None:
+        """Begin the history of a row with the mask [h, w] of its prompt."""
+        self._area[row] = self._bound[row] = _log_area(inside)
+        self._shape[row], self._entering[row] = _shape_of(inside), _touches_edge(inside)
+        self._quality[row], self._seen[row] = 0, frame
+
+    def judge(self, row: int, frame: int, inside: Bools, last: Bools, quality: float) -> tuple[bool, bool]:
+        """Return whether the mask [h, w] of a row is plausible, and whether it is sure, and learn from it.
+
+        `last` is the mask that was the prompt.
+        """
+        area, gap = _log_area(inside), float(np.clip(frame - self._seen[row], 1, MAX_GAP))
+        at_edge = _touches_edge(inside)
+        alike = shape_iou(_shape_of(inside), self._shape[row]) >= ALIKE
+        rise = RISE_ENTERING if self._entering[row] else RISE_ALIKE if alike else RISE_OTHER
+        lost = _log_area(last) - area > STEP_LOSS * gap and not at_edge
+        # what was never seen grows the bound over the frames without a mask, too
+        waited = rise * (gap - 1)
+        if lost or area - self._bound[row] > BURST + waited or not _is_near(inside, last):
+            return False, False
+        usual = self._quality[row] or quality
+        sure = quality >= MIN_QUALITY * usual
+        self._quality[row] = usual + QUALITY_GAIN * (quality - usual)
+        self._seen[row] = frame
+        if sure:
+            self._bound[row] += np.clip(area - self._bound[row], 0 if at_edge else -FALL * gap, rise * gap)
+            self._entering[row] &= at_edge
+            if abs(area - self._area[row]) <= SAME_AREA:
+                self._shape[row] = _shape_of(inside)
+        return True, sure
+
+    def state(self, rows: Ints) -> State:
+        """Return the histories of these rows, as `restore` takes them."""
+        return {name: torch.from_numpy(table[rows].copy()) for name, table in self._tables().items()}
+
+    def restore(self, rows: Ints, state: State) -> None:
+        """Replace the histories of these rows by those that `state` returned."""
+        for name, table in self._tables().items():
+            table[rows] = state[name].numpy()
+
+    def _tables(self) -> dict[str, npt.NDArray[Any]]:
+        return {name.lstrip("_"): table for name, table in vars(self).items()}
 
 
 class LastMasks:
@@ -38,15 +132,17 @@ class LastMasks:
     def __init__(self, model: TrackerModel, max_objects: int) -> None:
         self._model = model
         self._logits = torch.zeros((max_objects, *model.mask_size), device=model.device)
+        self._sure = torch.zeros_like(self._logits)  # of the last sure mask
         self._pointers = torch.zeros((max_objects, model.hidden), device=model.device, dtype=model.dtype)
         self._labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device)
         self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
         self._prompted: Ints = np.full(max_objects, NO_FRAME, dtype=np.int64)
+        self._history = SureHistory(max_objects)
 
     @property
     def nbytes(self) -> int:
         """Device memory in bytes. It never changes."""
-        return self._logits.nbytes + self._pointers.nbytes
+        return self._logits.nbytes + self._sure.nbytes + self._pointers.nbytes
 
     @property
     def layout(self) -> list[Any]:
@@ -63,8 +159,9 @@ class LastMasks:
     def start(self, row: int, frame: int, decoded: Decoded) -> None:
         """Store the mask of a prompt or a detection on one row; its pointer stands for the object's appearance."""
         self._prompted[row] = frame
-        self._logits[row] = decoded.logits[0].float()
+        self._logits[row] = self._sure[row] = decoded.logits[0].float()
         self._pointers[row] = decoded.pointer[0]
+        self._history.start(row, frame, _levels(decoded.logits).inside[0])
 
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if the last prompt of the object in `row` was on this frame."""
@@ -76,28 +173,71 @@ class LastMasks:
     def copy_conditioning(self, row: int, target: int) -> None:
         """Do nothing: only the newest prompt counts."""
 
-    def follow(self, features: Features, rows: Ints) -> Decoded:
-        """Decode the objects of N rows on the next frame, and keep the masks of those in view."""
+    def follow(self, features: Features, rows: Ints, frame: int) -> Decoded:
+        """Decode the objects of N rows on frame number `frame`, and keep the masks of those in view.
+
+        A mask that departs from its track's history is withheld: its object is out of view in the result.
+        """
         index = torch.from_numpy(rows).to(self._logits.device)
         last = self._logits[index]
-        decoded = self._decode(features, last)
-        seen = (decoded.presence > 0) & (decoded.logits > 0).flatten(1).any(dim=1)
-        self._logits[index] = torch.where(seen[:, None, None], decoded.logits.float(), last)
-        return decoded
+        decoded, levels = self._search(features, last)
+        present = decoded.presence.cpu().numpy() > 0
+        signals = measure(levels, present)
+        quality = decoded.iou.float().cpu().numpy() * signals.stability
+        before = _levels(last).inside
+        judged = [
+            self._history.judge(row, frame, signals.inside[n], before[n], float(quality[n]))
+            if present[n] and signals.inside[n].any()
+            else None
+            for n, row in enumerate(rows.tolist())
+        ]
+        kept, sure, withheld = (
+            torch.tensor([one in wanted for one in judged], device=last.device)[:, None, None]
+            for wanted in ([(True, True), (True, False)], [(True, True)], [(False, False)])
+        )
+        logits, surest = decoded.logits.float(), self._sure[index]
+        self._sure[index] = torch.where(sure, logits, surest)
+        self._logits[index] = torch.where(kept, logits, torch.where(withheld, surest, last))
+        return decoded._replace(
+            logits=decoded.logits.masked_fill(withheld, ABSENT_LOGIT),
+            presence=decoded.presence.masked_fill(withheld[:, 0, 0], -PRESENT_LOGIT),
+        )
+
+    def _search(self, features: Features, last: Tensor) -> tuple[Decoded, LevelSets]:
+        """Decode N objects from their last masks in the widest box; in tighter ones, too, if an area has jumped.
+
+        The mask that resembles the last one most is taken then. Return also the level sets.
+        """
+        before = _levels(last)
+        decoded = self._decode(features, last, BOX_MARGINS[0])
+        levels = _levels(decoded.logits)
+        again = np.flatnonzero(_has_jumped(levels, before))
+        if not again.size:
+            return decoded, levels
+        chosen = torch.from_numpy(again).to(last.device)
+        tried = [Decoded(*(column[chosen] for column in decoded))]
+        tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
+        found = [_levels(one.logits) for one in tried]
+        for position, row in enumerate(again.tolist()):
+            wanted = before.inside[row]
+            best = int(np.argmax([_resemblance(one.inside[position], wanted) for one in found]))
+            for column, better in zip(decoded, tried[best], strict=True):
+                column[row] = better[position]
+        return decoded, _levels(decoded.logits)
 
     def decode_mask(self, features: Features, mask: Tensor) -> Decoded:
         """Return a mask prompt [1, 1, S, S] in 0..1 as the result of its frame, with the pointer of its object."""
         high = mask[0].float() * MASK_SCALE + MASK_BIAS
         logits = self._to_logits @ high @ self._to_logits.T
-        pointer = self._decode(features, logits).pointer
+        pointer = self._decode(features, logits, BOX_MARGINS[0]).pointer
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
         return Decoded(logits.to(self._model.dtype), torch.ones_like(presence), presence, pointer)
 
-    def _decode(self, features: Features, last: Tensor) -> Decoded:
-        """Decode N objects from the boxes and logits of their last masks, [N, 4h, 4w]."""
+    def _decode(self, features: Features, last: Tensor, share: float) -> Decoded:
+        """Decode N objects from the boxes, with a margin of `share`, and logits of their last masks, [N, 4h, 4w]."""
         decoder, scale = self._model.decode_stage, self._model.image_size / last.shape[-1]
         boxes = mask_boxes(last > 0)
-        margin = BOX_MARGIN * (boxes[:, 2:] - boxes[:, :2])
+        margin = share * (boxes[:, 2:] - boxes[:, :2])
         corners = (
             torch.stack([boxes[:, :2] - margin, boxes[:, 2:] + margin], dim=1).clamp(0, last.shape[-1])
             * scale
@@ -125,6 +265,8 @@ class LastMasks:
             "used": rows.tolist(),
             "prompted": self._prompted[rows].tolist(),
             "logits": self._logits[index].cpu(),
+            "sure": self._sure[index].cpu(),
+            "history": self._history.state(rows),
             "pointers": self._pointers[index].cpu(),
         }
 
@@ -135,4 +277,67 @@ class LastMasks:
         self._prompted[state["used"]] = state["prompted"]
         index = torch.tensor(state["used"], dtype=torch.int64, device=self._logits.device)
         self._logits[index] = state["logits"].to(self._logits.device)
+        self._sure[index] = state["sure"].to(self._sure.device)
+        self._history.restore(np.array(state["used"], np.int64), state["history"])
         self._pointers[index] = state["pointers"].to(self._pointers.device)
+
+
+def _levels(logits: Tensor) -> LevelSets:
+    """Return the level sets of logits [N, h, w], on the host."""
+    inside, core, around = (level.cpu().numpy() for level in compare_levels(logits))
+    return LevelSets(inside, core, around, ~inside.any(axis=(1, 2)))
+
+
+def _has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
+    """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
+    now, then = (np.maximum(one.inside.sum(axis=(1, 2)), 1) for one in (levels, before))
+    change = np.log(now / then)
+    jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
+    return jumped
+
+
+def _resemblance(inside: Bools, other: Bools) -> float:
+    """Return the IoU of two masks [h, w], moved so that their centres coincide."""
+    if not (inside.any() and other.any()):
+        return 0.0
+    (y, x), (v, u) = (np.argwhere(mask).mean(axis=0) for mask in (inside, other))
+    return aligned_iou(inside, other, (round(x - u), round(y - v)))
+
+
+def shape_iou(shape: Bools, other: Bools) -> float:
+    """Return the IoU of two shapes of masks, each with its centre in the middle and at one area."""
+    return float(np.count_nonzero(shape & other) / max(np.count_nonzero(shape | other), 1))
+
+
+def _shape_of(inside: Bools) -> Bools:
+    """Return the shape of a mask [h, w]: its centre in the middle, its area brought to one size."""
+    y, x = np.nonzero(inside)
+    if not len(x):
+        return np.zeros((SHAPE_SIDE, SHAPE_SIDE), np.bool_)
+    scale = SHAPE_SIDE / (SHAPE_SPAN * np.sqrt(len(x)))
+    move = np.array(
+        [[scale, 0, SHAPE_SIDE / 2 - scale * x.mean()], [0, scale, SHAPE_SIDE / 2 - scale * y.mean()]]
+    )
+    shape: Bools = cv2.warpAffine(inside.astype(np.float32), move, (SHAPE_SIDE, SHAPE_SIDE)) > 0.5
+    return shape
+
+
+def _log_area(inside: Bools) -> float:
+    return log(max(np.count_nonzero(inside), MIN_AREA))
+
+
+def _touches_edge(inside: Bools) -> bool:
+    return bool(inside[[0, -1]].any() or inside[:, [0, -1]].any())
+
+
+def _is_near(inside: Bools, last: Bools) -> bool:
+    """Return True if the centre of a mask lies in the box of `last` with the widest margin."""
+    for axis in (0, 1):
+        place, span = (np.flatnonzero(mask.any(axis=axis)) for mask in (inside, last))
+        if not span.size:
+            return True
+        weights = inside.sum(axis=axis)[place]
+        margin = max(MIN_MARGIN, BOX_MARGINS[0] * (span[-1] - span[0] + 1))
+        if not span[0] - margin <= (place * weights).sum() / weights.sum() <= span[-1] + margin:
+            return False
+    return True
