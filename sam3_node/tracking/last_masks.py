@@ -40,24 +40,27 @@ BOX_MARGINS = (0.2, 0.1, 0.0)
 PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
 MAX_LOGIT = 32.0  # larger ones are beyond what the prompt encoder has learnt
 
-STEP_GROWTH = log(1.1)  # growth of the log area over the last mask from which tighter boxes are tried
-STEP_LOSS = log(3)  # loss of log area in a frame that is a jump, except at the image's edge
-BURST = log(2.5)  # log area above the track's bound from which a mask is withheld
-# rise of the bound's log area for each frame, at most: of masks that keep their shape, of objects that the image's edge
-# has cut off since their prompt, and of all others, whose masks grow rather because they take in the background
-RISE_ALIKE, RISE_ENTERING, RISE_OTHER = 0.1, 0.35, 0.01
+# growth of the log area over the last mask from which tighter boxes are tried, and loss in a frame that is a jump
+STEP_GROWTH, STEP_LOSS = log(1.2), log(3)
+# log area above the track's bound from which a mask is withheld: of a shape like that of the prompt, and of another
+BURST_ALIKE, BURST_OTHER = log(2.5), log(2)
+SURE_GROWTH = log(1.25)  # log area above the bound up to which a mask of another shape can be sure
+# rise of the bound's log area for each frame, at most: of masks that keep their shape, and of all others, which grow
+# rather because they take in the background
+RISE_ALIKE, RISE_OTHER = 0.06, 0.02
+# the same of an object that the image's edge has cut off since its prompt, n frames ago: MAX_ENTERING, and ENTERING
+# over n, because the area of what comes in at a constant speed grows as n to n ** 1.5
+MAX_ENTERING, ENTERING = 0.35, 1.5
 FALL = 0.02  # fall of the bound for each frame, at most: an object that was half hidden appears again at once
 MIN_AREA = 16  # cells; the areas of smaller masks say nothing
 MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
-MAX_GAP = 8  # frames since the last mask after which tolerances grow no more
-ALIKE = 0.7  # IoU of two masks brought to one place and area from which their shapes are alike
+MAX_GAP = 8  # frames without a mask after which tolerances grow no more
+ALIKE = 0.7  # IoU of two masks brought to one place, area and direction from which their shapes are alike
 SAME_AREA = (
-    0.15  # departure of the log area up to which the newest sure shape replaces the one to compare with
+    0.15  # departure of the log area up to which the newest sure shape becomes the one to compare with
 )
-SHAPE_SIDE, SHAPE_SPAN = (
-    32,
-    2.5,
-)  # cells of a stored shape, and their extent in square roots of the mask's area
+SHAPE_SIDE = 32  # cells of a stored shape
+SHAPE_SPAN = 2.5  # extent of a stored shape, in square roots of the mask's area
 MIN_QUALITY = 0.7  # share of the usual quality of the track's masks from which a mask is sure
 QUALITY_GAIN = 0.1  # share of the newest quality in the usual one
 
@@ -70,45 +73,63 @@ class SureHistory:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._bound: Floats = np.zeros(
-            capacity
-        )  # log area that follows those of sure masks, at a limited rate
+        # log area that follows the areas of sure masks, at a limited rate
+        self._bound: Floats = np.zeros(capacity)
         self._area: Floats = np.zeros(capacity)  # log area of the prompt's mask, to which `shape` belongs
-        self._shape: Bools = np.zeros((capacity, SHAPE_SIDE, SHAPE_SIDE), np.bool_)
+        self._shape: Bools = np.zeros((capacity, 2, SHAPE_SIDE, SHAPE_SIDE), np.bool_)
         self._entering: Bools = np.zeros(capacity, np.bool_)  # cut off by the image's edge since the prompt
         self._quality: Floats = np.zeros(capacity)  # 0 while no mask was followed
-        self._seen: Ints = np.zeros(capacity, np.int64)  # frame of the last mask that was not withheld
+        self._started: Ints = np.zeros(capacity, np.int64)  # frame of the prompt
+        self._judged: Ints = np.zeros(capacity, np.int64)  # frame of the last mask
+        self._withheld: Ints = np.zeros(capacity, np.int64)  # masks in a row
 
     def start(self, row: int, frame: int, inside: Bools) -> None:
         """Begin the history of a row with the mask [h, w] of its prompt."""
         self._area[row] = self._bound[row] = _log_area(inside)
         self._shape[row], self._entering[row] = _shape_of(inside), _touches_edge(inside)
-        self._quality[row], self._seen[row] = 0, frame
+        self._quality[row] = self._withheld[row] = 0
+        self._started[row] = self._judged[row] = frame
 
     def judge(self, row: int, frame: int, inside: Bools, last: Bools, quality: float) -> tuple[bool, bool]:
         """Return whether the mask [h, w] of a row is plausible, and whether it is sure, and learn from it.
 
-        `last` is the mask that was the prompt.
+        `last` is the mask that was the prompt. Only a sure mask changes the bound and the shape.
         """
-        area, gap = _log_area(inside), float(np.clip(frame - self._seen[row], 1, MAX_GAP))
-        at_edge = _touches_edge(inside)
-        alike = shape_iou(_shape_of(inside), self._shape[row]) >= ALIKE
-        rise = RISE_ENTERING if self._entering[row] else RISE_ALIKE if alike else RISE_OTHER
-        lost = _log_area(last) - area > STEP_LOSS * gap and not at_edge
-        # what was never seen grows the bound over the frames without a mask, too
-        waited = rise * (gap - 1)
-        if lost or area - self._bound[row] > BURST + waited or not _is_near(inside, last):
+        gap = float(np.clip(frame - self._judged[row], 1, MAX_GAP))
+        shape, area = _shape_of(inside), _log_area(inside)
+        alike = shape_iou(shape, self._shape[row]) >= ALIKE
+        rise = RISE_ALIKE if alike else RISE_OTHER
+        if entering := bool(self._entering[row]):
+            rise = max(rise, min(MAX_ENTERING, ENTERING / max(frame - self._started[row], 1)))
+        grown, waited = area - self._bound[row], RISE_OTHER * min(self._withheld[row], MAX_GAP)
+        burst = (BURST_ALIKE if alike or entering else BURST_OTHER) + rise * (gap - 1) + waited
+        self._judged[row] = frame
+        if grown > burst or self._is_lost(inside, last, gap, waited):
+            self._withheld[row] += 1
             return False, False
         usual = self._quality[row] or quality
-        sure = quality >= MIN_QUALITY * usual
-        self._quality[row] = usual + QUALITY_GAIN * (quality - usual)
-        self._seen[row] = frame
+        sure = quality >= MIN_QUALITY * usual and (alike or entering or grown <= SURE_GROWTH)
+        self._withheld[row] = 0
         if sure:
-            self._bound[row] += np.clip(area - self._bound[row], 0 if at_edge else -FALL * gap, rise * gap)
-            self._entering[row] &= at_edge
-            if abs(area - self._area[row]) <= SAME_AREA:
-                self._shape[row] = _shape_of(inside)
-        return True, sure
+            self._quality[row] = usual + QUALITY_GAIN * (quality - usual)
+            self._learn(row, shape, area, rise * gap, FALL * gap, _touches_edge(inside))
+        return True, bool(sure)
+
+    def _learn(self, row: int, shape: Bools, area: float, rise: float, fall: float, at_edge: bool) -> None:
+        self._bound[row] += np.clip(area - self._bound[row], 0 if at_edge else -fall, rise)
+        if self._entering[row]:
+            self._area[row] = area
+        self._entering[row] &= at_edge
+        if abs(area - self._area[row]) <= SAME_AREA:
+            self._shape[row] = shape
+
+    @staticmethod
+    def _is_lost(inside: Bools, last: Bools, gap: float, waited: float) -> bool:
+        """Return True for a mask that lies elsewhere than `last`, or shrank suddenly away from the image's edge."""
+        lost = _log_area(last) - _log_area(inside)
+        return not _is_near(inside, last, gap) or (
+            lost > STEP_LOSS + RISE_ALIKE * (gap - 1) + waited and not _touches_edge(inside)
+        )
 
     def state(self, rows: Ints) -> State:
         """Return the histories of these rows, as `restore` takes them."""
@@ -305,21 +326,28 @@ def _resemblance(inside: Bools, other: Bools) -> float:
 
 
 def shape_iou(shape: Bools, other: Bools) -> float:
-    """Return the IoU of two shapes of masks, each with its centre in the middle and at one area."""
-    return float(np.count_nonzero(shape & other) / max(np.count_nonzero(shape | other), 1))
+    """Return the greatest IoU of two shapes: upright, and turned so that their long axes coincide, either way."""
+    pairs = ((shape[0], other[0]), (shape[1], other[1]), (shape[1], other[1, ::-1, ::-1]))
+    return max(float(np.count_nonzero(a & b) / max(np.count_nonzero(a | b), 1)) for a, b in pairs)
 
 
 def _shape_of(inside: Bools) -> Bools:
-    """Return the shape of a mask [h, w]: its centre in the middle, its area brought to one size."""
+    """Return the shape of a mask [h, w], its centre in the middle and its area brought to one size, [2, S, S].
+
+    The first is upright, the second is turned so that its long axis is level.
+    """
+    shapes: Bools = np.zeros((2, SHAPE_SIDE, SHAPE_SIDE), np.bool_)
     y, x = np.nonzero(inside)
     if not len(x):
-        return np.zeros((SHAPE_SIDE, SHAPE_SIDE), np.bool_)
+        return shapes
+    centre = np.array([x.mean(), y.mean()])
     scale = SHAPE_SIDE / (SHAPE_SPAN * np.sqrt(len(x)))
-    move = np.array(
-        [[scale, 0, SHAPE_SIDE / 2 - scale * x.mean()], [0, scale, SHAPE_SIDE / 2 - scale * y.mean()]]
-    )
-    shape: Bools = cv2.warpAffine(inside.astype(np.float32), move, (SHAPE_SIDE, SHAPE_SIDE)) > 0.5
-    return shape
+    xx, yy, xy = x.var(), y.var(), ((x - centre[0]) * (y - centre[1])).mean()
+    for shape, angle in zip(shapes, (0.0, np.arctan2(2 * xy, xx - yy) / 2), strict=True):
+        turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        move = np.column_stack([turn, (SHAPE_SIDE - 1) / 2 - turn @ centre])
+        shape[:] = cv2.warpAffine(inside.astype(np.float32), move, (SHAPE_SIDE, SHAPE_SIDE)) > 0.5
+    return shapes
 
 
 def _log_area(inside: Bools) -> float:
@@ -330,14 +358,14 @@ def _touches_edge(inside: Bools) -> bool:
     return bool(inside[[0, -1]].any() or inside[:, [0, -1]].any())
 
 
-def _is_near(inside: Bools, last: Bools) -> bool:
-    """Return True if the centre of a mask lies in the box of `last` with the widest margin."""
+def _is_near(inside: Bools, last: Bools, gap: float) -> bool:
+    """Return True if the centre of a mask lies in the box of `last`, with the widest margin a frame of `gap`."""
     for axis in (0, 1):
         place, span = (np.flatnonzero(mask.any(axis=axis)) for mask in (inside, last))
         if not span.size:
             return True
         weights = inside.sum(axis=axis)[place]
-        margin = max(MIN_MARGIN, BOX_MARGINS[0] * (span[-1] - span[0] + 1))
+        margin = gap * max(MIN_MARGIN, BOX_MARGINS[0] * (span[-1] - span[0] + 1))
         if not span[0] - margin <= (place * weights).sum() / weights.sum() <= span[-1] + margin:
             return False
     return True
