@@ -294,12 +294,17 @@ class LastMasks:
     @torch.inference_mode()
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned, with the same `layout`."""
+        rows = np.array(state["used"], np.int64)
         self._prompted[:] = NO_FRAME
-        self._prompted[state["used"]] = state["prompted"]
-        index = torch.tensor(state["used"], dtype=torch.int64, device=self._logits.device)
+        self._prompted[rows] = state["prompted"]
+        index = torch.from_numpy(rows).to(self._logits.device)
         self._logits[index] = state["logits"].to(self._logits.device)
-        self._sure[index] = state["sure"].to(self._sure.device)
-        self._history.restore(np.array(state["used"], np.int64), state["history"])
+        self._sure[index] = state.get("sure", state["logits"]).to(self._sure.device)
+        if "history" in state:
+            self._history.restore(rows, state["history"])
+        else:  # saved by a version without histories: they begin with the last masks
+            for row, inside in zip(rows.tolist(), _levels(state["logits"]).inside, strict=True):
+                self._history.start(row, int(self._prompted[row]), inside)
         self._pointers[index] = state["pointers"].to(self._pointers.device)
 
 
