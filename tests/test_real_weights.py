@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from sam3_node.client import PerceptionClient, Segmentation
+from sam3_node.perception.loading import load_model
+from sam3_node.settings import ModelSettings, TrackerSettings
+from sam3_node.tracking import Tracker
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Mask
 from tests.support.node_rig import Rig
 from tests.support.paths import SHARED
+from tools.bench.accuracy.growth import CASES, follow
 
 WEIGHTS, DAVIS = SHARED / "weights/sam2-hiera-tiny", SHARED / "data/davis"
 ANSWER_MS = 100_000  # a busy CPU takes many seconds to encode a frame
@@ -100,3 +104,14 @@ def test_weights_without_memory_track(
     assert masks is not None
     assert [instance.id for instance in masks.instances] == [dog]
     assert iou(masks.instances[0].mask.full(), read_truth("dog", 1)) >= MIN_IOU
+
+
+@pytest.mark.skipif(not CASES["kitchen"].path.is_dir(), reason="no recorded kitchen here")
+def test_a_book_does_not_become_the_table_and_the_kitchen() -> None:
+    """A slow camera; without a bound, the mask has 4 times its area after 4 frames, and 10 times after 10."""
+    settings = ModelSettings(name=str(WEIGHTS), image_size=512)
+    tracker = Tracker(load_model(settings, TrackerSettings()), max_objects=8)
+    areas = follow(tracker, CASES["kitchen"], frames=16, every=1)
+    grown = {name: max(sizes) / sizes[0] for name, sizes in areas.items()}
+    assert max(grown.values()) < 2.5, grown
+    assert all(sizes[-1] > 0 for sizes in areas.values()), areas

@@ -247,7 +247,7 @@ class Tracker:
         model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
         if isinstance(self.bank, LastMasks):
-            return split_tracks(self.bank.follow(features, rows), len(ids))
+            return split_tracks(self.bank.follow(features, rows, frame), len(ids))
         top = self._read(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)

@@ -86,6 +86,15 @@ def test_a_saved_state_continues_bit_for_bit(model: TrackerModel, clip: list[Ten
         assert torch.equal(ours.pointers, theirs.pointers)
 
 
+def test_a_state_of_a_version_without_histories_goes_on(model: TrackerModel, clip: list[Tensor]) -> None:
+    tracker, again = Tracker(model), Tracker(model)
+    tracker.step(clip[0], prompts(model))
+    state = tracker.state()
+    del state["bank"]["sure"], state["bank"]["history"]
+    again.restore(state)
+    assert torch.equal(again.step(clip[1]).logits, tracker.step(clip[1]).logits)
+
+
 def test_a_correction_replaces_the_last_mask_and_memory_does_not_grow(
     model: TrackerModel, clip: list[Tensor]
 ) -> None:
@@ -104,3 +113,33 @@ def test_a_correction_replaces_the_last_mask_and_memory_does_not_grow(
     pointers, valid = tracker.appearance([1])
     assert pointers.shape == (1, 1, model.hidden)
     assert valid.all()
+
+
+def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_sure_mask(
+    model: TrackerModel, clip: list[Tensor]
+) -> None:
+    """On noise, random weights decode masks of the whole image, whatever the prompt was."""
+    small = torch.zeros(model.image_size, model.image_size)
+    small[40:60, 40:60] = 1
+    tracker, fresh = Tracker(model), Tracker(model)
+    tracker.step(clip[0], [ObjectPrompt(1, mask=small)])
+    fresh.restore(tracker.state())
+    tracks = tracker.step(clip[1])
+    assert not tracks.visible.any()
+    assert not (tracks.logits > 0).any()
+    assert float(tracks.scores[0]) < 0.01
+    prompt = tracker.state()["bank"]["logits"]
+    assert torch.equal(prompt, fresh.state()["bank"]["logits"])
+    tracker.step(clip[2])
+    assert torch.equal(tracker.state()["bank"]["logits"], prompt)
+
+
+def test_a_prompt_shows_an_object_again_whose_masks_were_withheld(
+    model: TrackerModel, clip: list[Tensor]
+) -> None:
+    small = torch.zeros(model.image_size, model.image_size)
+    small[40:60, 40:60] = 1
+    tracker = Tracker(model)
+    tracker.step(clip[0], [ObjectPrompt(1, mask=small)])
+    assert not tracker.step(clip[1]).visible.any()
+    assert tracker.step(clip[2], [ObjectPrompt(1, mask=small)]).visible.all()
