@@ -27,7 +27,26 @@ def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list
 
     more: further kinds of objects.
     """
-    models = [draw_object(rng, split, more) for _ in range(rng.integers(*COUNT))]
+    return fit_view(rng, [draw_object(rng, split, more) for _ in range(rng.integers(*COUNT))])
+
+
+def draw_similar(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
+    """Draw an object, others of its kind, others of its colour, some of both, and a few more; see `draw_models`."""
+    first = draw_object(rng, split, more)
+    models = [first]
+    for shares_kind, shares_color, most in ((True, False, 3), (False, True, 3), (True, True, 1)):
+        for _ in range(rng.integers(most == 3, most + 1)):
+            while True:
+                model = draw_object(rng, split, more)
+                if (model.kind == first.kind, model.color == first.color) == (shares_kind, shares_color):
+                    break
+            models.append(model)
+    models += [draw_object(rng, split, more) for _ in range(rng.integers(0, 3))]
+    return fit_view(rng, models)
+
+
+def fit_view(rng: Rng, models: list[ObjectModel]) -> tuple[list[ObjectModel], float]:
+    """Return those of the models that fit together, and the width of a view in which they have a useful size."""
     width = float(np.median([model.extent for model in models]) / rng.uniform(*SHARE))
     fitting = [model for model in models if EXTREMES[0] < model.extent / width < EXTREMES[1]]
     return fitting, width
