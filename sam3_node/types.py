@@ -260,7 +260,8 @@ class Instance:
     confidence: float | None = None
     """probability in 0..1 that the mask is right, that its IoU with the object is at least 0.5; None without a mask"""
     doubtful: bool = False
-    """True if `confidence` is below the node's tracker.min_confidence"""
+    """True if `confidence` is below the node's tracker.min_confidence, or `name_confidence` below its
+    detector.min_name_confidence"""
     world_id: int | None = None
     """the same for the objects of all cameras that the node takes for one thing; None where it does not link them"""
     depth_share: float | None = None
@@ -280,6 +281,8 @@ class Instance:
     """seconds since the last position that the velocity is from"""
     points_m: bytes | None = None
     """points of the surface, float32 [n, 3] little-endian; see spatial.points"""
+    name_confidence: float | None = None
+    """probability in 0..1 that the label is right; None if the label was given by a user, or without a mask"""
 
     @property
     def box(self) -> Box:

@@ -20,6 +20,7 @@ SHARE = (0.18, 0.4)  # of the view's width that the middle object takes
 EXTREMES = (0.1, 0.6)  # smallest and largest share of any object
 GAP = 0.002
 TRIES = 60
+SIMILAR_TRIES = 500  # objects among which similar ones are looked for
 
 
 def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
@@ -31,17 +32,21 @@ def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list
 
 
 def draw_similar(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
-    """Draw an object, others of its kind, others of its colour, some of both, and a few more; see `draw_models`."""
+    """Draw an object, up to three others of its kind, of its colour, one of both, and a few more; see `draw_models`."""
     first = draw_object(rng, split, more)
+    wanted = {
+        (True, False): rng.integers(1, 4),
+        (False, True): rng.integers(1, 4),
+        (True, True): rng.integers(0, 2),
+        (False, False): rng.integers(0, 3),
+    }
     models = [first]
-    for shares_kind, shares_color, most in ((True, False, 3), (False, True, 3), (True, True, 1)):
-        for _ in range(rng.integers(most == 3, most + 1)):
-            while True:
-                model = draw_object(rng, split, more)
-                if (model.kind == first.kind, model.color == first.color) == (shares_kind, shares_color):
-                    break
+    for _ in range(SIMILAR_TRIES):  # some kinds have one colour only
+        model = draw_object(rng, split, more)
+        shared = (model.kind == first.kind, model.color == first.color)
+        if wanted[shared]:
+            wanted[shared] -= 1
             models.append(model)
-    models += [draw_object(rng, split, more) for _ in range(rng.integers(0, 3))]
     return fit_view(rng, models)
 
 
