@@ -1,4 +1,4 @@
-"""Scenarios of clips: free movement, also of similar things; an occlusion; an object that leaves; lookalikes that cross."""
+"""Scenarios of clips: free movement, also of similar things, an occlusion, an object that leaves, crossing lookalikes."""
 
 from __future__ import annotations
 
