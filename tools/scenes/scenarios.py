@@ -1,4 +1,4 @@
-"""Scenarios of clips: free movement, also of similar things, an occlusion, an object that leaves, crossing lookalikes."""
+"""Scenarios of clips: free movement, similar things, an occlusion, an object that leaves, lookalikes that cross."""
 
 from __future__ import annotations
 
