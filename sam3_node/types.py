@@ -301,12 +301,15 @@ class Instance:
 class Detection(NamedTuple):
     """One object that the detector found on a frame; `label` is the prompt that it matches.
 
-    `box` (x0, y0, x1, y1) is in frame pixels, not rounded. `score` is in 0..1.
+    `box` (x0, y0, x1, y1) is in frame pixels, not rounded. `score` is in 0..1. `margins` say by how much the label fits
+    better, as differences of logits, than the same thing of the best other look ("blue mug" for "red mug"), and than
+    the best other thing of the same look ("red can"); None where the detector does not compare.
     """
 
     label: str
     score: float
     box: tuple[float, float, float, float]
+    margins: tuple[float | None, float | None] = (None, None)
 
 
 class Shed(NamedTuple):
