@@ -240,8 +240,9 @@ class TrackManager:
         for row, index in pairs.items():
             if ids[row] not in self._lifecycle:
                 continue
-            elsewhere = scores.mask_iou[row, index] < SAME_PLACE_IOU
-            self._mark_detected(ids[row], index, candidates, frame, bool(elsewhere))
+            elsewhere = bool(scores.mask_iou[row, index] < SAME_PLACE_IOU)
+            anew = elsewhere or self._lifecycle.is_lost(ids[row])
+            self._mark_detected(ids[row], index, candidates, frame, anew)
             if row in association.recovered or self._disagrees(scores, row, index, candidates):
                 results[ids[row]] = self._adopt(ids[row], index, candidates, frame)
         detected = {ids[row] for row in pairs}
@@ -305,7 +306,7 @@ class TrackManager:
         index: int,
         candidates: _Candidates,
         frame: FrameContext,
-        elsewhere: bool = False,
+        anew: bool = False,
     ) -> None:
         """Record a detection of an object. It may change the object's label."""
         detection, features = candidates.detections[index], candidates.names[index]

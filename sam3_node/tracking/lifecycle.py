@@ -73,15 +73,15 @@ class Lifecycle:
         score: float,
         now_ns: int,
         features: Sequence[float] = (),
-        elsewhere: bool = False,
+        anew: bool = False,
     ) -> None:
         """Record a detection of the object. The first detection creates it.
 
-        `features` say how well the label fits. `elsewhere`: not where the object was tracked, so that what earlier
+        `features` say how well the label fits. `anew`: the object was lost, or tracked elsewhere, so that what earlier
         detections said of its name is void.
         """
         life = self._lives.setdefault(object_id, _TrackLife())
-        if elsewhere:
+        if anew:
             life.rounds, life.names = 0, {}
         life.rounds += 1
         if features:
