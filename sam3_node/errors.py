@@ -49,6 +49,12 @@ class NotSeenError(Sam3NodeError):
     code = "not_seen"
 
 
+class AmbiguousError(Sam3NodeError):
+    """Raised when more objects with the wanted label are tracked than were asked for; the message names them."""
+
+    code = "ambiguous"
+
+
 class SettingsError(Sam3NodeError):
     """Raised when a profile, an environment variable, an option or a calibration file is invalid."""
 

@@ -260,7 +260,8 @@ class Instance:
     confidence: float | None = None
     """probability in 0..1 that the mask is right, that its IoU with the object is at least 0.5; None without a mask"""
     doubtful: bool = False
-    """True if `confidence` is below the node's tracker.min_confidence"""
+    """True if `confidence` is below the node's tracker.min_confidence, or `name_confidence` below its
+    detector.min_name_confidence"""
     world_id: int | None = None
     """the same for the objects of all cameras that the node takes for one thing; None where it does not link them"""
     depth_share: float | None = None
@@ -280,6 +281,8 @@ class Instance:
     """seconds since the last position that the velocity is from"""
     points_m: bytes | None = None
     """points of the surface, float32 [n, 3] little-endian; see spatial.points"""
+    name_confidence: float | None = None
+    """probability in 0..1 that the label is right; None if the label was given by a user, or without a mask"""
 
     @property
     def box(self) -> Box:
@@ -298,12 +301,15 @@ class Instance:
 class Detection(NamedTuple):
     """One object that the detector found on a frame; `label` is the prompt that it matches.
 
-    `box` (x0, y0, x1, y1) is in frame pixels, not rounded. `score` is in 0..1.
+    `box` (x0, y0, x1, y1) is in frame pixels, not rounded. `score` is in 0..1. `margins` say by how much the label fits
+    better, as differences of logits, than the same thing of the best other look ("blue mug" for "red mug"), and than
+    the best other thing of the same look ("red can"); None where the detector does not compare.
     """
 
     label: str
     score: float
     box: tuple[float, float, float, float]
+    margins: tuple[float | None, float | None] = (None, None)
 
 
 class Shed(NamedTuple):

@@ -105,10 +105,15 @@ class AsyncPerceptionClient:
         return await self._wait(lambda: self._client.latest_of_all(cameras, 0, max_spread_ms), timeout_ms)
 
     async def wait_for(
-        self, label: str, timeout_ms: int | None = 30_000, *, camera: str | None = None
+        self,
+        label: str,
+        timeout_ms: int | None = 30_000,
+        *,
+        camera: str | None = None,
+        most: int | None = None,
     ) -> FoundObject:
         """Wait until an object with `label` is tracked, as `PerceptionClient.wait_for` does."""
-        search = self._client._search(label, camera)
+        search = self._client._search(label, camera, most)
         found = await self._wait(search.find, timeout_ms)
         return await self._run(partial(self._client._settle, search, found, label, timeout_ms))
 

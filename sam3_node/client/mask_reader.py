@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
-from ..errors import NodeRestarted, NotSeenError, TransportError
+from ..errors import NodeRestarted, NotSeenError, RequestError, TransportError
 from ..transport import MaskSubscriber, Security
 from ..types import Closeable, Delivery, MaskFrame
 from .callbacks import CallbackThread, OnError, OnMasks
@@ -129,16 +129,23 @@ class MaskReader(Closeable):
             self._callbacks.add(callback, on_error)
 
     def wait_for(
-        self, label: str, timeout_ms: int | None = 30_000, *, camera: str | None = None
+        self,
+        label: str,
+        timeout_ms: int | None = 30_000,
+        *,
+        camera: str | None = None,
+        most: int | None = None,
     ) -> FoundObject:
         """Wait until an object with `label` is tracked, and return it with its masks. No masks are taken.
 
         An object counts in state "tracked", in masks of a camera that sends; with `sure_only`, not if it is doubtful.
+        Of several, the one with the best score is returned. With `most`, more than that many on one camera raise
+        AmbiguousError, which names them.
         Raises NotSeenError that says what was seen instead if there is none within `timeout_ms` (None: no limit), and
         TransportError that says what is missing if no masks came. Raises NodeRestarted as `latest` does, and
         TransportError with lossless delivery.
         """
-        search = self._search(label, camera)
+        search = self._search(label, camera, most)
         found = self._masks.newest.wait(search.find, None if timeout_ms is None else timeout_ms / 1000)
         return self._settle(search, found, label, timeout_ms)
 
@@ -155,9 +162,11 @@ class MaskReader(Closeable):
         if self._callbacks is not None:
             self._callbacks.join()
 
-    def _search(self, label: str, camera: str | None) -> LabelSearch:
+    def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_newest("wait_for")
-        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended)
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
+        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
 
     def _settle(
         self, search: LabelSearch, found: FoundObject | None, label: str, timeout_ms: int | None

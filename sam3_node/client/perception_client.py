@@ -258,14 +258,16 @@ class PerceptionClient(MaskReader):
         prompts: Sequence[str],
         *,
         scores: Mapping[str, float] | None = None,
-        most: Mapping[str, int] | None = None,
+        most: Mapping[str, int] | int | None = None,
         priorities: Mapping[str, Priority] | None = None,
     ) -> None:
         """Replace the names of the objects to look for. An empty list stops the search.
 
         Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
-        detection to start an object, `most` the maximum number of objects, and `priorities` their priority.
+        detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
+        as `most` is that of every name.
         """
+        most = dict.fromkeys(prompts, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
         limits = {name: dict(values) for name, values in given.items() if values}
         self._control.call("set_prompts", prompts=list(prompts), **limits)

@@ -40,7 +40,9 @@ class TrackedObject:
     confidence: float | None = None
     """Probability in 0..1 that its mask is right, in the newest masks that this client got; None if they lack it"""
     doubtful: bool = False
-    """True if `confidence` is below the node's tracker.min_confidence"""
+    """True if the mask or its name is doubtful, see `Instance.doubtful`"""
+    name_confidence: float | None = None
+    """Probability in 0..1 that its label is right, in the same masks; None if they lack it"""
 
 
 class Segmentation(NamedTuple):
@@ -212,5 +214,10 @@ def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject
         return tracked
     for instance in masks.instances:
         if instance.id == tracked.id:
-            return replace(tracked, confidence=instance.confidence, doubtful=instance.doubtful)
+            return replace(
+                tracked,
+                confidence=instance.confidence,
+                doubtful=instance.doubtful,
+                name_confidence=instance.name_confidence,
+            )
     return tracked

@@ -21,6 +21,9 @@ from .phrases import clean_phrase, nearest_phrases, phrase_key, quote_phrase
 VERSION = "1"
 BUILD_HINT = "build one with `sam3-node vocabulary build`"
 MAX_LISTED = 3  # unknown phrases in an error message
+MAX_CONTRASTS = 48  # phrases of each kind that a phrase is compared with
+ANYTHING = {"object", "thing", "item"}
+SAME = 0.99  # cosine from which two phrases mean the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +41,7 @@ class Vocabulary:
     model: str
     """name of the model that computed the vectors"""
     _rows: dict[str, int] = field(init=False, repr=False)
+    _words: list[list[str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         phrases, vectors = _clean(self.phrases), _unit(self.vectors, self.phrases)
@@ -48,6 +52,7 @@ class Vocabulary:
             )
         object.__setattr__(self, "phrases", phrases)
         object.__setattr__(self, "vectors", vectors)
+        object.__setattr__(self, "_words", [phrase_key(phrase).split() for phrase in phrases])
         object.__setattr__(self, "_rows", {phrase_key(phrase): row for row, phrase in enumerate(phrases)})
 
     @classmethod
@@ -116,6 +121,32 @@ class Vocabulary:
         phrases = (*self.phrases, *(other.phrases[row] for row in new))
         return Vocabulary(phrases, np.concatenate([self.vectors, other.vectors[new]]), self.model)
 
+    def contrasts(self, phrase: str) -> tuple[list[int], list[int]]:
+        """Return rows of phrases that are nearly `phrase`: the same thing of another look, another thing of its look.
+
+        The look is the first word of several, "red" of "red mug"; another thing than "mug" is every single word. No
+        phrase counts that may be true of the same object: its words are among those of the other, one of both
+        is anything, or it has the same vector. Of each, at most MAX_CONTRASTS with the nearest vectors are returned,
+        the nearest first.
+        """
+        words, vector = phrase_key(phrase).split(), self.encode([phrase])[0]
+        looks, things = [], []
+        for row, other in enumerate(self._words):
+            if set(other) <= set(words) or set(words) <= set(other):
+                continue
+            if len(words) > 1 and other[1:] == words[1:]:
+                looks.append(row)
+            elif not {words[-1], other[-1]} & ANYTHING and (
+                other[:1] == words[:1] or len(words) == len(other) == 1
+            ):
+                things.append(row)
+        return self._nearest(looks, vector), self._nearest(things, vector)
+
+    def _nearest(self, rows: list[int], vector: Vectors) -> list[int]:
+        cosines = (self.vectors[rows] @ vector).tolist()
+        ordered = sorted((-cosine, row) for cosine, row in zip(cosines, rows, strict=True) if cosine < SAME)
+        return [row for _, row in ordered[:MAX_CONTRASTS]]
+
     def _describe_unknown(self, unknown: list[str]) -> str:
         descriptions = []
         for phrase in unknown[:MAX_LISTED]:
@@ -134,17 +165,35 @@ class VocabularyWithFallback:
     def __init__(self, vocabulary: Vocabulary, encoder: PhraseEncoder) -> None:
         """Raise VocabularyError unless both come from the same model."""
         check_phrase_encoder(encoder, vocabulary.dimension, vocabulary.model)
-        self._vocabulary, self._encoder = vocabulary, encoder
+        self.vocabulary, self._encoder = vocabulary, encoder
         self.model, self.dimension = vocabulary.model, vocabulary.dimension
 
     def encode(self, phrases: Sequence[str]) -> Vectors:
         """Return vectors float32 [K, D] of unit length; see PhraseEncoder."""
-        unknown = [index for index, phrase in enumerate(phrases) if phrase not in self._vocabulary]
+        unknown = [index for index, phrase in enumerate(phrases) if phrase not in self.vocabulary]
         vectors = np.empty((len(phrases), self.dimension), np.float32)
         vectors[unknown] = self._encoder.encode([phrases[index] for index in unknown])
         listed = np.setdiff1d(np.arange(len(phrases)), unknown)
-        vectors[listed] = self._vocabulary.encode([phrases[index] for index in listed])
+        vectors[listed] = self.vocabulary.encode([phrases[index] for index in listed])
         return vectors
+
+
+def find_contrasts(encoder: PhraseEncoder, phrases: Sequence[str]) -> Vectors:
+    """Return vectors [K, 2, M, D] of the contrasts of K phrases, see `Vocabulary.contrasts`; NaN where there are fewer.
+
+    Only phrases of a vocabulary have any.
+    """
+    vocabulary = encoder.vocabulary if isinstance(encoder, VocabularyWithFallback) else encoder
+    found: list[tuple[list[int], list[int]]] = [([], [])] * len(phrases)
+    if isinstance(vocabulary, Vocabulary):
+        found = [vocabulary.contrasts(phrase) if phrase in vocabulary else ([], []) for phrase in phrases]
+    most = max((len(rows) for pair in found for rows in pair), default=0)
+    vectors = np.full((len(phrases), 2, max(1, most), encoder.dimension), np.nan, np.float32)
+    for index, pair in enumerate(found):
+        for group, rows in enumerate(pair):
+            if rows and isinstance(vocabulary, Vocabulary):
+                vectors[index, group, : len(rows)] = vocabulary.vectors[rows]
+    return vectors
 
 
 def _clean(phrases: Sequence[object]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ..models.yolo.network import Detections, YoloWorld
 from ..types import Detection
 from .base import raise_model_error
 from .phrase_encoder import PhraseEncoder, check_phrase_encoder
+from .vocabulary import find_contrasts
 
 MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
 MAX_DETECTIONS = 100
@@ -28,6 +29,9 @@ class VectorQuery(NamedTuple):
 
     phrases: tuple[str, ...]
     vectors: Tensor
+    contrasts: Tensor | None = None
+    """[K, 2, M, D], float32: phrases of the vocabulary that differ from each by its look, and by the thing; see
+    `Vocabulary.contrasts`. Rows of NaN where there are fewer than M"""
 
 
 class YoloWorldDetector:
@@ -63,7 +67,8 @@ class YoloWorldDetector:
         vectors = torch.from_numpy(self._encoder.encode(phrases))
         stem = self.model.backbone.stem.conv.weight
         with raise_model_error(self.name):
-            return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype))
+            contrasts = torch.from_numpy(find_contrasts(self._encoder, phrases)).to(stem.device)
+            return VectorQuery(tuple(phrases), vectors.to(stem.device, stem.dtype), contrasts)
 
     @torch.inference_mode()
     def detect(
@@ -76,9 +81,25 @@ class YoloWorldDetector:
             pixels, frame = letterbox(
                 image, self._size, device=query.vectors.device, resize=self._resize, stride=stride
             )
-            boxes, scores = self.network(pixels, query.vectors)
+            if self.network is not self.model:  # an engine has boxes and scores only
+                boxes, scores = self.network(pixels, query.vectors)
+                chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
+                return to_detections(chosen, frame, query.phrases)
+            found = self.model.predict(pixels, query.vectors)
+            boxes, scores = found.boxes(), found.logits.sigmoid()
             chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
-            return to_detections(chosen, frame, query.phrases)
+            margins = compare(found.embeddings[0, chosen.anchors], chosen.classes, query)
+            return to_detections(chosen, frame, query.phrases, margins)
+
+
+def compare(embeddings: Tensor, classes: Tensor, query: VectorQuery) -> Tensor | None:
+    """Return the margins [n, 2] of n boxes with embeddings [n, D] to the contrasts of their phrases; NaN for none."""
+    if query.contrasts is None:
+        return None
+    own = torch.einsum("nd,nd->n", embeddings, query.vectors[classes].float())
+    others = torch.einsum("nd,ngmd->ngm", embeddings, query.contrasts[classes])
+    best = others.nan_to_num(nan=-torch.inf).amax(dim=2)
+    return torch.where(best.isfinite(), own[:, None] - best, torch.nan)
 
 
 def _checked_size(size: int | tuple[int, int]) -> tuple[int, int]:

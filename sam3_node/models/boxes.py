@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ class Selection(NamedTuple):
     """[n]"""
     classes: Tensor
     """class indices [n]"""
+    anchors: Tensor
+    """their indices among all boxes [n]"""
 
 
 def select(
@@ -38,7 +41,7 @@ def select(
     index = best.nonzero()[:, 0]
     index = index[best[index].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     index = index[_survivors(boxes[index], classes[index], iou)][:limit]
-    return Selection(boxes[index], best[index], classes[index])
+    return Selection(boxes[index], best[index], classes[index], index)
 
 
 def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
@@ -93,12 +96,24 @@ def to_corners(boxes: Tensor) -> Tensor:
     return torch.cat([centre - half, centre + half], dim=-1)
 
 
-def to_detections(selection: Selection, frame: Letterbox, phrases: Sequence[str]) -> list[Detection]:
-    """Convert the selected boxes to detections in pixels of the frame, without empty boxes, in one copy to the host."""
+def to_detections(
+    selection: Selection, frame: Letterbox, phrases: Sequence[str], margins: Tensor | None = None
+) -> list[Detection]:
+    """Convert the selected boxes to detections in pixels of the frame, without empty boxes, in one copy to the host.
+
+    margins: [n, 2], see `Detection`; NaN where there are none.
+    """
     columns = [frame.to_frame(selection.boxes), selection.scores[:, None], selection.classes[:, None]]
+    if margins is not None:
+        columns.append(margins)
     rows = torch.cat(columns, dim=1).tolist()
     return [
-        Detection(phrases[int(index)], score, (x0, y0, x1, y1))
-        for x0, y0, x1, y1, score, index in rows
+        Detection(phrases[int(index)], score, (x0, y0, x1, y1), _finite(margin))
+        for x0, y0, x1, y1, score, index, *margin in rows
         if x0 < x1 and y0 < y1
     ]
+
+
+def _finite(margins: Sequence[float]) -> tuple[float | None, float | None]:
+    look, thing = (None if math.isnan(value) else value for value in margins or (math.nan, math.nan))
+    return look, thing

@@ -84,8 +84,9 @@ class Pipeline:
         self._timer = StageTimer(model.device)
         self.spatial = spatial or SpatialStage(SpatialSettings(), None)
         self._track_manager: TrackManager | None = None
+        detection = detection or DetectorSettings()
+        self._min_name_confidence = detection.min_name_confidence
         if detector is not None:
-            detection = detection or DetectorSettings()
             self._track_manager = TrackManager(detector, self._tracker, self.registry, self.remove, detection)
 
     @property
@@ -226,6 +227,10 @@ class Pipeline:
     def turned_away(self) -> int:
         """Number of detections that were dropped because all object slots were taken."""
         return self._track_manager.turned_away if self._track_manager else 0
+
+    def name_features(self, object_id: int) -> list[float] | None:
+        """Return the features of the name of a detected object, see `tracking.names`; None for other objects."""
+        return self._track_manager.name_features(object_id) if self._track_manager else None
 
     def set_prompts(self, prompts: PromptSet | None) -> None:
         """Detect these prompts, starting with the next frame; None stops detection.
@@ -372,11 +377,15 @@ class Pipeline:
     ) -> Instance:
         if visible and confidence < self._hide_below:
             visible, mask = False, Mask.empty(mask.size)
-        tentative, in_view = False, visible and mask.area > 0
+        tentative, in_view, name = False, visible and mask.area > 0, None
         if self._track_manager is not None:
             self._track_manager.observe(object_id, score, in_view, now_ns)
             tentative = self._track_manager.is_tentative(object_id)
+            name = self._track_manager.name_confidence(object_id)
         instance = self.registry.observe(object_id, mask, score, visible, tentative)
         if not in_view:
             return instance
-        return replace(instance, confidence=confidence, doubtful=confidence < self._min_confidence)
+        doubtful = confidence < self._min_confidence or (
+            name is not None and name < self._min_name_confidence
+        )
+        return replace(instance, confidence=confidence, doubtful=doubtful, name_confidence=name)

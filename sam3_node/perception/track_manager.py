@@ -28,6 +28,7 @@ from ..tracking.association import (
     compute_pairwise_scores,
 )
 from ..tracking.lifecycle import Lifecycle, LifecycleRules
+from ..tracking.names import estimate_name, is_calibrated, measure_names
 from ..types import Detection, Priority, State
 from .registry import ObjectRegistry
 
@@ -35,6 +36,7 @@ from .registry import ObjectRegistry
 # (arXiv 2110.06864); a new object needs the whole threshold.
 WEAK_SCORE_FACTOR = 0.5
 CORRECTION_IOU = 0.8  # a detection corrects the tracked mask if their IoU is below this
+SAME_PLACE_IOU = 0.5  # below it, what was known of the name of an object is void
 MIN_DETECTION_GAP = 2  # frames between two detections, if only an uncertain mask asks for the second
 MAX_DETECTIONS = 32  # best detections of a frame that are used; each costs the decoding of a mask
 
@@ -61,6 +63,8 @@ class _Candidates(NamedTuple):
 
     detections: list[Detection]
     proposals: Decoded
+    names: list[list[float]]
+    """features of the names, see `tracking.names`"""
 
 
 class TrackManager:
@@ -139,6 +143,21 @@ class TrackManager:
         """Return True if the detector found the object, but not often enough to confirm it."""
         return object_id in self._lifecycle and self._lifecycle.is_tentative(object_id)
 
+    def name_features(self, object_id: int) -> list[float] | None:
+        """Return the features of an object's label, see `tracking.names`; None if it has none, or a user gave it."""
+        if object_id not in self._lifecycle:
+            return None
+        return self._lifecycle.name_features(object_id, self._objects.label(object_id))
+
+    def name_confidence(self, object_id: int) -> float | None:
+        """Return the probability that an object's label is right; None if a user gave it."""
+        if object_id not in self._lifecycle:
+            return None
+        features = self.name_features(object_id)
+        return (
+            estimate_name(features) if features else 0.0
+        )  # not measured since a state of an earlier version
+
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record an object's mask on a frame. When its score falls below the limit, request one detection."""
         if object_id not in self._lifecycle:
@@ -195,7 +214,8 @@ class TrackManager:
     def _propose(self, detections: list[Detection], frame: FrameContext) -> tuple[_Candidates, Tensor]:
         """Decode a mask for each detection; return them with the boxes [D, 4] in model pixels."""
         boxes = torch.from_numpy(frame.scaling.to_model([d.box for d in detections]))
-        return _Candidates(detections, self._tracker.propose(frame.features, boxes)), boxes
+        names = measure_names(detections, is_calibrated(self._detector.name))
+        return _Candidates(detections, self._tracker.propose(frame.features, boxes), names), boxes
 
     def _score_pairs(self, tracks: Tracks, candidates: _Candidates, boxes: Tensor) -> PairwiseScores:
         proposals, model = candidates.proposals, self._tracker.model
@@ -220,7 +240,9 @@ class TrackManager:
         for row, index in pairs.items():
             if ids[row] not in self._lifecycle:
                 continue
-            self._mark_detected(ids[row], candidates.detections[index], frame)
+            elsewhere = bool(scores.mask_iou[row, index] < SAME_PLACE_IOU)
+            anew = elsewhere or self._lifecycle.is_lost(ids[row])
+            self._mark_detected(ids[row], index, candidates, frame, anew)
             if row in association.recovered or self._disagrees(scores, row, index, candidates):
                 results[ids[row]] = self._adopt(ids[row], index, candidates, frame)
         detected = {ids[row] for row in pairs}
@@ -275,12 +297,20 @@ class TrackManager:
             self._drop(evicted, results)
         object_id = self._objects.reserve()
         self._objects.add(object_id, detection.label, self._priority(detection.label))
-        self._mark_detected(object_id, detection, frame)
+        self._mark_detected(object_id, index, candidates, frame)
         results[object_id] = self._adopt(object_id, index, candidates, frame)
 
-    def _mark_detected(self, object_id: int, detection: Detection, frame: FrameContext) -> None:
+    def _mark_detected(
+        self,
+        object_id: int,
+        index: int,
+        candidates: _Candidates,
+        frame: FrameContext,
+        anew: bool = False,
+    ) -> None:
         """Record a detection of an object. It may change the object's label."""
-        self._lifecycle.mark_detected(object_id, detection.label, detection.score, frame.now_ns)
+        detection, features = candidates.detections[index], candidates.names[index]
+        self._lifecycle.mark_detected(object_id, detection.label, detection.score, frame.now_ns, features)
         label = self._lifecycle.label(object_id)
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)

@@ -207,6 +207,8 @@ class DetectorSettings(Section):
     """Minimum score of a tracked object to count as confident."""
     max_lost_s: float = Field(5.0, gt=0.0, le=3600.0)
     """Seconds to keep an object that was found by name while it has neither a confident mask nor a detection."""
+    min_name_confidence: float = Field(0.9, ge=0.0, le=1.0)
+    """Confidence of a name below which a mask is marked doubtful. 0: never."""
     association: bool = True
     """true: detections also correct, recover and merge tracked objects. false: detections only start new objects."""
 

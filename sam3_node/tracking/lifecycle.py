@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ..types import NANOSECONDS, State
+from .names import NameEvidence, list_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class _TrackLife:
     score: float = 0.0
     evidence_ns: int = 0
     hidden: bool = False
+    rounds: int = 0
+    names: dict[str, NameEvidence] = field(default_factory=dict)
 
 
 class Lifecycle:
@@ -59,13 +62,30 @@ class Lifecycle:
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned."""
         self._lives = {
-            object_id: _TrackLife(**{**life, "votes": dict(life["votes"])})
+            object_id: _TrackLife(**{**life, "votes": dict(life["votes"]), "names": _read_names(life)})
             for object_id, life in state["lives"]
         }
 
-    def mark_detected(self, object_id: int, label: str, score: float, now_ns: int) -> None:
-        """Record a detection of the object. The first detection creates it."""
+    def mark_detected(
+        self,
+        object_id: int,
+        label: str,
+        score: float,
+        now_ns: int,
+        features: Sequence[float] = (),
+        anew: bool = False,
+    ) -> None:
+        """Record a detection of the object. The first detection creates it.
+
+        `features` say how well the label fits. `anew`: the object was lost, or tracked elsewhere, so that what earlier
+        detections said of its name is void.
+        """
         life = self._lives.setdefault(object_id, _TrackLife())
+        if anew:
+            life.rounds, life.names = 0, {}
+        life.rounds += 1
+        if features:
+            life.names.setdefault(label, NameEvidence()).add(features)
         life.votes[label] = life.votes.get(label, 0.0) + score
         life.detections += 1
         life.missed = 0
@@ -75,7 +95,9 @@ class Lifecycle:
 
     def mark_missed(self, object_id: int) -> None:
         """Record a round in which the detector did not find the object."""
-        self._lives[object_id].missed += 1
+        life = self._lives[object_id]
+        life.missed += 1
+        life.rounds += not life.hidden
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record the object's mask on a frame. A mask with a high score is evidence, unless the object is tentative."""
@@ -103,11 +125,17 @@ class Lifecycle:
         votes = self._lives[object_id].votes
         return max(votes, key=votes.__getitem__)
 
+    def name_features(self, object_id: int, label: str) -> list[float] | None:
+        """Return the features of a label of the object, see `names.FEATURES`; None if no detection has measured it."""
+        life = self._lives[object_id]
+        return list_features(life.names[label], life.rounds) if label in life.names else None
+
     def keep_labels(self, labels: Iterable[str]) -> list[int]:
         """Drop the votes for all other labels; return the ids of objects that have no vote left."""
         kept = set(labels)
         for life in self._lives.values():
             life.votes = {label: vote for label, vote in life.votes.items() if label in kept}
+            life.names = {label: found for label, found in life.names.items() if label in kept}
         return [object_id for object_id, life in self._lives.items() if not life.votes]
 
     def expired(self, now_ns: int) -> list[int]:
@@ -136,3 +164,11 @@ class Lifecycle:
             return min(hidden, key=lambda i: self._lives[i].evidence_ns)
         weaker = [i for i, life in self._lives.items() if self.is_tentative(i) and life.score < score]
         return min(weaker, key=lambda i: self._lives[i].score) if weaker else None
+
+
+def _read_names(life: State) -> dict[str, NameEvidence]:
+    """Return the evidence in a state; none in those of earlier versions."""
+    return {
+        label: NameEvidence(list(found["means"]), found["count"])
+        for label, found in life.get("names", {}).items()
+    }

@@ -143,6 +143,7 @@ def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]
         extent_m=instance.extent_m,
         confidence=instance.confidence,
         doubtful=instance.doubtful or None,
+        name_confidence=instance.name_confidence,
         world_id=instance.world_id,
         **{name: getattr(instance, name) for name in SPATIAL_FIELDS},
     )
@@ -180,6 +181,9 @@ def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int, laz
         extent_m=fields.triple("extent_m", low=0.0) if fields.has("extent_m") else None,
         confidence=fields.number("confidence", 0.0, 1.0) if fields.has("confidence") else None,
         doubtful=fields.flag("doubtful") if fields.has("doubtful") else False,
+        name_confidence=(
+            fields.number("name_confidence", 0.0, 1.0) if fields.has("name_confidence") else None
+        ),
         world_id=fields.integer("world_id", low=1) if fields.has("world_id") else None,
         **{name: read(fields, name) for name, read in SPATIAL_FIELDS.items() if fields.has(name)},
     )

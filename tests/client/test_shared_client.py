@@ -15,7 +15,7 @@ import pytest
 
 from sam3_node import client as api
 from sam3_node.client import PerceptionClient
-from sam3_node.errors import NodeRestarted, NotSeenError, TransportError
+from sam3_node.errors import AmbiguousError, NodeRestarted, NotSeenError, RequestError, TransportError
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import Reply, Request
@@ -242,6 +242,30 @@ def test_waiting_for_an_object_ends_when_it_is_tracked(
     assert (found.masks.seq, found.instance.id, found.instance.state) == (3, 7, "tracked")
     masks = client.latest(LONG_MS)  # they were not taken
     assert masks is not None
+
+
+def test_more_objects_than_were_asked_for_are_refused(
+    publisher: MaskPublisher, client: PerceptionClient
+) -> None:
+    one = masks_of(1)
+    other = replace(one.instances[0], id=9, score=0.99, name_confidence=0.6)
+    both = replace(one, seq=2, instances=(*one.instances, other))
+    send_until(publisher, one, client.newest)
+    assert client.wait_for("cup", LONG_MS, most=1).instance.id == 7
+    send_until(publisher, both, lambda: getattr(client.newest(), "seq", 0) == 2)
+    with pytest.raises(
+        AmbiguousError, match=r"at most 1 'cup' on camera cam0.*object 7 'cup'.*object 9 'cup'.*0\.60"
+    ):
+        client.wait_for("cup", LONG_MS, most=1)
+    assert client.wait_for("cup", LONG_MS, most=2).instance.id == 9
+    assert client.wait_for("cup", LONG_MS).instance.id == 9
+    doubtful = replace(both, seq=3, instances=(one.instances[0], replace(other, doubtful=True)))
+    with PerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100, sure_only=True) as sure:
+        send_until(publisher, doubtful, sure.newest)
+        assert sure.wait_for("cup", LONG_MS, most=1).instance.id == 7
+    for most in (0, True):
+        with pytest.raises(RequestError, match="most: expected"):
+            client.wait_for("cup", 0, most=most)
 
 
 def not_seen(publisher: MaskPublisher, client: PerceptionClient, label: str) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.numpy import save_file
 
-from sam3_node.detection.vocabulary import Vocabulary
+from sam3_node.detection.vocabulary import Vocabulary, find_contrasts
 from sam3_node.errors import OutputError, UnknownPhraseError, VocabularyError
 from tests.support.tiny_clip import CLIP, NAMES, vocabulary
 
@@ -48,6 +48,37 @@ def test_an_unknown_phrase_tells_the_nearest_known_ones() -> None:
         "'q1' (nearest: none) and 1 more; choose one of them, or build a vocabulary with it: "
         "`sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
     )
+
+
+def test_the_contrasts_of_a_phrase_differ_by_its_look_or_by_the_thing() -> None:
+    phrases = (
+        "red mug",
+        "blue mug",
+        "red can",
+        "red object",
+        "mug",
+        "can",
+        "object",
+        "big red mug",
+        "red tin",
+    )
+    vectors = np.random.default_rng(1).normal(size=(len(phrases), 64)).astype(np.float32)
+    vectors[-1] = vectors[2]  # a synonym
+    known = Vocabulary(phrases, vectors, CLIP)
+
+    def named(phrase: str) -> tuple[set[str], set[str]]:
+        looks, things = known.contrasts(phrase)
+        return {phrases[row] for row in looks}, {phrases[row] for row in things}
+
+    assert named("RED mug") == ({"blue mug"}, {"red can", "red tin"})
+    assert named("red can") == (set(), {"red mug"})
+    assert named("mug") == (set(), {"can"})
+    assert named("red object") == (set(), set())
+    assert named("object") == (set(), set())
+    found = find_contrasts(known, ["red mug", "object"])
+    assert found.shape == (2, 2, 2, 64)
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(found[0, 0, 0], known.vectors[1])
 
 
 def test_a_vocabulary_cannot_be_changed() -> None:

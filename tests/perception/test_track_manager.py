@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sam3_node.bags import LabelledClip
+from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.detection.base import prepare_prompts
+from sam3_node.detection.load import load_detector
 from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
@@ -108,6 +111,51 @@ def test_a_label_that_a_person_gave_stays(world: World) -> None:
     assert found in labels(world.steps(2 * EVERY, {A: "red"}))
     with pytest.raises(UnknownObjectError, match="no object 99"):
         world.pipeline.rename(99, "nothing")
+
+
+def test_names_of_detections_have_a_confidence_and_those_of_persons_none(world: World) -> None:
+    world.ask("red")
+    found = only(world.steps(2 * EVERY, {A: "red"}))
+    assert found.name_confidence is not None
+    assert 0.9 < found.name_confidence < 1
+    assert not found.doubtful
+    world.pipeline.rename(found.id, "my block")
+    assert only(world.step({A: "red"})).name_confidence is None
+    assert only(world.steps(20, {})).name_confidence is None  # out of view
+
+
+def test_a_sure_mask_whose_name_is_not_is_doubtful(world: World) -> None:
+    world.detector.score = 0.5
+    world.ask("red", "green")
+    world.detector.mistakes = {"green": "red"}
+    world.steps(EVERY + 1, {A: "red"})
+    world.detector.mistakes = {"red": "green"}  # the names contradict each other
+    masks = world.steps(EVERY, {A: "red"})
+    found = only(masks)
+    assert (found.confidence or 0) >= TrackerSettings().min_confidence
+    assert (found.name_confidence or 0) < DetectorSettings().min_name_confidence
+    assert found.doubtful
+    assert masks.without_doubtful().instances == ()
+
+
+def test_the_ball_that_the_detector_takes_for_the_mug_is_doubtful(model: TrackerModel) -> None:
+    """The bundled scene has one red mug, and an orange ball that the bundled detector calls so now and then."""
+    clip, detector = LabelledClip.load(TABLETOP), load_detector("yolo-world", "nano")
+    pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, DetectorSettings())
+    pipeline.set_prompts(prepare_prompts(detector, ["red mug"], 0.2))
+    ball = next(id for id, name in clip.labels.items() if name == "orange ball")
+    on_ball, mug = [], []
+    for index in range(108, 148):
+        masks = pipeline.step(clip.frames[index])
+        truth = clip.truth(index)[ball]
+        for instance in masks.instances:
+            is_ball = (instance.mask.full() & truth).sum() > 0.5 * instance.area
+            (on_ball if is_ball else mug).append(instance)
+    assert all(instance.label == "red mug" for instance in on_ball)
+    confirmed = [instance for instance in on_ball if instance.state == "tracked"]
+    assert any((instance.confidence or 0) >= TrackerSettings().min_confidence for instance in confirmed)
+    assert all(instance.doubtful for instance in on_ball)
+    assert sum(not instance.doubtful for instance in mug) >= 0.8 * len(mug)
 
 
 def test_one_sighting_alone_is_dropped(world: World) -> None:

@@ -115,6 +115,16 @@ def masks_with_doubt() -> MaskFrame:
     return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
 
 
+def masks_with_names() -> MaskFrame:
+    instances = (
+        Instance(3, "mug", 0.875, "tracked", 40, 0, MUG, confidence=0.96875, name_confidence=0.9375),
+        Instance(
+            4, "mug", 0.75, "tracked", 9, 0, DRIVER, confidence=0.96875, doubtful=True, name_confidence=0.125
+        ),
+    )
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+
+
 def masks_with_world_ids() -> MaskFrame:
     instances = (
         Instance(
@@ -207,6 +217,7 @@ EXAMPLES = {
     "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
     "masks-doubt": Example(masks_with_doubt(), lambda value: pack_masks(value, "rle"), unpack_masks),
+    "masks-names": Example(masks_with_names(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-world": Example(masks_with_world_ids(), lambda value: pack_masks(value, "rle"), unpack_masks),
     "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),

@@ -122,3 +122,41 @@ def test_what_is_forgotten_is_not_there() -> None:
     lifecycle.forget(1)
     assert 1 not in lifecycle
     assert lifecycle.ids == []
+
+
+def test_what_detections_say_of_each_name() -> None:
+    lifecycle = Lifecycle(RULES)
+    lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0, 2.0])
+    lifecycle.mark_detected(1, "cup", 0.5, 0, [5.0, 6.0])
+    lifecycle.mark_missed(1)
+    assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
+    assert lifecycle.name_features(1, "cup") == [5.0, 6.0, 1 / 3]
+    assert lifecycle.name_features(1, "jar") is None
+    lifecycle.observe(1, 0.0, False, 0)
+    lifecycle.mark_missed(1)  # out of view, where no detection could find it
+    assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
+    lifecycle.keep_labels(["mug"])
+    assert lifecycle.name_features(1, "cup") is None
+
+
+def test_a_detection_elsewhere_voids_what_was_known_of_the_name() -> None:
+    lifecycle = Lifecycle(RULES)
+    for _ in range(3):
+        lifecycle.mark_detected(1, "mug", 0.9, 0, [4.0])
+    lifecycle.mark_detected(1, "mug", 0.3, 0, [-1.0], anew=True)
+    assert lifecycle.name_features(1, "mug") == [-1.0, 1.0]
+
+
+def test_a_state_holds_the_names_and_one_of_earlier_versions_has_none() -> None:
+    lifecycle = Lifecycle(RULES)
+    lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0])
+    state = lifecycle.state()
+    again = Lifecycle(RULES)
+    again.restore(state)
+    for each in (lifecycle, again):
+        each.mark_detected(1, "mug", 0.9, 0, [2.0])
+        assert each.name_features(1, "mug") == [1.5, 1.0]
+    for _, life in state["lives"]:
+        del life["names"], life["rounds"]
+    again.restore(state)
+    assert again.name_features(1, "mug") is None

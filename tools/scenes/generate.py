@@ -62,7 +62,7 @@ def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
     min_visible = 2 if len(plan.actors) > 1 else 1
     if sum(_side(labels[0], actor.label) > USEFUL_SIDE for actor in plan.actors if actor.label) < min_visible:
         return False
-    if plan.scenario == "free":
+    if plan.scenario in ("free", "similar"):
         return True
     areas = np.array([(each == plan.target).mean() for each in labels])
     seen = areas > VISIBLE

@@ -20,6 +20,7 @@ SHARE = (0.18, 0.4)  # of the view's width that the middle object takes
 EXTREMES = (0.1, 0.6)  # smallest and largest share of any object
 GAP = 0.002
 TRIES = 60
+SIMILAR_TRIES = 500  # objects among which similar ones are looked for
 
 
 def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
@@ -27,7 +28,30 @@ def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list
 
     more: further kinds of objects.
     """
-    models = [draw_object(rng, split, more) for _ in range(rng.integers(*COUNT))]
+    return fit_view(rng, [draw_object(rng, split, more) for _ in range(rng.integers(*COUNT))])
+
+
+def draw_similar(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
+    """Draw an object, up to three others of its kind, of its colour, one of both, and a few more; see `draw_models`."""
+    first = draw_object(rng, split, more)
+    wanted = {
+        (True, False): rng.integers(1, 4),
+        (False, True): rng.integers(1, 4),
+        (True, True): rng.integers(0, 2),
+        (False, False): rng.integers(0, 3),
+    }
+    models = [first]
+    for _ in range(SIMILAR_TRIES):  # some kinds have one colour only
+        model = draw_object(rng, split, more)
+        shared = (model.kind == first.kind, model.color == first.color)
+        if wanted[shared]:
+            wanted[shared] -= 1
+            models.append(model)
+    return fit_view(rng, models)
+
+
+def fit_view(rng: Rng, models: list[ObjectModel]) -> tuple[list[ObjectModel], float]:
+    """Return those of the models that fit together, and the width of a view in which they have a useful size."""
     width = float(np.median([model.extent for model in models]) / rng.uniform(*SHARE))
     fitting = [model for model in models if EXTREMES[0] < model.extent / width < EXTREMES[1]]
     return fitting, width

@@ -13,7 +13,7 @@ from tools.scenes.arm import Limb, draw_look, gripper, reach
 from tools.scenes.camera import Camera, Viewpoint, draw_view, film
 from tools.scenes.effects import Effects, draw_effects
 from tools.scenes.identity import SPLITS, Split
-from tools.scenes.layout import arrange, draw_models, on_table
+from tools.scenes.layout import arrange, draw_models, draw_similar, on_table
 from tools.scenes.motion import Array, Rng, frames
 from tools.scenes.room import Room, draw_room
 from tools.scenes.scenarios import SCENARIOS
@@ -21,7 +21,7 @@ from tools.scenes.script import ClipScript
 from tools.scenes.stage import Actor, Hand
 
 SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
-MIN_ACTORS = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1}
+MIN_ACTORS = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1, "similar": 3}
 TRIES = 50
 WRIST_CAMERAS = 0.35  # of the clips without an arm
 SIDES = {
@@ -103,14 +103,15 @@ def frame_samples(effects: Effects, settings: ClipSettings) -> npt.NDArray[np.in
 def _set_up(rng: Rng, settings: ClipSettings, scenario: str, effects: Effects) -> ClipScript:
     duration = settings.frames / settings.fps
     seconds = max(SCRIPT_S, duration)
-    start = rng.uniform(0, seconds - duration) if scenario == "free" else 0.0
+    start = rng.uniform(0, seconds - duration) if scenario in ("free", "similar") else 0.0
     times = sample_times(start, settings, effects)
     more = {
         **(robosuite.makers() if settings.robosuite else {}),
         **(nameless.MAKERS if settings.nameless else {}),
     }
     for _ in range(TRIES):
-        models, width = draw_models(rng, settings.split, more)
+        draw = draw_similar if scenario == "similar" else draw_models
+        models, width = draw(rng, settings.split, more)
         view = draw_view(rng, width)
         actors = arrange(rng, view, models, len(times))
         if len(actors) >= MIN_ACTORS[scenario]:

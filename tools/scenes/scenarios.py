@@ -1,4 +1,4 @@
-"""Scenarios of clips: free movement, an occlusion, an object that leaves, lookalikes that cross."""
+"""Scenarios of clips: free movement, similar things, an occlusion, an object that leaves, lookalikes that cross."""
 
 from __future__ import annotations
 
@@ -121,4 +121,5 @@ SCENARIOS: dict[str, Callable[[ClipScript], int]] = {
     "occlusion": occlusion,
     "leave": leave,
     "lookalike": lookalike,
+    "similar": free,
 }

@@ -43,11 +43,17 @@ class ObjectsProcessorStep(ObservationProcessorStep):
     client: MaskFeed | None = None
     timeout_ms: int = 0
     """Longest wait for new masks for each observation"""
+    most: dict[str, int] | int | None = None
     objects: SlotObservation | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._slots = ObjectSlots(
-            self.names, self.size, max_age_s=self.max_age_s, fit=self.fit, camera=self.camera
+            self.names,
+            self.size,
+            max_age_s=self.max_age_s,
+            fit=self.fit,
+            camera=self.camera,
+            most=self.most,
         )
         self._features = lerobot_features(self._slots, name=self.name)
 
@@ -82,6 +88,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
             "camera": self.camera,
             "name": self.name,
             "timeout_ms": self.timeout_ms,
+            "most": self.most,
         }
 
     def transform_features(

@@ -7,9 +7,9 @@ one moment, with the age of each and the doubt about it. The forms for policies 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...errors import NodeRestarted, PolicyError, WireError
 from ...types import NANOSECONDS, Image, Instance, MaskFrame
+from ..label_search import describe_rivals
 from .fitting import Fit, Fitted, fit_mask
 
 ANY = "*"
@@ -73,7 +74,8 @@ class SlotObservation:
     visible: npt.NDArray[np.bool_]
     """[N]; True if the object was in view on a frame that is not stale"""
     doubtful: npt.NDArray[np.bool_]
-    """[N]; True if the node marks the mask doubtful, or the object is tentative: found by name and not confirmed"""
+    """[N]; True if the node marks the mask or its name doubtful, or the object is tentative: found by name and not
+    confirmed"""
     stale: npt.NDArray[np.bool_]
     """[N]; True if `ages_s` exceeds `max_age_s`. Of an empty slot: not even its absence is known any more"""
     confidences: npt.NDArray[np.float32]
@@ -90,11 +92,15 @@ class SlotObservation:
     """None before the first masks"""
     seq: int | None = None
     """of the newest frame; None before the first masks"""
+    rivals: Mapping[str, str] = field(default_factory=dict)
+    """names of which more objects are there than `most`, with what is to be said of them"""
+    name_confidences: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[N]; probability in 0..1 that the name is right; 1 where a user gave it, or the node does not send it"""
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
-        """[N]; True if a policy may act on the mask: visible, fresh and not doubtful."""
-        return self.visible & ~self.doubtful
+        """[N]; True if a policy may act on the mask: visible, fresh, not doubtful, and without `rivals`."""
+        return self.visible & ~self.doubtful & np.array([name not in self.rivals for name in self.names])
 
     @property
     def tracked(self) -> npt.NDArray[np.bool_]:
@@ -131,7 +137,12 @@ class SlotObservation:
             return "not tracked"
         if not self.visible[slot]:
             return "not in view"
-        return f"doubtful: confidence {self.confidences[slot]:.2f}, or not confirmed yet"
+        if not self.doubtful[slot]:
+            return self.rivals[self.names[slot]]
+        sure = "".join(
+            f", of its name {each:.2f}" for each in self.name_confidences[slot : slot + 1] if each < 1
+        )
+        return f"doubtful: confidence {self.confidences[slot]:.2f}{sure}, or not confirmed yet"
 
     def vector(self) -> npt.NDArray[np.float32]:
         """Return float32 [N * len(FIELDS)]: the FIELDS of each slot, one slot after the other."""
@@ -192,9 +203,10 @@ class ObjectSlots:
 
     Each of `names` is the label of an object; a name that is given twice is for two such objects, and "*" for any
     label. An object stays in its slot as long as the node tracks it. New ones take the first empty slot of their name,
-    those with lower ids first. Masks are sampled to `size` (height, width): over the whole of it, or with
-    `fit="pad"` in proportion, with equal margins. Contents older than `max_age_s` seconds are stale. `camera` names
-    the camera; the default is the first whose masks come.
+    those with lower ids first. With `most`, one number or one for each of some names, no mask of a name is usable
+    while more than that many sure objects have it; `refusal` says which. Masks are sampled to `size` (height, width):
+    over the whole of it, or with `fit="pad"` in proportion, with equal margins. Contents older than `max_age_s`
+    seconds are stale. `camera` names the camera; the default is the first whose masks come.
     """
 
     def __init__(
@@ -205,6 +217,7 @@ class ObjectSlots:
         max_age_s: float = 0.5,
         fit: Fit = "stretch",
         camera: str | None = None,
+        most: Mapping[str, int] | int | None = None,
     ) -> None:
         if isinstance(names, str) or not names:
             raise PolicyError(f"names: expected a list of at least one label, found {names!r}")
@@ -218,6 +231,7 @@ class ObjectSlots:
             )
         self.names, self.size, self.fit = tuple(names), (int(size[0]), int(size[1])), fit
         self.max_age_s, self.camera = float(max_age_s), camera
+        self.most = _check_most(most, self.names)
         self.restarts = 0
         self._slots = [_Slot() for _ in self.names]
         self._newest: MaskFrame | None = None
@@ -261,6 +275,7 @@ class ObjectSlots:
         stale = ages_s > self.max_age_s
         full = np.zeros((count, *self.size), np.bool_)
         boxes, confidences = np.zeros((count, 4), np.float32), np.zeros(count, np.float32)
+        name_confidences = np.ones(count, np.float32)
         ids, visible, doubtful = (
             np.zeros(count, np.int64),
             np.zeros(count, np.bool_),
@@ -272,6 +287,8 @@ class ObjectSlots:
             ids[index] = slot.instance.id
             confidences[index] = slot.instance.confidence or 0.0
             doubtful[index] = slot.instance.doubtful or slot.instance.state == "tentative"
+            if slot.instance.name_confidence is not None:
+                name_confidences[index] = slot.instance.name_confidence
             if slot.fitted is not None and not stale[index]:
                 full[index], boxes[index], visible[index] = slot.fitted.mask, slot.fitted.box, True
         newest = self._newest
@@ -290,7 +307,21 @@ class ObjectSlots:
             restarts=self.restarts,
             camera=self.camera,
             seq=None if newest is None else newest.seq,
+            rivals={} if newest is None else self._find_rivals(newest),
+            name_confidences=name_confidences,
         )
+
+    def _find_rivals(self, masks: MaskFrame) -> dict[str, str]:
+        """Return the names of more sure objects than `most`, and what is to be said of them."""
+        found = {
+            name: [item for item in masks.instances if item.label == name and _is_sure(item)]
+            for name in self.most
+        }
+        return {
+            name: describe_rivals(name, items, self.most[name], masks.camera)
+            for name, items in found.items()
+            if len(items) > self.most[name]
+        }
 
     def forget(self) -> None:
         """Empty all slots, because object ids have begun again."""
@@ -335,6 +366,21 @@ class ObjectSlots:
     def _fill(self, slot: _Slot, instance: Instance | None, masks: MaskFrame) -> None:
         slot.instance, slot.origin_ns = instance, masks.age_origin_ns
         slot.fitted = fit_mask(instance.mask, self.size, self.fit) if instance is not None else None
+
+
+def _is_sure(instance: Instance) -> bool:
+    return instance.state == "tracked" and not instance.doubtful
+
+
+def _check_most(most: Mapping[str, int] | int | None, names: Sequence[str]) -> dict[str, int]:
+    """Return the largest number of objects for each name that has one."""
+    limits = {n: most for n in names if n != ANY} if isinstance(most, int) else dict(most or {})
+    for name, limit in limits.items():
+        if name not in names or name == ANY:
+            raise PolicyError(f"most: expected limits of names of slots, {', '.join(names)}; found {name!r}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise PolicyError(f"most: expected whole numbers of at least 1, found {limit!r} for {name!r}")
+    return limits
 
 
 def _compute_age_s(origin_ns: int | None, now_ns: int) -> float:

@@ -134,8 +134,11 @@ class ContrastiveHead(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(-1.0))
         self.bias = nn.Parameter(torch.tensor(-10.0))
 
-    def forward(self, embeddings: Tensor, text: Tensor) -> Tensor:
-        """Compute logits [B, h * w, K] of embeddings [B, D, h, w] and text [B, K, D]."""
+    def forward(self, embeddings: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute logits [B, h * w, K] of embeddings [B, D, h, w] and text [B, K, D].
+
+        Return them with vectors [B, h * w, D], whose products with text are the logits without their bias.
+        """
         pixels = self.norm(embeddings).flatten(2).transpose(1, 2)
-        out: Tensor = pixels @ text.transpose(1, 2) * self.logit_scale.exp() + self.bias
-        return out
+        scale = self.logit_scale.exp()
+        return pixels @ text.transpose(1, 2) * scale + self.bias, pixels * scale

@@ -37,6 +37,8 @@ class Predictions(NamedTuple):
     """[A, 2]: x and y of the anchors in pixels of the network's input"""
     strides: Tensor
     """[A], pixels"""
+    embeddings: Tensor
+    """[B, A, D]: the product with a phrase's vector is its logit, up to a constant of the anchor"""
 
     def boxes(self) -> Tensor:
         """Return boxes [B, A, 4] x0 y0 x1 y1 in pixels. Each side is at its expected distance (arXiv 2006.04388)."""
@@ -107,10 +109,14 @@ class LevelHead(nn.Module):
         self.embeddings = tower(config.embedding_channels, config.text_channels)
         self.contrast = ContrastiveHead(config.text_channels)
 
-    def forward(self, x: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn a map [B, C, h, w] and text [B, K, D] to logits [B, h * w, K] and distributions [B, h * w, 4, bins]."""
+    def forward(self, x: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn a map [B, C, h, w] and text [B, K, D] to logits [B, h * w, K] and distributions [B, h * w, 4, bins].
+
+        The third result are embeddings [B, h * w, D]; see `Predictions`.
+        """
         distributions = self.boxes(x).flatten(2).transpose(1, 2).unflatten(2, (4, -1))
-        return self.contrast(self.embeddings(x), text), distributions
+        logits, embeddings = self.contrast(self.embeddings(x), text)
+        return logits, distributions, embeddings
 
 
 class YoloWorld(nn.Module):
@@ -138,9 +144,11 @@ class YoloWorld(nn.Module):
         dtype = self.backbone.stem.conv.weight.dtype
         pixels, text = pixels.to(dtype), text.to(dtype).expand(len(pixels), -1, -1)
         maps = self.neck(self.backbone(pixels), text)
-        pairs = [head(x, text) for head, x in zip(self.heads, maps, strict=True)]
-        logits, distributions = (torch.cat(parts, dim=1).float() for parts in zip(*pairs, strict=True))
-        return Predictions(logits, distributions, *anchors(pixels.shape[-2:], pixels.device))
+        levels = [head(x, text) for head, x in zip(self.heads, maps, strict=True)]
+        logits, distributions, embeddings = (
+            torch.cat(parts, dim=1).float() for parts in zip(*levels, strict=True)
+        )
+        return Predictions(logits, distributions, *anchors(pixels.shape[-2:], pixels.device), embeddings)
 
     def _check(self, pixels: Tensor, text: Tensor) -> None:
         if pixels.ndim != 4 or pixels.shape[1] != 3 or any(side % STRIDES[-1] for side in pixels.shape[2:]):

@@ -111,6 +111,10 @@ def test_an_object_that_was_not_tracked_on_a_frame_ages_alone() -> None:
     ("changes", "reason"),
     [
         ({"doubtful": True, "confidence": 0.31}, "mug: doubtful: confidence 0.31, or not confirmed yet"),
+        (
+            {"doubtful": True, "name_confidence": 0.4},
+            "mug: doubtful: confidence 0.90, of its name 0.40, or not confirmed yet",
+        ),
         ({"state": "tentative"}, "mug: doubtful: confidence 0.90, or not confirmed yet"),
         ({"state": "occluded", "mask": Mask.empty((96, 128)), "confidence": None}, "mug: not in view"),
     ],
@@ -121,6 +125,35 @@ def test_a_policy_can_refuse(changes: dict[str, Any], reason: str) -> None:
     assert observed.refusal("mug") == reason
     assert not observed.usable.any()
     assert observed.tracked.all()
+
+
+@pytest.mark.parametrize("most", [1, {"mug": 1}])
+def test_two_sure_objects_where_one_was_asked_are_refused(most: Any) -> None:
+    slots = ObjectSlots(["mug", "fork"], SIZE, most=most)
+    mug, ball, fork = (make_instance(id, label) for id, label in ((3, "mug"), (7, "mug"), (8, "fork")))
+    both = slots.observe(make_frame(mug, ball, fork), T0)
+    assert both.usable.tolist() == [False, True]
+    refusal = both.refusal("mug")
+    assert refusal is not None
+    assert "expected at most 1 'mug'" in refusal
+    assert "object 3 'mug'" in refusal
+    assert "object 7 'mug'" in refusal
+    assert both.refusal("fork") is None
+    assert not both.vector().reshape(2, len(FIELDS))[0, FIELDS.index("usable")]
+    for other in (
+        replace(ball, doubtful=True),
+        replace(ball, state="tentative"),
+        replace(ball, label="ball"),
+    ):
+        assert slots.observe(make_frame(mug, other, fork), T0).usable.all()
+    assert ObjectSlots(["mug"], SIZE).observe(make_frame(mug, ball), T0).refusal() is None  # no limit
+
+
+def test_a_limit_that_fits_no_slot_is_refused() -> None:
+    for most in ({"cup": 1}, {"*": 1}, 0, True, {"mug": 1.5}):
+        with pytest.raises(PolicyError, match="most: expected"):
+            ObjectSlots(["mug", "*"], SIZE, most=most)
+    assert ObjectSlots(["mug", "*"], SIZE, most=2).most == {"mug": 2}
 
 
 def test_one_usable_object_of_a_name_is_enough() -> None:

@@ -1,0 +1,104 @@
+"""Confidence of names: the probability that an object is what its label says, from the detections that named it.
+
+A detector gives things that it does not know the name that was asked for. The probability is a logistic function of the
+features below, averaged over the detections of a track; `tracking.name_calibration` holds the weights, which
+`python -m tools.doubt.names` fits. It depends only on the detections since the object was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..types import Detection
+from .name_calibration import BIAS, CALIBRATED_FOR, NEUTRAL, WEIGHTS
+
+FEATURES = ("score", "rival", "other", "look", "thing", "agreement")
+"""Logit of the detection's score; its margin to the best detection of the same phrase elsewhere, and to the best of
+another phrase in the same place; its margins to phrases of another look and of another thing (`Detection.margins`);
+and the share of the rounds in view in which a detection gave the object this name."""
+SAME_PLACE, ELSEWHERE = 0.5, 0.3  # IoU of boxes, from and below
+LOWEST = -2.2
+"""Logit of the score of a rival that the detector did not find"""
+MAX_MARGIN = 4.0  # bound of margins, in logits
+MEMORY = 10  # detections after which older ones fade
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(slots=True)
+class NameEvidence:
+    """What the detections of one object say of one label."""
+
+    means: list[float] = field(default_factory=list)
+    """of the features, without the agreement; those of the last MEMORY detections count most"""
+    count: int = 0
+    """number of detections"""
+
+    def add(self, features: Sequence[float]) -> None:
+        """Add the features of a detection."""
+        self.count += 1
+        share = 1 / min(self.count, MEMORY)
+        means = self.means or [0.0] * len(features)
+        self.means = [mean + share * (new - mean) for mean, new in zip(means, features, strict=True)]
+
+
+def is_calibrated(detector_name: str) -> bool:
+    """Return True if the weights were fitted to the detections of the detector with this name."""
+    return detector_name in CALIBRATED_FOR
+
+
+def measure_names(detections: Sequence[Detection], with_margins: bool) -> list[list[float]]:
+    """Return the features of each of the detections of one frame, without the agreement.
+
+    Without margins, those of `Detection.margins` are as they usually are.
+    """
+    logits = [_logit(each.score) for each in detections]
+    found = []
+    for index, each in enumerate(detections):
+        rival = other = LOWEST
+        for at, against in enumerate(detections):
+            if at == index:
+                continue
+            iou = _box_iou(each.box, against.box)
+            if against.label == each.label and iou < ELSEWHERE:
+                rival = max(rival, logits[at])
+            elif against.label != each.label and iou > SAME_PLACE:
+                other = max(other, logits[at])
+        own = logits[index]
+        margins = each.margins if with_margins else (None, None)
+        usual = [
+            usual if value is None else value for usual, value in zip(NEUTRAL.values(), margins, strict=True)
+        ]
+        found.append([own, *(_bound(value) for value in (own - rival, own - other, *usual))])
+    return found
+
+
+def list_features(evidence: NameEvidence, rounds: int) -> list[float]:
+    """Return the features of a label in the order of FEATURES; the object was in view in `rounds` of the detector."""
+    return [*evidence.means, min(1.0, evidence.count / max(1, rounds))]
+
+
+def estimate_name(features: Sequence[float]) -> float:
+    """Return the probability that a label with these features is right."""
+    logit = BIAS + sum(WEIGHTS.get(name, 0.0) * value for name, value in zip(FEATURES, features, strict=True))
+    return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
+
+
+def _logit(score: float) -> float:
+    score = max(1e-3, min(1 - 1e-3, score))
+    return math.log(score / (1 - score))
+
+
+def _bound(margin: float) -> float:
+    return max(-MAX_MARGIN, min(MAX_MARGIN, margin))
+
+
+def _box_iou(first: Box, second: Box) -> float:
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    union = sum((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (first, second)) - width * height
+    return width * height / union

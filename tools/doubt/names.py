@@ -1,0 +1,242 @@
+"""Record names on rendered clips, fit their confidence, and write `sam3_node/tracking/name_calibration.py`.
+
+    python -m tools.doubt.names out/scenes/names-fit -o out/doubt/names
+
+Each clip is played with several sets of prompts: all names in it, all kinds, some of the names, single names, and a
+name that nothing in it has. One file is written for each clip; a file that exists is kept. A name is right if the
+object that has most of the mask's pixels has it. `--step` leaves frames out, to be faster. Logistic regression as in
+`tools.doubt.fit`; each mask that is sure and not tentative counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+
+from sam3_node.detection.base import Detector, prepare_prompts
+from sam3_node.detection.load import load_detector
+from sam3_node.errors import RequestError, Sam3NodeError
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.settings import DetectorSettings, TrackerSettings
+from sam3_node.tracking.names import FEATURES, estimate_name
+from sam3_node.types import NANOSECONDS, Frame, Instance
+from sam3_node.wire import encode_image
+from tools.scenes.clips import Clip, list_clips, read_clip
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+MAX_WRONG = 0.01
+RIDGE = 1e-3
+MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
+TARGET = Path("sam3_node/tracking/name_calibration.py")
+
+
+class NameRecords(NamedTuple):
+    """All masks that are sure and not tentative, N of them."""
+
+    features: Floats
+    """[N, F], see `names.FEATURES`"""
+    right: Bools
+    """[N]"""
+    track: Ints
+    """[N], a number for each track of each run"""
+    prompts: Ints
+    """[N], number of prompts of the run"""
+
+    @property
+    def confidence(self) -> Floats:
+        """[N], by the package's weights"""
+        return np.array([estimate_name(row.tolist()) for row in self.features])
+
+
+def choose_prompts(clip: Clip, detector: Detector) -> list[list[str]]:
+    """Return the sets of prompts to play a clip with."""
+    objects = clip.meta["objects"]
+    kinds = sorted({item["kind"] for item in objects if knows(detector, item["kind"])})
+    names = sorted({item["name"] for item in objects if knows(detector, item["name"])})
+    mixed = {f"{one['color']} {other['kind']}" for one in objects for other in objects}
+    absent = sorted(name for name in mixed - {item["name"] for item in objects} if knows(detector, name))
+    rng = np.random.default_rng(int(clip.name.split("-")[-1]))
+    drawn = [str(name) for name in rng.permutation(names)]
+    sets = [names, kinds, *([name] for name in drawn[:3]), sorted(drawn[:2]), absent[:1]]
+    return [list(each) for each in dict.fromkeys(tuple(each) for each in sets) if each]
+
+
+def knows(detector: Detector, name: str) -> bool:
+    """Return True if the detector can look for this name."""
+    try:
+        detector.prepare([name])
+    except RequestError:
+        return False
+    return True
+
+
+def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every: int) -> NameRecords:
+    """Play a clip with each set of prompts."""
+    rows: list[tuple[list[float], bool, int, int]] = []
+    for run, prompts in enumerate(choose_prompts(clip, detector)):
+        settings = DetectorSettings(every=every)
+        pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
+        pipeline.set_prompts(prepare_prompts(detector, prompts, settings.score))
+        for index in range(0, len(clip), step):
+            image, labels = clip.image(index), clip.labels(index)
+            height, width = image.shape[:2]
+            now_ns = round(index * NANOSECONDS / clip.meta["fps"])
+            frame = Frame("cam0", index, now_ns, width, height, "bgr8", encode_image(image, "bgr8"))
+            for instance in pipeline.step(frame).instances:
+                features = pipeline.name_features(instance.id)
+                sure = (instance.confidence or 0.0) >= TrackerSettings().min_confidence
+                if features and sure and instance.state == "tracked":
+                    right = is_right(instance, labels, clip.meta["objects"])
+                    rows.append((features, right, 1000 * run + instance.id, len(prompts)))
+    columns = list(zip(*rows, strict=True)) if rows else [[], [], [], []]
+    features = np.array(columns[0], np.float64).reshape(-1, len(FEATURES))
+    return NameRecords(
+        features, np.array(columns[1], np.bool_), *(np.array(c, np.int64) for c in columns[2:])
+    )
+
+
+def is_right(instance: Instance, labels: npt.NDArray[np.uint8], objects: Sequence[dict[str, object]]) -> bool:
+    """Return True if the object with most of the mask's pixels has the instance's label as name or kind."""
+    inside = labels[instance.mask.full()]
+    counts = np.bincount(inside, minlength=256)
+    owner = int(counts[1:].argmax()) + 1
+    truth = next((item for item in objects if item["id"] == owner), None)
+    on_object = counts[owner] >= MIN_SHARE * len(inside)
+    return bool(truth and on_object and instance.label in (truth["name"], truth["kind"]))
+
+
+def record_folder(folder: Path, out: Path, step: int, every: int) -> Iterator[Path]:
+    """Record the clips of a folder that have no file yet; yield the files."""
+    model, detector = load_tracker("nano"), load_detector("yolo-world", "nano")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in list_clips(folder):
+        path = out / f"{name}.npz"
+        if not path.is_file():
+            part = path.with_suffix(".part.npz")
+            np.savez_compressed(
+                part, **record(read_clip(folder, name), model, detector, step, every)._asdict()
+            )
+            part.rename(path)
+        yield path
+
+
+def load(paths: Sequence[Path]) -> tuple[NameRecords, Ints]:
+    """Return all records, and the number of the file of each."""
+    found = []
+    for path in paths:
+        with np.load(path) as stored:
+            found.append(NameRecords(*(stored[key] for key in NameRecords._fields)))
+    clip = np.repeat(np.arange(len(found)), [len(each.right) for each in found])
+    joined = NameRecords(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return joined._replace(track=joined.track + 100_000 * clip), clip
+
+
+def fit(x: Floats, right: Bools) -> tuple[Floats, float]:
+    """Return the weights [F], none below 0, and the bias of the logistic function."""
+    scale = x.std(axis=0) + 1e-6
+    z, y = x / scale, right.astype(np.float64)
+
+    def loss(values: Floats) -> tuple[float, Floats]:
+        logit = z @ values[:-1] + values[-1]
+        error = (1 / (1 + np.exp(-logit)) - y) / len(y)
+        cost = (np.logaddexp(0, logit) - y * logit).mean() + RIDGE / 2 * values[:-1] @ values[:-1]
+        return float(cost), np.append(z.T @ error + RIDGE * values[:-1], error.sum())
+
+    bounds = [*[(0.0, None)] * x.shape[1], (None, None)]
+    found = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
+    return found[:-1] / scale, float(found[-1])
+
+
+def choose_threshold(records: NameRecords, clip: Ints, folds: int = 8) -> float:
+    """Return the lowest confidence with at most MAX_WRONG wrong names, on clips that the weights were not fitted to."""
+    confidence = np.zeros(len(clip))
+    for fold in range(folds):
+        held = clip % folds == fold
+        weights, bias = fit(records.features[~held], records.right[~held])
+        confidence[held] = 1 / (1 + np.exp(-(records.features[held] @ weights + bias)))
+    for threshold in np.arange(0.5, 0.995, 0.005):
+        kept = confidence >= threshold
+        if not kept.any() or 1 - records.right[kept].mean() <= MAX_WRONG:
+            break
+    print(
+        f"held out: {100 * (kept & records.right).sum() / records.right.sum():.0f} % of the right masks stay sure"
+    )
+    return round(float(threshold), 3)
+
+
+def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float, command: str) -> None:
+    """Write the table of weights."""
+    lines = [
+        '"""Weights of the confidence of names, fitted for the bundled detector by',
+        "",
+        f"    {command}",
+        "",
+        "Features are those of `tracking.names.FEATURES`. Other detectors use them uncalibrated, without margins.",
+        '"""',
+        "",
+        f"BIAS = {bias:.4g}",
+        "WEIGHTS = {",
+        *(
+            f'    "{name}": {weight:.4g},'
+            for name, weight in zip(FEATURES, weights, strict=True)
+            if weight > 1e-4
+        ),
+        "}",
+        "NEUTRAL = {"
+        + ", ".join(f'"{n}": {neutral[FEATURES.index(n)]:.2f}' for n in ("look", "thing"))
+        + "}",
+        '"""Mean margins of right names, for detectors and phrases that have none."""',
+        f"SURE = {sure}",
+        '"""Confidence from which at most 1 % of the names were wrong on clips that were held out."""',
+        'CALIBRATED_FOR = ("nano",)',
+        '"""Names of the detectors whose detections the weights were fitted to."""',
+        "",
+    ]
+    path.write_text("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="rendered clips with names")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--step", type=int, default=3, help="play every N-th frame")
+    parser.add_argument(
+        "--every", type=int, default=2, help="as detector.every, of the frames that are played"
+    )
+    parser.add_argument("--record-only", action="store_true", help="fit and write nothing")
+    args = parser.parse_args()
+    try:
+        paths = list(record_folder(args.folder, args.out, args.step, args.every))
+    except Sam3NodeError as error:
+        raise SystemExit(f"error: {error}") from error
+    if args.record_only:
+        return
+    records, clip = load(paths)
+    weights, bias = fit(records.features, records.right)
+    sure = choose_threshold(records, clip)
+    print(
+        f"{len(clip)} masks of {len(paths)} clips, {100 * (1 - records.right.mean()):.1f} % with a wrong name"
+    )
+    for name, weight in zip(FEATURES, weights, strict=True):
+        print(f"{name:10s} {weight:7.3f}")
+    print(f"bias {bias:.3f}, sure from {sure}")
+    command = shlex.join(["python", "-m", "tools.doubt.names", *sys.argv[1:]])
+    write(TARGET, weights, bias, records.features[records.right].mean(axis=0), sure, command)
+
+
+if __name__ == "__main__":
+    main()
