@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args
 
@@ -113,6 +113,33 @@ def check_begins(
         raise RequestError(
             "points: expected a point inside the object, or a box, beside the points outside it, found none"
         )
+
+
+def check_names(names: Sequence[str], what: str, example: str = '["cam0"]') -> list[str]:
+    """Return the names as a list. Raises RequestError for a bare text, whose letters would be taken for names."""
+    if isinstance(names, str | bytes | bytearray | Mapping) or not isinstance(names, Iterable):
+        raise RequestError(f"{what}: expected a list of texts such as {example}, found {_describe(names)}")
+    found = list(names)
+    for name in found:
+        check_label(name, what)
+    return found
+
+
+def check_label(label: str, what: str = "label") -> None:
+    """Raise RequestError for anything but text."""
+    if not isinstance(label, str):
+        raise RequestError(f"{what}: expected text, found {_describe(label)}")
+
+
+def check_limits(limits: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return limits by name. Raises RequestError for anything but a map."""
+    if not isinstance(limits, Mapping):
+        raise RequestError(f'{what}: expected a map such as {{"red mug": 1}}, found {_describe(limits)}')
+    return dict(limits)
+
+
+def _describe(value: object) -> str:
+    return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}"
 
 
 def drop_none(**args: Any) -> dict[str, Any]:

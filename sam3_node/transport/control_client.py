@@ -18,11 +18,11 @@ from ..errors import (
     WireError,
     make_error,
 )
-from ..types import Buffer, Closeable
+from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
 from .connection import HandshakeWatch
 from .security import Security, Socket
-from .sockets import MAX_MESSAGE_BYTES, connect, open_socket, receive_parts, send_parts
+from .sockets import MAX_MESSAGE_BYTES, SocketOwner, connect, open_socket, receive_parts, send_parts
 
 QUEUE = 64
 REPEATABLE = frozenset(
@@ -34,7 +34,7 @@ REPEATABLE = frozenset(
 """Operations that may be carried out twice, with the result of once."""
 
 
-class ControlClient(Closeable):
+class ControlClient(SocketOwner):
     """A client of the node at `endpoint`. It waits at most `timeout_ms` for each reply. A context manager.
 
     Threads that share a client take turns: there is one call at a time. Raises TransportError for a malformed
@@ -60,6 +60,7 @@ class ControlClient(Closeable):
         requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
         the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused.
         """
+        self.require_process()
         with self._turn:
             if self._socket.closed:
                 raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
@@ -83,8 +84,9 @@ class ControlClient(Closeable):
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        with self._turn:
-            self._close()
+        if not self.is_forked:
+            with self._turn:
+                self._close()
 
     def _make_socket(self) -> Socket:
         """Return a socket that is not connected."""

@@ -249,6 +249,10 @@ def open_folder(path: Path) -> KeyFolder:
     return KeyFolder(path)
 
 
+# a thread that does not exist after a fork may have held the lock of a folder
+os.register_at_fork(after_in_child=open_folder.cache_clear)
+
+
 def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
     """Read a key file. Raises AuthenticationError, whose message has none of the file's content."""
     try:

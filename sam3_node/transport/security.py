@@ -170,11 +170,14 @@ def is_local(endpoint: str) -> bool:
         return True
     import ipaddress  # here, because it slows the start of a client
 
-    host = rest.rpartition(":")[0].strip("[]")
+    host = rest.rpartition(":")[0]
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host in ("localhost", "lo")
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | None) -> str | None:
