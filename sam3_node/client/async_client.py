@@ -76,7 +76,7 @@ class AsyncPerceptionClient:
         await self.close()
 
     def __aiter__(self) -> Self:
-        self._client.require_open()
+        self._client._require_open()
         return self
 
     async def __anext__(self) -> MaskFrame:
@@ -97,7 +97,7 @@ class AsyncPerceptionClient:
 
     async def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the newest masks that were not returned before, as `PerceptionClient.latest` does."""
-        self._client.require_open()
+        self._client._require_open()
         return await self._wait(lambda: self._client._read_latest(0), timeout_ms)
 
     async def latest_of_all(
@@ -105,7 +105,7 @@ class AsyncPerceptionClient:
     ) -> MasksOfCameras | None:
         """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
         check_names(cameras, "cameras")
-        self._client.require_open()
+        self._client._require_open()
         return await self._wait(
             lambda: self._client._read_latest_of_all(cameras, 0, max_spread_ms), timeout_ms
         )
@@ -145,7 +145,7 @@ class AsyncPerceptionClient:
 
     async def close(self) -> None:
         """Close both connections. Coroutines that wait for masks return None, later ones raise. Idempotent."""
-        if self._client.is_forked:  # its threads are not here
+        if self._client._is_forked:  # its threads are not here
             self._client.close()
             return
         await asyncio.get_running_loop().run_in_executor(None, self._client.close)
@@ -153,7 +153,7 @@ class AsyncPerceptionClient:
 
     async def _run(self, call: Callable[[], T]) -> T:
         """Run a call of the client in a thread, and return its result."""
-        self._client.require_open()
+        self._client._require_open()
         try:
             return await self._bind().run_in_executor(self._threads, call)
         except RuntimeError as error:
@@ -178,7 +178,7 @@ class AsyncPerceptionClient:
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Listen for arrivals, from the first use in an event loop on."""
         loop = asyncio.get_running_loop()
-        self._client.require_process()
+        self._client._require_process()
         if self._loop is None:
             self._loop, self._arrival = loop, loop.create_future()
             self._client._masks.newest.listen(self._wake)

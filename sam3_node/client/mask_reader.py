@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
-from ..errors import NodeRestarted, NotSeenError, TransportError
+from ..errors import AuthenticationError, NodeRestarted, NotSeenError, TransportError
 from ..transport import MaskSubscriber, Security
 from ..transport.sockets import SocketOwner
 from ..types import Delivery, MaskFrame
@@ -63,7 +63,7 @@ class MaskReader(SocketOwner):
         Raises NodeRestarted as `latest` does, and TransportError with lossless delivery, which `latest` reads, and
         after `close`.
         """
-        self.require_open()
+        self._require_open()
         self._require_newest("newest")
         masks = self._masks.newest.get(camera)
         if masks is None or self._epochs.has_ended(masks.camera, masks.epoch):
@@ -78,7 +78,7 @@ class MaskReader(SocketOwner):
         Raises NodeRestarted once when the ids of a camera have begun again; the next call returns its masks. Raises
         TransportError once callbacks get the masks, after `close`, and in a process that was forked from the client's.
         """
-        self.require_open()
+        self._require_open()
         return self._read_latest(timeout_ms)
 
     def _read_latest(self, timeout_ms: int | None) -> MaskFrame | None:
@@ -98,7 +98,7 @@ class MaskReader(SocketOwner):
         Masks from before a restart are forgotten. Masks of other cameras are passed over.
         """
         check_names(cameras, "cameras")
-        self.require_open()
+        self._require_open()
         return self._read_latest_of_all(cameras, timeout_ms, max_spread_ms)
 
     def _read_latest_of_all(
@@ -127,7 +127,7 @@ class MaskReader(SocketOwner):
 
         Raises TransportError for a client that is closed already.
         """
-        self.require_open()
+        self._require_open()
         return cast(Iterator[MaskFrame], iter(partial(self._read_latest, None), None))
 
     def on_masks(self, callback: OnMasks, on_error: OnError | None = None) -> None:
@@ -141,9 +141,9 @@ class MaskReader(SocketOwner):
         with its traceback. So does NodeRestarted if the client has no `on_restart`, and TransportError if no masks can
         come any more.
         """
-        self.require_open()
+        self._require_open()
         with self._starting:
-            self.require_open()
+            self._require_open()
             if self._callbacks is None:
                 self._callbacks = CallbackThread(lambda: self._take_next(None), lambda: self._masks.is_over)
             self._callbacks.add(callback, on_error)
@@ -168,7 +168,7 @@ class MaskReader(SocketOwner):
 
     def close(self) -> None:
         """Close the connection. Calls that wait for masks return None, later ones raise TransportError. Idempotent."""
-        if self.is_forked:
+        if self._is_forked:
             self._closed = True
             return
         with self._starting:
@@ -178,14 +178,14 @@ class MaskReader(SocketOwner):
         if self._callbacks is not None:
             self._callbacks.join()
 
-    def require_open(self) -> None:
+    def _require_open(self) -> None:
         """Raise TransportError after `close`, and in a process that was forked after this client was made."""
-        self.require_process()
+        self._require_process()
         if self._closed:
             raise TransportError("this client is closed: make another one")
 
     def _search(self, label: str, camera: str | None) -> LabelSearch:
-        self.require_open()
+        self._require_open()
         check_label(label)
         self._require_newest("wait_for")
         return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended)
@@ -202,7 +202,8 @@ class MaskReader(SocketOwner):
             raise TransportError(f"cannot wait for {label!r}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
-            raise TransportError(f"no masks came within {timeout_ms} ms: {self.diagnosis()}")
+            kind = AuthenticationError if self._masks.refusals else TransportError
+            raise kind(f"no masks came within {timeout_ms} ms: {self.diagnosis()}")
         raise NotSeenError(f"no object {label!r} was tracked within {timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:

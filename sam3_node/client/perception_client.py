@@ -103,7 +103,7 @@ class PerceptionClient(MaskReader):
 
     def _search_camera(self, timeout_ms: int | None) -> Turns[str]:
         """Ask the node for a camera that sends, once in each turn."""
-        self.require_open()
+        self._require_open()
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
         while not self._closed:
             # without a node, a request would wait longer than the deadline
@@ -112,7 +112,8 @@ class PerceptionClient(MaskReader):
             if camera is not None:
                 return camera
             if time.monotonic() > deadline_s:
-                raise TransportError(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
+                kind = AuthenticationError if self._masks.refusals else TransportError
+                raise kind(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
             yield
         raise TransportError("cannot wait for a camera: this client is closed")
 
@@ -122,7 +123,7 @@ class PerceptionClient(MaskReader):
         It asks the node, and takes up to the client's `timeout_ms` if none answers. While no masks have come, it looks
         for up to a second at what the masks endpoint sends instead, such as the frames of a camera.
         """
-        self.require_open()
+        self._require_open()
         try:
             description = cast(dict[str, Any], self._control.call("describe"))
         except AuthenticationError as error:
@@ -328,14 +329,14 @@ class PerceptionClient(MaskReader):
 
     def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
         """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
-        self.require_open()
+        self._require_open()
         return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
 
     def _call_with_epoch(
         self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None = None
     ) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
-        self.require_open()
+        self._require_open()
         known = self._epochs.find(camera)
         if epoch is not None and (known is None or known.epoch != epoch):
             return self._call(op, args | drop_none(camera=camera, epoch=epoch))

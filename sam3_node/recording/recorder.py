@@ -93,7 +93,7 @@ class Recorder(SocketOwner):
 
     def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
         """Record until `stop` is set; OutputError if nothing more can be written."""
-        self.require_process()
+        self._require_process()
         sources = f"{', '.join(self._transport.frames)}, masks from {self._transport.masks}"
         self._print(f"record frames from {sources}, {self._describe_target()}")
         self._enforce_quota()
@@ -117,7 +117,7 @@ class Recorder(SocketOwner):
 
     def close(self) -> None:
         """Finish the file without the messages that still wait in the queue. Idempotent."""
-        if self.is_forked:
+        if self._is_forked:
             return
         self._node.close()
         self._tap.close()

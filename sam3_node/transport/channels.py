@@ -108,7 +108,7 @@ class Publisher(SocketOwner):
 
         The default is 100 for `newest` and 5000 for `every`.
         """
-        if self.is_forked:
+        if self._is_forked:
             return
         self._closing.set()
         if self._newest:
@@ -127,7 +127,7 @@ class Publisher(SocketOwner):
             return send_parts(self._bound.socket, pack(), self._max_bytes)
 
     def _require_open(self) -> None:
-        self.require_process()
+        self._require_process()
         if self._closing.is_set():
             raise TransportError(f"cannot publish on {self.endpoint}: this {type(self).__name__} is closed")
 
@@ -213,7 +213,7 @@ class FrameSubscriber(Receiver[Frame]):
 
     def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
         """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
-        self.require_process()
+        self._require_process()
         waiting = self._inbox.peek(lambda item: item[0] is not other_than, timeout_ms)
         return None if waiting is None else waiting[0]
 

@@ -218,7 +218,7 @@ class Listener(SocketOwner):
     @property
     def connected(self) -> tuple[str, ...]:
         """Endpoints that have a connected peer now."""
-        is_open = not (self._closing or self.is_forked)
+        is_open = not (self._closing or self._is_forked)
         return tuple(socket.endpoint for socket in self._sockets if socket.alive and is_open)
 
     @property
@@ -236,7 +236,7 @@ class Listener(SocketOwner):
         if self._closing:
             return
         self._closing = True
-        if self.is_forked:
+        if self._is_forked:
             return
         os.write(self._stop_writer, b"\0")
         self._wake()
@@ -257,7 +257,7 @@ class Listener(SocketOwner):
 
     def _raise_failure(self) -> None:
         """Raise TransportError if the thread has failed, or is that of another process."""
-        self.require_process()
+        self._require_process()
         if self._failure is not None:
             raise TransportError(f"the receiver stopped: {self._failure}") from self._failure
 

@@ -114,7 +114,7 @@ class ControlServer(SocketOwner):
         A request that has waited for MAX_WAIT_S is answered with the error `busy` instead, unless its work has begun.
         Raises TransportError when the server's thread has failed.
         """
-        self.require_process()
+        self._require_process()
         self._taken = None
         if self._failure is not None:
             raise TransportError(f"the control socket failed: {self._failure}") from self._failure
@@ -140,7 +140,7 @@ class ControlServer(SocketOwner):
 
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
-        self.require_process()
+        self._require_process()
         self._replies.append((peer, self._pack(reply)))
         self._wake()
 
@@ -179,7 +179,7 @@ class ControlServer(SocketOwner):
 
     def close(self) -> None:
         """Stop answering. Queued replies are still sent, and requests that wait are refused. Idempotent."""
-        if self._closing or self.is_forked:
+        if self._closing or self._is_forked:
             return
         for waiting in self._requests.clear():
             self._refuse(waiting, "not carried out: the node stops")

@@ -106,7 +106,7 @@ class ForeignHub(SocketOwner):
 
     def check(self) -> None:
         """Raise TransportError if the thread has failed."""
-        self.require_process()
+        self._require_process()
         if self._failure is not None:
             raise TransportError(f"the hub stopped: {self._failure}") from self._failure
 
@@ -115,7 +115,7 @@ class ForeignHub(SocketOwner):
         if self._closing:
             return
         self._closing = True
-        if self.is_forked:
+        if self._is_forked:
             return
         os.write(self._stop_writer, b"\0")
         self._thread.join()

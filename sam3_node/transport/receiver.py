@@ -243,7 +243,7 @@ class Receiver(UnpackingListener[C]):
     @property
     def wakeup(self) -> int:
         """File descriptor that is readable exactly while a message waits."""
-        self.require_process()
+        self._require_process()
         return self._inbox.fileno()
 
     def silent_s(self, camera: str) -> float | None:
@@ -254,7 +254,7 @@ class Receiver(UnpackingListener[C]):
         """Stop the thread and close its sockets. Calls that wait in `take` return None. Idempotent."""
         if not self._closing:
             super().close()
-            if not self.is_forked:
+            if not self._is_forked:
                 self._inbox.release()
 
     def _take(self, timeout_ms: int | None) -> tuple[C, int, str] | None:
@@ -262,7 +262,7 @@ class Receiver(UnpackingListener[C]):
 
         Raises TransportError when the thread has failed.
         """
-        self.require_process()
+        self._require_process()
         taken = self._inbox.take(timeout_ms)
         if taken is None:
             self._raise_failure()

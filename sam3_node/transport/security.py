@@ -23,6 +23,9 @@ DOMAIN = b"sam3-node"
 CURVE_BYTES = 33
 """Bytes by which CURVE makes a message part longer on the wire."""
 PREFIX = "SAM3_TRANSPORT__"
+REFUSED, REVOKED = 400, 500
+"""Status codes by which a handshake is refused (ZeroMQ RFC 27). The owner of a revoked key learns that it was revoked.
+libzmq passes on no other code, and no text."""
 _MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
@@ -81,9 +84,9 @@ class ClientKeys(NamedTuple):
 
     def distrust(self, endpoint: str) -> AuthenticationError:
         """Return the error of a connection to a key that is no longer authorised."""
-        return AuthenticationError(
-            f"{endpoint} is not used: its key {self.server} is not authorised in {self.folder.path} any more"
-        )
+        was_revoked = self.server.public in self.folder.revoked()
+        reason = "was revoked in" if was_revoked else "is not authorised any more in"
+        return AuthenticationError(f"{endpoint} is not used: its key {self.server} {reason} {self.folder.path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +186,12 @@ def is_local(endpoint: str) -> bool:
 def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | None) -> str | None:
     """Return why a handshake failed, from an event of a connecting socket's monitor; None for other events."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys is not None:
+        refuses = f"{endpoint} refuses the key {keys.own.key}"
+        if value == REVOKED:
+            return f"{refuses}: it was revoked there. Make a new one (sam3-node keys new) if it is still to connect"
         return (
-            f"{endpoint} refuses the key {keys.own.key}: it is not in the folder `authorised` of {keys.server.name}, it"
-            " was revoked, its role may not connect there, or has no connection left there"
+            f"{refuses}: it is not in the folder `authorised` of {keys.server.name}, its role may not connect there, or"
+            " has no connection left there"
         )
     no_key = f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

@@ -87,13 +87,13 @@ class SocketOwner(Closeable):
     _process: int
 
     @property
-    def is_forked(self) -> bool:
+    def _is_forked(self) -> bool:
         """True in a process that was forked after this was made."""
         return self._process != os.getpid()
 
-    def require_process(self) -> None:
+    def _require_process(self) -> None:
         """Raise TransportError in a process that was forked after this was made."""
-        if self.is_forked:
+        if self._is_forked:
             raise TransportError(
                 f"this {type(self).__name__} was made by process {self._process}, from which this process was forked:"
                 " expected one that this process has made, because sockets do not work after a fork. Make it in the"
@@ -197,7 +197,7 @@ class BoundSocket(SocketOwner):
 
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
-        if self.is_forked:
+        if self._is_forked:
             return
         if not self.socket.closed:
             self.socket.disable_monitor()
@@ -352,9 +352,11 @@ def _describe_kind(mode: int) -> str:
 
 
 def _in_use_error(endpoint: str) -> TransportError:
-    return TransportError(
+    error = TransportError(
         f"cannot bind {endpoint}: another process uses it; stop that process, or choose another endpoint"
     )
+    error.may_pass = True
+    return error
 
 
 def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
@@ -364,4 +366,6 @@ def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     hint = _BIND_HINT if verb == "bind" else _ENDPOINT_HINT
     if ":" in split_host(endpoint):
         hint = f"{hint}; {_IPV6_HINT}"
-    return TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
+    explained = TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
+    explained.may_pass = error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)  # the network may not be up yet
+    return explained
