@@ -29,6 +29,7 @@ from .parser import (
     make_settings_parser,
     parse_limit,
     parse_numbers,
+    parse_timeout,
 )
 from .terminal import printable
 
@@ -164,7 +165,7 @@ def _add_camera_command(parsers: Any, add: AddCommand) -> None:
         dest="camera.dialect",
         metavar="NAME",
         default=argparse.SUPPRESS,
-        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub",
+        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub, jpeg",
     )
 
 
@@ -270,7 +271,7 @@ def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
     demo.add_argument(
         "--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="folder for the results"
     )
-    demo.add_argument("--seconds", type=float, metavar="S", help="duration; default: play the recording once")
+    demo.add_argument("--seconds", type=parse_timeout, metavar="S", help="duration; default: play the recording once")
     add(parsers, "doctor", commands.doctor, "check the installation and the GPU, and name what to fix")
 
 

@@ -155,13 +155,17 @@ def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
         raise RequestError(f"{name}: expected numbers {expected}, found {values!r:.80}") from error
     if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
         raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise RequestError(f"{name}: expected finite numbers, found {array.tolist()!r:.80}")
     return cast(list[Any], array.tolist())
 
 
 def _to_box(box: PixelBox) -> list[Any]:
-    """Return a box as floats. Raises RequestError for one that is smaller than a pixel."""
+    """Return a box as floats. Raises RequestError for one that is empty or smaller than a pixel."""
     values = _to_floats(box, "box", (4,))
     x0, y0, x1, y1 = values
+    if x0 >= x1 or y0 >= y1:
+        raise RequestError(f"box: expected x0 < x1 and y0 < y1, found {values}")
     if 0 < x1 - x0 < 1 or 0 < y1 - y0 < 1:
         are_fractions = all(0 <= value <= 1 for value in values)
         hint = "multiply the fractions by its width and height" if are_fractions else "mark a larger part"

@@ -58,9 +58,10 @@ class CameraSettings(Section):
     source: SourceName = "scene:shapes"
     """Source of the frames: scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL,
     rtsp://HOST/PATH, v4l2:NAME or webcam:INDEX; with camera.dialect, tcp://HOST:PORT of a camera server."""
-    dialect: Literal["none", "groot", "lerobot", "imagezmq", "imagezmq-hub"] = "none"
+    dialect: Literal["none", "groot", "lerobot", "imagezmq", "imagezmq-hub", "jpeg"] = "none"
     """Protocol of a camera server of another project: GR00T's whole-body camera server, lerobot's ImageServer, imagezmq
-    in PUB/SUB mode. imagezmq-hub binds the source's address for senders in REQ/REP mode, and answers them."""
+    in PUB/SUB mode. imagezmq-hub binds the source's address for senders in REQ/REP mode, and answers them. jpeg: any
+    publisher of JPEGs or PNGs, one a message, alone or after a topic."""
     swap_red_blue: Literal["auto", "yes", "no"] = "auto"
     """Exchange red and blue of the images of a camera server. auto: as the servers of its dialect need it."""
     name: str = Field("cam0", max_length=64, pattern=CAMERA_PATTERN)
