@@ -348,7 +348,11 @@ source = "rtsp://camera/stream"
 """
     settings = load_settings(write(tmp_path, text))
     assert (settings.model.name, settings.detector.name) == ("facebook/sam3", "nano")
-    assert (settings.detector.vocabulary, settings.snapshot.path, settings.transport.keys) == (None, None, None)
+    assert (settings.detector.vocabulary, settings.snapshot.path, settings.transport.keys) == (
+        None,
+        None,
+        None,
+    )
     assert settings.spatial.calibration == (tmp_path / "a.toml", tmp_path / "b.toml")
     left, right = settings.group.cameras
     assert settings.camera.source == "realsense:123456"
@@ -356,7 +360,9 @@ source = "rtsp://camera/stream"
     assert right.source == "rtsp://camera/stream"
 
 
-@pytest.mark.parametrize("text", ["[spatial]\ncalibration = 3", "[group]\ncameras = 3", "[snapshot]\npath = [1]"])
+@pytest.mark.parametrize(
+    "text", ["[spatial]\ncalibration = 3", "[group]\ncameras = 3", "[snapshot]\npath = [1]"]
+)
 def test_a_path_of_another_type_is_refused_by_field(tmp_path: Path, text: str) -> None:
     assert f"{text[1:].split(']')[0]}." in load_error(write(tmp_path, text))
 

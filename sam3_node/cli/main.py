@@ -271,7 +271,9 @@ def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
     demo.add_argument(
         "--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="folder for the results"
     )
-    demo.add_argument("--seconds", type=parse_timeout, metavar="S", help="duration; default: play the recording once")
+    demo.add_argument(
+        "--seconds", type=parse_timeout, metavar="S", help="duration; default: play the recording once"
+    )
     add(parsers, "doctor", commands.doctor, "check the installation and the GPU, and name what to fix")
 
 

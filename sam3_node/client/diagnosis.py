@@ -39,10 +39,14 @@ def diagnose(
 ) -> str:
     """Return one line that says what keeps masks from arriving, and what to do about it.
 
-    `description` is None if no node answers; `connected` says whether the masks endpoint has a peer, and `arrivals` what
-    has come from it.
+    `description` is None if no node answers; `connected` says whether the masks endpoint has a peer, and `arrivals`
+    what has come from it.
     """
-    if arrivals is not None and not arrivals.masks and (found := _diagnose_arrivals(description, wanted, arrivals)):
+    if (
+        arrivals is not None
+        and not arrivals.masks
+        and (found := _diagnose_arrivals(description, wanted, arrivals))
+    ):
         return found
     if description is None:
         return _diagnose_no_answer(wanted, connected, arrivals)
@@ -72,13 +76,15 @@ def _diagnose_arrivals(description: Description | None, wanted: Wanted, arrivals
         return f"all masks are of other cameras, {', '.join(cameras)}; expected {', '.join(wanted.cameras)}"
     if arrivals.rejected and len(others) < len(arrivals.sample):
         return (
-            f"{arrivals.rejected} messages came from {wanted.masks}, and none can be read as masks: {arrivals.last_error};"
-            f" {advice}"
+            f"{arrivals.rejected} messages came from {wanted.masks}, and none can be read as masks:"
+            f" {arrivals.last_error}; {advice}"
         )
     if not others or len(others) < len(arrivals.sample):
         return None
     topic, count = next(iter(others.items()))
-    kind = next((kind for root, kind in _KINDS.items() if topic.startswith(root)), "messages of another program")
+    kind = next(
+        (kind for root, kind in _KINDS.items() if topic.startswith(root)), "messages of another program"
+    )
     return (
         f"{count} messages were looked at that {wanted.masks} sends, and none were masks: they are {kind}"
         f" ({topic[:40]!r}); expected the endpoint of masks; {advice}"
@@ -89,14 +95,22 @@ def _describe_count(arrivals: Arrivals | None) -> str:
     """Say how many masks have come, and how many messages could not be read."""
     if arrivals is None:
         return ""
-    rejected = f", and {arrivals.rejected} messages that cannot be read: {arrivals.last_error}" if arrivals.rejected else ""
+    rejected = (
+        f", and {arrivals.rejected} messages that cannot be read: {arrivals.last_error}"
+        if arrivals.rejected
+        else ""
+    )
     return f"; {arrivals.masks or 'no'} masks have come from this endpoint{rejected}"
 
 
 def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | None) -> str:
     if connected:
         are_there = arrivals is None or arrivals.masks or arrivals.sample
-        sender = f"masks come from {wanted.masks}" if are_there else f"{wanted.masks} is connected and sends no masks"
+        sender = (
+            f"masks come from {wanted.masks}"
+            if are_there
+            else f"{wanted.masks} is connected and sends no masks"
+        )
         return (
             f"{sender}, but no node answers at {wanted.control}: correct the control "
             "endpoint, or wait if the node still loads its model"

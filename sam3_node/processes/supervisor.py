@@ -44,9 +44,9 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 class Process:
     """A command to run. The first line of output that matches `ready`, a regular expression, marks it as ready.
 
-    With `restart` "on-failure", it is started again unless it ends with 0, or with REFUSED before it was ready: an error
-    that another start does not mend. A process that has reported that it is alive fails when it is silent for `watchdog_s`, or says that it hangs; 0
-    turns this off.
+    With `restart` "on-failure", it is started again unless it ends with 0, or with REFUSED before it was ready, an
+    error that another start does not mend. A process that has reported that it is alive fails when it is silent for
+    `watchdog_s`, or says that it hangs; 0 turns this off.
     """
 
     name: str

@@ -23,14 +23,16 @@ def join_path(folder: Path | None, text: str) -> str:
 
 
 def _join_weights(folder: Path | None, text: str) -> str:
-    """Resolve ./weights, ../weights and ~/weights of a profile. Others are a hub name, a bundled name or a whole path."""
+    """Resolve ./weights, ../weights and ~/weights of a profile. Others are names, or whole paths."""
     return join_path(folder, text) if text.startswith(("./", "../", "~")) else text
 
 
 def _join_source(folder: Path | None, text: str) -> str:
     """Resolve the path in the source of a camera. A name of a device stays."""
     scheme, _, path = text.partition(":")
-    is_file = scheme in ("bag", "video", "images") or (scheme == "realsense" and path.endswith((".db3", ".bag")))
+    is_file = scheme in ("bag", "video", "images") or (
+        scheme == "realsense" and path.endswith((".db3", ".bag"))
+    )
     return f"{scheme}:{join_path(folder, path)}" if is_file else text
 
 
@@ -91,7 +93,9 @@ def _complete(value: object, field: FieldInfo, folder: Path | None) -> object:
                 value = [item for item in value.split(",") if item]
             return _map_texts(value, lambda text, join=kind.join: join(folder, text))
         if isinstance(kind, type) and issubclass(kind, Section):
-            return [kind.with_full_paths(item, folder) for item in value] if isinstance(value, list) else value
+            return (
+                [kind.with_full_paths(item, folder) for item in value] if isinstance(value, list) else value
+            )
     return value
 
 

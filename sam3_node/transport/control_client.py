@@ -130,8 +130,8 @@ class ControlClient(SocketOwner):
             if request.op not in REPEATABLE:
                 if refusal := self._learn_refusal(deadline_s):
                     raise AuthenticationError(
-                        f"{refusal}; the connection ended before '{request.op}' was answered, so it may have been carried"
-                        " out"
+                        f"{refusal}; the connection ended before '{request.op}' was answered, so it may have been"
+                        " carried out"
                     )
                 raise NoAnswerError(
                     f"the connection to {self._endpoint} ended before '{request.op}' was answered: a key was revoked, "

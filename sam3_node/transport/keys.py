@@ -128,8 +128,8 @@ class KeyFolder:
                 )
         raise AuthenticationError(
             f"expected a secret key of role {' or '.join(roles)}{_for_camera(camera)} in {self.path}, found"
-            f" {', '.join(str(pair.key) for pair in pairs) or 'none'}{self._describe_revoked(roles)}; make one where the"
-            f" command is installed: sam3-node keys new NAME --role {roles[0]}, and copy its .secret file here"
+            f" {', '.join(str(pair.key) for pair in pairs) or 'none'}{self._describe_revoked(roles)}; make one where"
+            f" the command is installed: sam3-node keys new NAME --role {roles[0]}, and copy its .secret file here"
         )
 
     def find_server(self, role: str, name: str = "") -> Key:
@@ -194,7 +194,9 @@ class KeyFolder:
 
     def _describe_revoked(self, roles: Sequence[str], name: str = "") -> str:
         """Return " (NAME was revoked)" for revoked keys of these roles (empty: of any), or of this name; else ""."""
-        names = {key.name.partition("~")[0] for key in self.revoked().values() if not roles or key.role in roles}
+        names = {
+            key.name.partition("~")[0] for key in self.revoked().values() if not roles or key.role in roles
+        }
         found = sorted(names & {name} if name else names)
         return f" ({', '.join(found)} {'was' if len(found) == 1 else 'were'} revoked)" if found else ""
 

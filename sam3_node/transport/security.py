@@ -84,9 +84,10 @@ class ClientKeys(NamedTuple):
 
     def distrust(self, endpoint: str) -> AuthenticationError:
         """Return the error of a connection to a key that is no longer authorised."""
-        was_revoked = self.server.public in self.folder.revoked()
-        reason = "was revoked in" if was_revoked else "is not authorised any more in"
-        return AuthenticationError(f"{endpoint} is not used: its key {self.server} {reason} {self.folder.path}")
+        reason = ": it was revoked" if self.server.public in self.folder.revoked() else ""
+        return AuthenticationError(
+            f"{endpoint} is not used: its key {self.server} is not authorised in {self.folder.path} any more{reason}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,11 @@ def _choose_family(socket: Socket, endpoint: str) -> None:
 def split_host(endpoint: str) -> str:
     """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
     scheme, _, address = endpoint.partition("://")
-    return address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "") if scheme == "tcp" else ""
+    return (
+        address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
+        if scheme == "tcp"
+        else ""
+    )
 
 
 def _has_ipv6_only(host: str) -> bool:
@@ -347,7 +351,12 @@ def check_ipc_free(endpoint: str) -> None:
 
 
 def _describe_kind(mode: int) -> str:
-    kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "symbolic link"), (stat.S_ISFIFO, "FIFO"))
+    kinds = (
+        (stat.S_ISREG, "file"),
+        (stat.S_ISDIR, "folder"),
+        (stat.S_ISLNK, "symbolic link"),
+        (stat.S_ISFIFO, "FIFO"),
+    )
     return next((name for is_kind, name in kinds if is_kind(mode)), "device")
 
 

@@ -123,7 +123,9 @@ def test_imagezmq_sends_raw_images_and_jpegs() -> None:
     assert (found.name, found.frame.encoding, found.frame.width) == ("", "jpeg", 64)
 
 
-@pytest.mark.verifies("stream", "bare JPEGs and PNGs over ZeroMQ", "layout", "alone or after a topic, by OpenCV", "a robot")
+@pytest.mark.verifies(
+    "stream", "bare JPEGs and PNGs over ZeroMQ", "layout", "alone or after a topic, by OpenCV", "a robot"
+)
 def test_bare_images_are_read_alone_and_after_a_topic() -> None:
     png = cv2.imencode(".png", picture())[1].tobytes()
     for parts, name, encoding in (

@@ -83,9 +83,11 @@ def test_bare_jpegs_are_stamped_on_arrival_and_named_by_their_topic() -> None:
     assert is_close(front.pixels(), BLUE)
     for image in (left, front):
         assert image.capture_ns == image.times["arrival_ns"]
-    with StubServer(lambda index: bare_jpeg(picture(), str(index))) as server:
-        with opened(f"{server.endpoint}?camera=*", "jpeg", name="any") as source:
-            assert {image_where(source).camera for _ in range(3)} == {"any"}
+    with (
+        StubServer(lambda index: bare_jpeg(picture(), str(index))) as server,
+        opened(f"{server.endpoint}?camera=*", "jpeg", name="any") as source,
+    ):
+        assert {image_where(source).camera for _ in range(3)} == {"any"}
 
 
 @pytest.mark.parametrize(("swap", "colour"), [("auto", RED), ("yes", RED), ("no", BLUE)])

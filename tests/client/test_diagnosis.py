@@ -16,8 +16,8 @@ from sam3_node.errors import RequestError, TransportError
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher, PosePublisher
 from sam3_node.transport.channels import Arrivals
 from sam3_node.wire import Reply
-from tests.support.node_rig import Rig, masks_where, until
 from tests.support.camera_servers import StubServer, jpeg, picture
+from tests.support.node_rig import Rig, masks_where, until
 from tests.support.transport_peer import make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
 

@@ -285,7 +285,11 @@ def test_a_process_that_was_ready_is_restarted_whatever_its_code(tmp_path: Path)
     [("webcam:63", True, 75), ("webcam:63", False, 2), ("bag:missing.mcap", True, 2), ("scene:no", True, 2)],
 )
 def test_a_camera_that_may_come_later_has_an_exit_code_of_its_own(
-    source: str, supervised: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: str,
+    supervised: bool,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     if supervised:

@@ -72,7 +72,9 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
     node = camera = robot = policy = Security()
     if request.param == "keys":
         keys = Keys(tmp_path / "keys")
-        node, camera, robot, policy = (keys.machine(name, name) for name in ("node", "cam0", "robot", "policy"))
+        node, camera, robot, policy = (
+            keys.machine(name, name) for name in ("node", "cam0", "robot", "policy")
+        )
         policy = Security(policy.keys, camera_keys=("cam0",))
 
     def place() -> str:
@@ -91,7 +93,9 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
         stack.callback(found.async_client._client.close)
         found.requests = enter(ControlClient(found.control.endpoint, 20_000, policy))
         found.reader = enter(FrameSubscriber([found.frames.endpoint], security=policy))
-        found.tap = enter(StreamTap([found.frames.endpoint], found.masks.endpoint, (), 1 << 20, security=policy))
+        found.tap = enter(
+            StreamTap([found.frames.endpoint], found.masks.endpoint, (), 1 << 20, security=policy)
+        )
         found.robot = enter(PoseSubscriber(found.poses.endpoint, security=policy))
         found.foreign = enter(ForeignSubscriber("tcp://127.0.0.1:9", lambda *_: None))
         found.policy = policy
