@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
@@ -91,7 +92,7 @@ def _complete(value: object, field: FieldInfo, folder: Path | None) -> object:
         if isinstance(kind, InProfile):
             if isinstance(value, str) and get_origin(field.annotation) is tuple:
                 value = [item for item in value.split(",") if item]
-            return _map_texts(value, lambda text, join=kind.join: join(folder, text))
+            return _map_texts(value, partial(kind.join, folder))
         if isinstance(kind, type) and issubclass(kind, Section):
             return (
                 [kind.with_full_paths(item, folder) for item in value] if isinstance(value, list) else value
