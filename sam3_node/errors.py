@@ -17,6 +17,8 @@ class Sam3NodeError(Exception):
     """Base class of all errors of this package. Control replies carry its `code`."""
 
     code = "error"
+    may_pass = False
+    """True if the same may succeed later without a change of settings: a device, an address or a host is absent now."""
 
 
 class WireError(Sam3NodeError):

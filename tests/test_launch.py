@@ -109,6 +109,7 @@ def test_every_unit_is_watched_bounded_and_started_again(unit: Path) -> None:
         "a hung process is replaced in 20 s"
     )
     assert (service["UMask"], service["ProtectHome"]) == ("0077", "yes")
+    assert service["RestartPreventExitStatus"] == "2", "wrong settings are the same at the next start"
     assert {"MemoryMax", "LimitNOFILE"} <= set(service)
 
 
@@ -214,6 +215,21 @@ def test_a_profile_that_does_not_validate_is_explained(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "group.processes" in done.stderr
     assert "kamera" in done.stderr
+
+
+def test_a_setting_that_only_a_process_can_check_ends_the_group(tmp_path: Path) -> None:
+    profile = write_profile(tmp_path, "camera", "watch")
+    profile.write_text(
+        profile.read_text().replace("[camera]", '[camera]\nsource = "bag:missing.mcap"')
+        + 'restart = "on-failure"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, LAUNCH / "start", profile], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2
+    assert f"found no file at {tmp_path}/missing.mcap" in done.stdout
+    assert "camera ended with exit code 2; stopping the group" in done.stdout
+    assert "restarting" not in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

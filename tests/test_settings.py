@@ -242,3 +242,181 @@ def test_variables_of_other_programs_sections_and_any_case_are_accepted(
 def test_a_misspelt_profile_is_answered_with_the_nearest(tmp_path: Path) -> None:
     profile = write(tmp_path, "")
     assert f"did you mean {profile}?" in load_error(tmp_path / "profil.toml")
+
+
+PATHS = """
+[transport]
+keys = "keys"
+[camera]
+calibration = "wrist.toml"
+source = "images:photos"
+[model]
+name = "../weights"
+[engine]
+folder = "engines"
+scales = "fp8/scales.json"
+recipe = "recipe.toml"
+[detector]
+name = "./detector"
+vocabulary = "words.safetensors"
+text_encoder = "clip"
+[spatial]
+calibration = ["a.toml", "/etc/b.toml", "~/c.toml"]
+[record]
+out = "recordings"
+[snapshot]
+path = "node.snapshot"
+[console]
+certificate = "tls/chain.pem"
+key = "tls/key.pem"
+"""
+
+
+def test_every_path_of_a_profile_starts_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = load_settings(write(tmp_path, PATHS))
+    assert settings.transport.keys == tmp_path / "keys"
+    assert settings.camera.calibration == tmp_path / "wrist.toml"
+    assert settings.camera.source == f"images:{tmp_path}/photos"
+    assert settings.model.name == f"{tmp_path}/../weights"
+    assert settings.engine.folder == tmp_path / "engines"
+    assert settings.engine.scales == tmp_path / "fp8/scales.json"
+    assert settings.engine.recipe == tmp_path / "recipe.toml"
+    assert settings.detector.name == f"{tmp_path}/detector"
+    assert settings.detector.vocabulary == tmp_path / "words.safetensors"
+    assert settings.detector.text_encoder == tmp_path / "clip"
+    assert settings.spatial.calibration == (
+        tmp_path / "a.toml",
+        Path("/etc/b.toml"),
+        Path("/home/somebody/c.toml"),
+    )
+    assert settings.record.out == tmp_path / "recordings"
+    assert settings.snapshot.path == tmp_path / "node.snapshot"
+    assert settings.console.certificate == tmp_path / "tls/chain.pem"
+    assert settings.console.key == tmp_path / "tls/key.pem"
+
+
+def test_every_field_that_holds_paths_is_marked(tmp_path: Path) -> None:
+    """A field of type Path without the mark would start at the working directory."""
+    for name, section in Settings.model_fields.items():
+        assert isinstance(section.annotation, type)
+        for field, info in section.annotation.model_fields.items():
+            if "Path" in str(info.annotation):
+                is_list = "tuple" in str(info.annotation)
+                text = f"[{name}]\n{field} = {['here'] if is_list else 'here'!r}\n"
+                found = getattr(getattr(load_settings(write(tmp_path, text)), name), field)
+                assert found == ((tmp_path / "here",) if is_list else tmp_path / "here"), f"{name}.{field}"
+
+
+def test_other_layers_start_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("SAM3_SNAPSHOT__PATH", "node.snapshot")
+    monkeypatch.setenv("SAM3_SPATIAL__CALIBRATION", "a.toml,~/b.toml")
+    monkeypatch.setenv("SAM3_CAMERA", '{"calibration": "~/c.toml", "source": "bag:~/d.mcap"}')
+    settings = load_settings(write(tmp_path, PATHS), {"engine.scales": "s.json", "model.name": "./w"})
+    assert settings.snapshot.path == Path("node.snapshot")
+    assert settings.spatial.calibration == (Path("a.toml"), Path("/home/somebody/b.toml"))
+    assert settings.camera.calibration == Path("/home/somebody/c.toml")
+    assert settings.camera.source == "bag:/home/somebody/d.mcap"
+    assert settings.engine.scales == Path("s.json")
+    assert settings.model.name == "./w"
+    assert settings.engine.recipe == tmp_path / "recipe.toml"
+
+
+def test_names_and_empty_paths_of_a_profile_stay(tmp_path: Path) -> None:
+    text = """
+[model]
+name = "facebook/sam3"
+[detector]
+name = "nano"
+vocabulary = ""
+[snapshot]
+path = ""
+[transport]
+keys = ""
+[spatial]
+calibration = "a.toml,b.toml"
+[camera]
+source = "realsense:123456"
+[[group.cameras]]
+source = "realsense:take.db3"
+calibration = "left.toml"
+[[group.cameras]]
+source = "rtsp://camera/stream"
+"""
+    settings = load_settings(write(tmp_path, text))
+    assert (settings.model.name, settings.detector.name) == ("facebook/sam3", "nano")
+    assert (settings.detector.vocabulary, settings.snapshot.path, settings.transport.keys) == (
+        None,
+        None,
+        None,
+    )
+    assert settings.spatial.calibration == (tmp_path / "a.toml", tmp_path / "b.toml")
+    left, right = settings.group.cameras
+    assert settings.camera.source == "realsense:123456"
+    assert (left.source, left.calibration) == (f"realsense:{tmp_path}/take.db3", tmp_path / "left.toml")
+    assert right.source == "rtsp://camera/stream"
+
+
+@pytest.mark.parametrize(
+    "text", ["[spatial]\ncalibration = 3", "[group]\ncameras = 3", "[snapshot]\npath = [1]"]
+)
+def test_a_path_of_another_type_is_refused_by_field(tmp_path: Path, text: str) -> None:
+    assert f"{text[1:].split(']')[0]}." in load_error(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("tcp://127.0.0.1:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://localhost:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://LOCALHOST:6000", "tcp://127.0.0.1:06000"),
+        ("tcp://*:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://0.0.0.0:6000", "tcp://*:6000"),
+        ("tcp://[::]:6000", "tcp://[::1]:6000"),
+        ("tcp://[::]:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://[0:0::1]:6000", "tcp://[::1]:6000"),
+        ("tcp://[::ffff:127.0.0.1]:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://127.1:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://robot:6000", "tcp://Robot:6000"),
+        ("ipc:///tmp/a", "ipc:///tmp//a"),
+        ("ipc:///tmp/b/../a", "ipc:///tmp/a"),
+        ("ipc://@a", "ipc://@a"),
+    ],
+)
+def test_one_endpoint_for_two_settings_is_refused(first: str, second: str) -> None:
+    for name, other in (
+        ("frames", "masks"),
+        ("frames", "control"),
+        ("masks", "control"),
+    ):
+        said = load_error(**{f"transport__{name}": first, f"transport__{other}": second})
+        assert f"transport.{name} and transport.{other}: expected an endpoint each" in said
+        assert first in said
+        assert second in said
+    poses = {"transport__masks": first, "spatial__poses": second}
+    assert "transport.masks and spatial.poses" in load_error(**poses)
+    several = {"transport__frames": f"ipc:///tmp/z,{first}", "transport__masks": second}
+    assert "transport.frames and transport.masks" in load_error(**several)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("tcp://127.0.0.1:6000", "tcp://127.0.0.1:6001"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
+        ("ipc://*", "ipc://*"),
+        ("tcp://10.0.0.11:6000", "tcp://10.0.0.12:6000"),
+        ("tcp://10.0.0.11:6000", "tcp://*:6000"),  # of a camera on another machine
+        ("tcp://127.0.0.1:6000", "tcp://127.0.0.2:6000"),
+        ("tcp://[::1]:6000", "tcp://127.0.0.1:6000"),
+        ("ipc:///tmp/a", "ipc:///tmp/b"),
+        ("ipc://@a", "ipc://a"),
+    ],
+)
+def test_different_endpoints_are_accepted(first: str, second: str) -> None:
+    overrides = {"transport.frames": first, "transport.masks": second, "transport.control": "ipc:///tmp/c"}
+    assert load_settings(None, overrides).transport.masks == second

@@ -55,7 +55,11 @@ class LiveSource:
         self._newest: CapturedImage | None = None
         self._failure: BaseException | None = None
         self._lost = 0
-        self._device: LiveDevice | None = open_device()
+        try:
+            self._device: LiveDevice | None = open_device()
+        except CameraError as error:  # it may be plugged in later
+            error.may_pass = True
+            raise
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

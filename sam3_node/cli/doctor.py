@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..cameras.listing import list_realsense
-from ..errors import Sam3NodeError, install_advice
+from ..errors import Sam3NodeError, TransportError, install_advice
 from ..settings import Settings
 
 PYTHON = ">=3.11"
@@ -212,8 +212,7 @@ def _check_endpoint(name: str, endpoint: str) -> CheckResult:
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")
     if scheme == "ipc":
-        folder = Path(address).parent
-        problem = "" if os.access(folder, os.W_OK) else f"{folder} is not a writable folder"
+        problem = _find_ipc_problem(endpoint, Path(address))
     elif scheme == "tcp" and (port.isdigit() or port == "*"):
         problem = _find_port_problem("" if host == "*" else host, 0 if port == "*" else int(port))
     else:
@@ -228,8 +227,21 @@ def _check_endpoint(name: str, endpoint: str) -> CheckResult:
     )
 
 
+def _find_ipc_problem(endpoint: str, path: Path) -> str:
+    if not os.access(path.parent, os.W_OK):
+        return f"{path.parent} is not a writable folder"
+    from ..transport.sockets import check_ipc_free
+
+    try:
+        check_ipc_free(endpoint)
+    except TransportError as error:
+        return str(error)
+    return ""
+
+
 def _find_port_problem(host: str, port: int) -> str:
-    with socket.socket() as probe:
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

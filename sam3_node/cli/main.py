@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from ..errors import DeviceError, NoAnswerError, Sam3NodeError
 from ..processes.logs import discard_stdout, install_log_handler
+from ..processes.notify import TRY_AGAIN, is_supervised
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
 from ..types import Priority
@@ -28,6 +29,7 @@ from .parser import (
     make_settings_parser,
     parse_limit,
     parse_numbers,
+    parse_timeout,
 )
 from .terminal import printable
 
@@ -36,6 +38,7 @@ EXIT_CODES: dict[type[Sam3NodeError], int] = {NoAnswerError: NO_ANSWER, DeviceEr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Sam3NodeErrors are printed on stderr."""
+    supervised = is_supervised()
     try:
         args = _parser().parse(arguments)
         handler = install_log_handler()
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code or 0
     except Sam3NodeError as error:
         print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
-        return EXIT_CODES.get(type(error), FAILED)
+        return TRY_AGAIN if supervised and error.may_pass else EXIT_CODES.get(type(error), FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -166,7 +169,7 @@ def _add_camera_command(parsers: Any, add: AddCommand) -> None:
         dest="camera.dialect",
         metavar="NAME",
         default=argparse.SUPPRESS,
-        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub",
+        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub, jpeg",
     )
 
 
@@ -272,7 +275,9 @@ def _add_demo_commands(parsers: Any, add: AddCommand) -> None:
     demo.add_argument(
         "--out", type=Path, default=Path("out/demo"), metavar="FOLDER", help="folder for the results"
     )
-    demo.add_argument("--seconds", type=float, metavar="S", help="duration; default: play the recording once")
+    demo.add_argument(
+        "--seconds", type=parse_timeout, metavar="S", help="duration; default: play the recording once"
+    )
     add(parsers, "doctor", commands.doctor, "check the installation and the GPU, and name what to fix")
 
 

@@ -17,6 +17,7 @@ from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .commands import AddCommand
+from .parser import parse_numbers
 
 if TYPE_CHECKING:
     from ..replay.cluster.usage_report import RunProgress, UsageReport
@@ -128,7 +129,7 @@ def _add_prompts(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--box",
-        type=_parse_box,
+        type=parse_numbers(4),
         action="append",
         default=[],
         dest="boxes",
@@ -299,14 +300,10 @@ def _parse_time(text: str) -> int:
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _parse_box(text: str) -> tuple[float, ...]:
-    numbers = tuple(float(part) for part in text.split(","))
-    if len(numbers) != 4:
-        raise ValueError
-    return numbers
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ArgumentTypeError(f"expected at least one name, found {text!r}")
+    return names
 
 
 def add_ray_options(parser: ArgumentParser) -> None:

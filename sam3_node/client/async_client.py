@@ -15,7 +15,7 @@ from ..transport import Security
 from ..types import Delivery, MaskFrame, advance
 from .label_search import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
-from .values import MasksOfCameras
+from .values import MasksOfCameras, check_names
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,11 +76,12 @@ class AsyncPerceptionClient:
         await self.close()
 
     def __aiter__(self) -> Self:
+        self._client._require_open()
         return self
 
     async def __anext__(self) -> MaskFrame:
         """Return the newest masks as they arrive, until `close`. NodeRestarted does not end the iteration."""
-        masks = await self.latest()
+        masks = await self._wait(lambda: self._client._read_latest(0), None)
         if masks is None:
             raise StopAsyncIteration
         return masks
@@ -96,13 +97,18 @@ class AsyncPerceptionClient:
 
     async def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the newest masks that were not returned before, as `PerceptionClient.latest` does."""
-        return await self._wait(lambda: self._client.latest(0), timeout_ms)
+        self._client._require_open()
+        return await self._wait(lambda: self._client._read_latest(0), timeout_ms)
 
     async def latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
     ) -> MasksOfCameras | None:
         """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
-        return await self._wait(lambda: self._client.latest_of_all(cameras, 0, max_spread_ms), timeout_ms)
+        check_names(cameras, "cameras")
+        self._client._require_open()
+        return await self._wait(
+            lambda: self._client._read_latest_of_all(cameras, 0, max_spread_ms), timeout_ms
+        )
 
     async def wait_for(
         self,
@@ -143,17 +149,21 @@ class AsyncPerceptionClient:
     restore = _awaited(PerceptionClient.restore)
 
     async def close(self) -> None:
-        """Close both connections. Coroutines that wait for masks return None. Idempotent."""
+        """Close both connections. Coroutines that wait for masks return None, later ones raise. Idempotent."""
+        if self._client._is_forked:  # its threads are not here
+            self._client.close()
+            return
         await asyncio.get_running_loop().run_in_executor(None, self._client.close)
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[[], T]) -> T:
         """Run a call of the client in a thread, and return its result."""
+        self._client._require_open()
         try:
             return await self._bind().run_in_executor(self._threads, call)
         except RuntimeError as error:
             if self._client.closed:
-                raise TransportError("cannot send a request: this client is closed") from error
+                raise TransportError("this client is closed: make another one") from error
             raise
 
     async def _wait(self, find: Callable[[], T | None], timeout_ms: int | None) -> T | None:
@@ -173,6 +183,7 @@ class AsyncPerceptionClient:
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Listen for arrivals, from the first use in an event loop on."""
         loop = asyncio.get_running_loop()
+        self._client._require_process()
         if self._loop is None:
             self._loop, self._arrival = loop, loop.create_future()
             self._client._masks.newest.listen(self._wake)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..transport.channels import Arrivals
 from ..types import CAMERA_SILENT_S, Delivery
 
+DEFAULT_PORTS = "by default, masks are at port 5551, frames at 5550 and control at 5552"
+_KINDS = {"frame/": "frames of a camera", "pose/": "poses of a robot"}
 NO_FRAME_YET = "no camera has sent a frame yet; start one: sam3-node camera …"
 
 
@@ -31,13 +34,22 @@ def find_sending_camera(description: Description | None, cameras: Sequence[str])
     return None
 
 
-def diagnose(description: Description | None, wanted: Wanted, connected: bool) -> str:
+def diagnose(
+    description: Description | None, wanted: Wanted, connected: bool, arrivals: Arrivals | None = None
+) -> str:
     """Return one line that says what keeps masks from arriving, and what to do about it.
 
-    `description` is None if no node answers; `connected` says whether the masks endpoint has a peer.
+    `description` is None if no node answers; `connected` says whether the masks endpoint has a peer, and `arrivals`
+    what has come from it.
     """
+    if (
+        arrivals is not None
+        and not arrivals.masks
+        and (found := _diagnose_arrivals(description, wanted, arrivals))
+    ):
+        return found
     if description is None:
-        return _diagnose_no_answer(wanted, connected)
+        return _diagnose_no_answer(wanted, connected, arrivals)
     transport = description["settings"]["transport"]
     if transport["delivery"] != wanted.delivery:
         return (
@@ -49,13 +61,58 @@ def diagnose(description: Description | None, wanted: Wanted, connected: bool) -
             f"the node at {wanted.control} answers, but its masks are not at {wanted.masks}: it binds "
             f"{transport['masks']}"
         )
-    return _diagnose_cameras(description, wanted.cameras)
+    return f"{_diagnose_cameras(description, wanted.cameras)}{_describe_count(arrivals)}"
 
 
-def _diagnose_no_answer(wanted: Wanted, connected: bool) -> str:
-    if connected:
+def _diagnose_arrivals(description: Description | None, wanted: Wanted, arrivals: Arrivals) -> str | None:
+    """Say what comes from the endpoint instead of masks; None if nothing else does."""
+    transport = description["settings"]["transport"] if description else {}
+    advice = f"the node binds its masks at {transport['masks']}" if transport else DEFAULT_PORTS
+    if wanted.masks in transport.get("frames", ()):
+        return f"{wanted.masks} is an endpoint of frames: expected that of masks; {advice}"
+    others = {topic: count for topic, count in arrivals.sample.items() if not topic.startswith("masks/")}
+    cameras = [topic.removeprefix("masks/") for topic in arrivals.sample]
+    if cameras and not others and wanted.cameras and not set(cameras) & set(wanted.cameras):
+        return f"all masks are of other cameras, {', '.join(cameras)}; expected {', '.join(wanted.cameras)}"
+    if arrivals.rejected and len(others) < len(arrivals.sample):
         return (
-            f"masks come from {wanted.masks}, but no node answers at {wanted.control}: correct the control "
+            f"{arrivals.rejected} messages came from {wanted.masks}, and none can be read as masks:"
+            f" {arrivals.last_error}; {advice}"
+        )
+    if not others or len(others) < len(arrivals.sample):
+        return None
+    topic, count = next(iter(others.items()))
+    kind = next(
+        (kind for root, kind in _KINDS.items() if topic.startswith(root)), "messages of another program"
+    )
+    return (
+        f"{count} messages were looked at that {wanted.masks} sends, and none were masks: they are {kind}"
+        f" ({topic[:40]!r}); expected the endpoint of masks; {advice}"
+    )
+
+
+def _describe_count(arrivals: Arrivals | None) -> str:
+    """Say how many masks have come, and how many messages could not be read."""
+    if arrivals is None:
+        return ""
+    rejected = (
+        f", and {arrivals.rejected} messages that cannot be read: {arrivals.last_error}"
+        if arrivals.rejected
+        else ""
+    )
+    return f"; {arrivals.masks or 'no'} masks have come from this endpoint{rejected}"
+
+
+def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | None) -> str:
+    if connected:
+        are_there = arrivals is None or arrivals.masks or arrivals.sample
+        sender = (
+            f"masks come from {wanted.masks}"
+            if are_there
+            else f"{wanted.masks} is connected and sends no masks"
+        )
+        return (
+            f"{sender}, but no node answers at {wanted.control}: correct the control "
             "endpoint, or wait if the node still loads its model"
         )
     return (

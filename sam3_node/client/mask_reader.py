@@ -7,18 +7,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import cast
 
-from ..errors import NodeRestarted, NotSeenError, RequestError, TransportError
+from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
 from ..transport import MaskSubscriber, Security
-from ..types import Closeable, Delivery, MaskFrame
+from ..transport.sockets import SocketOwner
+from ..types import Delivery, MaskFrame
 from .callbacks import CallbackThread, OnError, OnMasks
 from .label_search import FoundObject, LabelSearch
 from .sessions import KnownEpochs
-from .values import MasksOfCameras
+from .values import MasksOfCameras, check_label, check_names
 
 
-class MaskReader(Closeable):
+class MaskReader(SocketOwner):
     """The part of a client that reads masks. Its methods may be called from several threads.
 
     One thread of its own receives; it alone uses the sockets. `latest` and iteration take: each message goes to one
@@ -58,8 +60,10 @@ class MaskReader(Closeable):
         """Return the newest masks of a camera at once, None if there are none yet; without a name, those of any.
 
         They stay: another call returns the same ones until newer ones come, however old they are; see their `age_ms`.
-        Raises NodeRestarted as `latest` does, and TransportError with lossless delivery, which `latest` reads.
+        Raises NodeRestarted as `latest` does, and TransportError with lossless delivery, which `latest` reads, and
+        after `close`.
         """
+        self._require_open()
         self._require_newest("newest")
         masks = self._masks.newest.get(camera)
         if masks is None or self._epochs.has_ended(masks.camera, masks.epoch):
@@ -70,10 +74,15 @@ class MaskReader(Closeable):
     def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the newest masks that were not returned before; cameras take turns.
 
-        Returns None when no masks arrive within `timeout_ms` (None: no limit), and after `close`. Raises NodeRestarted
-        once when the ids of a camera have begun again; the next call returns its masks. Raises TransportError once
-        callbacks get the masks.
+        Returns None when no masks arrive within `timeout_ms` (None: no limit), and when the client is closed meanwhile.
+        Raises NodeRestarted once when the ids of a camera have begun again; the next call returns its masks. Raises
+        TransportError once callbacks get the masks, after `close`, and in a process that was forked from the client's.
         """
+        self._require_open()
+        return self._read_latest(timeout_ms)
+
+    def _read_latest(self, timeout_ms: int | None) -> MaskFrame | None:
+        """Return the same; None after `close`, so that a caller that waits just ends."""
         if self._callbacks is not None:
             raise TransportError(
                 "the masks of this client go to its callbacks: look with `newest`, or open another client to read them"
@@ -88,14 +97,21 @@ class MaskReader(Closeable):
         Their captures are at most `max_spread_ms` apart. Returns None, and raises NodeRestarted, as `latest` does.
         Masks from before a restart are forgotten. Masks of other cameras are passed over.
         """
+        check_names(cameras, "cameras")
+        self._require_open()
+        return self._read_latest_of_all(cameras, timeout_ms, max_spread_ms)
+
+    def _read_latest_of_all(
+        self, cameras: Sequence[str], timeout_ms: int | None, max_spread_ms: float
+    ) -> MasksOfCameras | None:
         deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
-            masks = self.latest(_milliseconds_to(deadline_s))
+            masks = self._read_latest(_milliseconds_to(deadline_s))
             if masks is None:
                 return None
             for _ in cameras:  # those that wait, too
                 self._together[masks.camera] = masks
-                masks = self.latest(0)
+                masks = self._read_latest(0)
                 if masks is None:
                     break
             else:
@@ -107,8 +123,12 @@ class MaskReader(Closeable):
                     return found
 
     def __iter__(self) -> Iterator[MaskFrame]:
-        """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator."""
-        return cast(Iterator[MaskFrame], iter(self.latest, None))
+        """Yield the newest masks as they arrive, until `close`. NodeRestarted does not end the iterator.
+
+        Raises TransportError for a client that is closed already.
+        """
+        self._require_open()
+        return cast(Iterator[MaskFrame], iter(partial(self._read_latest, None), None))
 
     def on_masks(self, callback: OnMasks, on_error: OnError | None = None) -> None:
         """Call `callback` with all masks that `latest` would return, until `close`. There may be several callbacks.
@@ -121,9 +141,9 @@ class MaskReader(Closeable):
         with its traceback. So does NodeRestarted if the client has no `on_restart`, and TransportError if no masks can
         come any more.
         """
+        self._require_open()
         with self._starting:
-            if self._closed:
-                raise TransportError("cannot add a callback: this client is closed")
+            self._require_open()
             if self._callbacks is None:
                 self._callbacks = CallbackThread(lambda: self._take_next(None), lambda: self._masks.is_over)
             self._callbacks.add(callback, on_error)
@@ -143,7 +163,7 @@ class MaskReader(Closeable):
         AmbiguousError, which names them.
         Raises NotSeenError that says what was seen instead if there is none within `timeout_ms` (None: no limit), and
         TransportError that says what is missing if no masks came. Raises NodeRestarted as `latest` does, and
-        TransportError with lossless delivery.
+        TransportError with lossless delivery and after `close`.
         """
         search = self._search(label, camera, most)
         found = self._masks.newest.wait(search.find, None if timeout_ms is None else timeout_ms / 1000)
@@ -154,7 +174,10 @@ class MaskReader(Closeable):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the connection. Calls that wait for masks return None. Idempotent."""
+        """Close the connection. Calls that wait for masks return None, later ones raise TransportError. Idempotent."""
+        if self._is_forked:
+            self._closed = True
+            return
         with self._starting:
             self._closed = True
         self._held.clear()
@@ -162,7 +185,15 @@ class MaskReader(Closeable):
         if self._callbacks is not None:
             self._callbacks.join()
 
+    def _require_open(self) -> None:
+        """Raise TransportError after `close`, and in a process that was forked after this client was made."""
+        self._require_process()
+        if self._closed:
+            raise TransportError("this client is closed: make another one")
+
     def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
+        self._require_open()
+        check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
@@ -180,7 +211,8 @@ class MaskReader(Closeable):
             raise TransportError(f"cannot wait for {label!r}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
-            raise TransportError(f"no masks came within {timeout_ms} ms: {self.diagnosis()}")
+            kind = AuthenticationError if self._masks.refusals else TransportError
+            raise kind(f"no masks came within {timeout_ms} ms: {self.diagnosis()}")
         raise NotSeenError(f"no object {label!r} was tracked within {timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:

@@ -27,6 +27,8 @@ from .values import (
     SurfacePoints,
     TrackedObject,
     check_begins,
+    check_limits,
+    check_names,
     drop_none,
     pack_prompt,
     read_epoch,
@@ -40,6 +42,8 @@ from .values import (
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
 POLL_S = 0.05
+SAMPLE_MS = 1000
+"""Longest time to look at what comes instead of masks."""
 
 
 class PerceptionClient(MaskReader):
@@ -77,6 +81,7 @@ class PerceptionClient(MaskReader):
         sure_only: bool = False,
         security: Security | None = None,
     ) -> None:
+        cameras = check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._control = ControlClient(control, timeout_ms, security)
         try:
@@ -98,6 +103,7 @@ class PerceptionClient(MaskReader):
 
     def _search_camera(self, timeout_ms: int | None) -> Turns[str]:
         """Ask the node for a camera that sends, once in each turn."""
+        self._require_open()
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
         while not self._closed:
             # without a node, a request would wait longer than the deadline
@@ -106,15 +112,18 @@ class PerceptionClient(MaskReader):
             if camera is not None:
                 return camera
             if time.monotonic() > deadline_s:
-                raise TransportError(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
+                kind = AuthenticationError if self._masks.refusals else TransportError
+                raise kind(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
             yield
         raise TransportError("cannot wait for a camera: this client is closed")
 
     def diagnosis(self) -> str:
         """Return one line that says what keeps masks from arriving, and what to do about it.
 
-        It asks the node, and takes up to the client's `timeout_ms` if none answers.
+        It asks the node, and takes up to the client's `timeout_ms` if none answers. While no masks have come, it looks
+        for up to a second at what the masks endpoint sends instead, such as the frames of a camera.
         """
+        self._require_open()
         try:
             description = cast(dict[str, Any], self._control.call("describe"))
         except AuthenticationError as error:
@@ -123,7 +132,8 @@ class PerceptionClient(MaskReader):
             description = None
         if self._masks.refusals:
             return self._masks.refusals[0]
-        return diagnose(description, self._wanted, self.connected)
+        connected = self.connected
+        return diagnose(description, self._wanted, connected, self._masks.count_arrivals(SAMPLE_MS))
 
     def add_object(
         self,
@@ -269,8 +279,8 @@ class PerceptionClient(MaskReader):
         """
         most = dict.fromkeys(prompts, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
-        limits = {name: dict(values) for name, values in given.items() if values}
-        self._control.call("set_prompts", prompts=list(prompts), **limits)
+        limits = {name: check_limits(values, name) for name, values in given.items() if values}
+        self._control.call("set_prompts", prompts=check_names(prompts, "prompts", '["red mug"]'), **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
@@ -307,7 +317,10 @@ class PerceptionClient(MaskReader):
         self._control.call("restore", name=name)
 
     def close(self) -> None:
-        """Close both connections. Calls that wait for masks return None. Idempotent."""
+        """Close both connections. Calls that wait for masks return None, later ones raise TransportError. Idempotent.
+
+        In a process that was forked after the client was made, it leaves the connections to the first process.
+        """
         super().close()
         self._control.close()
 
@@ -318,12 +331,14 @@ class PerceptionClient(MaskReader):
 
     def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
         """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
+        self._require_open()
         return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
 
     def _call_with_epoch(
         self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None = None
     ) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
+        self._require_open()
         known = self._epochs.find(camera)
         if epoch is not None and (known is None or known.epoch != epoch):
             return self._call(op, args | drop_none(camera=camera, epoch=epoch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args
 
@@ -117,6 +117,33 @@ def check_begins(
         )
 
 
+def check_names(names: Sequence[str], what: str, example: str = '["cam0"]') -> list[str]:
+    """Return the names as a list. Raises RequestError for a bare text, whose letters would be taken for names."""
+    if isinstance(names, str | bytes | bytearray | Mapping) or not isinstance(names, Iterable):
+        raise RequestError(f"{what}: expected a list of texts such as {example}, found {_describe(names)}")
+    found = list(names)
+    for name in found:
+        check_label(name, what)
+    return found
+
+
+def check_label(label: str, what: str = "label") -> None:
+    """Raise RequestError for anything but text."""
+    if not isinstance(label, str):
+        raise RequestError(f"{what}: expected text, found {_describe(label)}")
+
+
+def check_limits(limits: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return limits by name. Raises RequestError for anything but a map."""
+    if not isinstance(limits, Mapping):
+        raise RequestError(f'{what}: expected a map such as {{"red mug": 1}}, found {_describe(limits)}')
+    return dict(limits)
+
+
+def _describe(value: object) -> str:
+    return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}"
+
+
 def drop_none(**args: Any) -> dict[str, Any]:
     """Return the arguments that are not None."""
     return {name: value for name, value in args.items() if value is not None}
@@ -130,13 +157,17 @@ def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
         raise RequestError(f"{name}: expected numbers {expected}, found {values!r:.80}") from error
     if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
         raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise RequestError(f"{name}: expected finite numbers, found {array.tolist()!r:.80}")
     return cast(list[Any], array.tolist())
 
 
 def _to_box(box: PixelBox) -> list[Any]:
-    """Return a box as floats. Raises RequestError for one that is smaller than a pixel."""
+    """Return a box as floats. Raises RequestError for one that is empty or smaller than a pixel."""
     values = _to_floats(box, "box", (4,))
     x0, y0, x1, y1 = values
+    if x0 >= x1 or y0 >= y1:
+        raise RequestError(f"box: expected x0 < x1 and y0 < y1, found {values}")
     if 0 < x1 - x0 < 1 or 0 < y1 - y0 < 1:
         are_fractions = all(0 <= value <= 1 for value in values)
         hint = "multiply the fractions by its width and height" if are_fractions else "mark a larger part"

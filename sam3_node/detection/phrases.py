@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import RequestError
 
@@ -49,7 +49,7 @@ def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
 
     Raises RequestError for more than MAX_PROMPTS prompts, or for one that `clean_phrase` refuses.
     """
-    if isinstance(prompts, str | bytes):
+    if isinstance(prompts, str | bytes | Mapping):
         raise RequestError(f"prompts: expected a list of phrases, found {type(prompts).__name__}")
     if len(prompts) > MAX_PROMPTS:
         raise RequestError(f"prompts: expected at most {MAX_PROMPTS} phrases at once, found {len(prompts)}")

@@ -158,10 +158,12 @@ def _reading(name: str, files: str) -> Iterator[None]:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
         first_line = str(error).strip().split("\n")[0][:300]
-        raise ModelError(
+        explained = ModelError(
             f"cannot load {name}: expected a folder or hub repository with {files}; "
             f"found {type(error).__name__}: {first_line}"
-        ) from error
+        )
+        explained.may_pass = "connect to" in first_line  # the hub cannot be reached now
+        raise explained from error
     finally:
         transformers_logging.set_verbosity(verbosity)
         transformers_logging.enable_progress_bar()

@@ -74,6 +74,14 @@ class FramePrompt:
             logits=None if points is None else logits,
         )
 
+    def check(self, size: tuple[int, int]) -> None:
+        """Raise RequestError unless the prompt lies on a frame of `size` (height, width) pixels."""
+        check_parts(self.points, self.box, self.mask)
+        if self.mask is not None:
+            _check_mask(self.mask, size)
+        self._checked_points(size)
+        self._checked_box(size)
+
     def _checked_points(self, size: tuple[int, int]) -> tuple[Floats | None, Ints | None]:
         if self.points is None:
             if self.labels is not None:
@@ -118,14 +126,18 @@ def _to_floats(value: object, name: str) -> Floats:
 
 def _scale_mask(mask: Mask, scaling: Scaling) -> npt.NDArray[np.bool_]:
     """Stretch the mask to the model's square, bool [S, S]. Even the thinnest mask keeps a pixel."""
-    if mask.size != scaling.frame_size:
-        raise RequestError(f"mask: expected the frame's size {scaling.frame_size} (h, w), found {mask.size}")
-    if not mask.area:
-        raise RequestError("mask: expected at least one pixel, found an empty mask")
+    _check_mask(mask, scaling.frame_size)
     side = (scaling.model_size, scaling.model_size)
     covered = cv2.resize(mask.full().astype(np.float32), side, interpolation=cv2.INTER_AREA)
     kept: npt.NDArray[np.bool_] = covered >= min(0.5, float(covered.max()))
     return kept
+
+
+def _check_mask(mask: Mask, size: tuple[int, int]) -> None:
+    if mask.size != size:
+        raise RequestError(f"mask: expected the frame's size {size} (h, w), found {mask.size}")
+    if not mask.area:
+        raise RequestError("mask: expected at least one pixel, found an empty mask")
 
 
 def require_tracking(model: TrackerModel) -> None:

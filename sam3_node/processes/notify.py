@@ -30,8 +30,18 @@ CLOSE_S = 8.0
 STACK_LINES = 12
 ADDRESS, LIMIT, PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 VARIABLES = (ADDRESS, LIMIT, PID)
+RESTARTED = "SAM3NODE_RESTARTED_BY"
+"""Variable that a supervisor sets if it starts a failed process again."""
+REFUSED, TRY_AGAIN = 2, 75
+"""Exit codes of errors: one that only a change of settings or files can mend, and, under a supervisor, one that may
+pass (EX_TEMPFAIL of sysexits.h), such as that of a camera that is not plugged in."""
 MAX_DATAGRAM_BYTES = 4096
 MAX_DATAGRAMS_PER_READ = 64
+
+
+def is_supervised() -> bool:
+    """Return True if a service manager, or the supervisor, watches this process, and may start it again."""
+    return RESTARTED in os.environ or ADDRESS in os.environ
 
 
 class Watchdog(Closeable):

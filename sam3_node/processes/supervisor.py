@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from ..errors import ProcessError
-from .notify import VARIABLES, NotifySocket
+from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 
 Restart = Literal["never", "on-failure"]
 
@@ -44,8 +44,9 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 class Process:
     """A command to run. The first line of output that matches `ready`, a regular expression, marks it as ready.
 
-    A process that has reported that it is alive fails when it is silent for `watchdog_s`, or says that it hangs; 0
-    turns this off.
+    With `restart` "on-failure", it is started again unless it ends with 0, or with REFUSED before it was ready, an
+    error that another start does not mend. A process that has reported that it is alive fails when it is silent for
+    `watchdog_s`, or says that it hangs; 0 turns this off.
     """
 
     name: str
@@ -73,10 +74,13 @@ class _Child:
         """Start the process. Raises ProcessError when its command cannot be run."""
         self.pending = b""
         self.restart_at = math.inf
+        self.is_up = False
         self.started = time.monotonic()
         # a member never reports to the supervisor of this process
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         environment = {**inherited, "PYTHONUNBUFFERED": "1", **self.process.env}
+        if self.process.restart != "never":
+            environment[RESTARTED] = "sam3-node"
         if self.reports is not None:
             self.reports.restart()
             environment |= self.reports.environment(self.process.watchdog_s)
@@ -125,7 +129,9 @@ class _Child:
     def add_line(self, line: str) -> None:
         """Keep a line of output, and check whether it marks the process as ready."""
         self.tail.append(line)
-        self.ready = self.ready or re.search(self.process.ready, line)
+        found = re.search(self.process.ready, line)
+        self.ready = self.ready or found
+        self.is_up |= found is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and to all processes that it has started."""
@@ -281,7 +287,9 @@ class Group:
         self._drain(child)
         child.signal(signal.SIGKILL)  # processes that it has started and left running
         code = child.popen.returncode
-        if code == 0 or child.process.restart == "never":
+        # settings, a file or a missing package are the same at the next start
+        is_refused = code == REFUSED and not child.is_up
+        if code == 0 or is_refused or child.process.restart == "never":
             child.code = code
             return
         if time.monotonic() - child.started > HEALTHY_S:

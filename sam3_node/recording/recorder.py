@@ -18,6 +18,7 @@ from ..errors import OutputError, Sam3NodeError, SettingsError, TransportError
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlClient, Security, StreamTap
+from ..transport.sockets import SocketOwner
 from ..types import Closeable
 from ..wire import EVENTS_TOPIC, unpack_event
 from .loss_counter import LossCounter
@@ -50,7 +51,7 @@ def run_record(
         recorder.run(stop, watchdog or Watchdog())
 
 
-class Recorder(Closeable):
+class Recorder(SocketOwner):
     """Receives all frames, masks and events, and writes them as they arrive. A context manager.
 
     It starts without a node, records frames, and waits for the node meanwhile. With `record.ring_s`, messages stay in a
@@ -92,6 +93,7 @@ class Recorder(Closeable):
 
     def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
         """Record until `stop` is set; OutputError if nothing more can be written."""
+        self._require_process()
         sources = f"{', '.join(self._transport.frames)}, masks from {self._transport.masks}"
         self._print(f"record frames from {sources}, {self._describe_target()}")
         self._enforce_quota()
@@ -115,6 +117,8 @@ class Recorder(Closeable):
 
     def close(self) -> None:
         """Finish the file without the messages that still wait in the queue. Idempotent."""
+        if self._is_forked:
+            return
         self._node.close()
         self._tap.close()
         if self._series is not None:

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 from pydantic import ValidationError
 
 from ..bags.time_span import TimeSpan
 from ..calibration import Calibration
-from ..errors import ReplayError
+from ..errors import ReplayError, RequestError
 from ..files import safe_file_name
 from ..settings import Settings
 
@@ -102,6 +103,7 @@ class Job:
             _check_choice("output", output, OUTPUTS)
         for section in self.settings:
             _check_choice("settings", section, SECTIONS)
+        _check_objects(self.names, self.objects)
         if not self.bags:
             raise ReplayError("bags: expected at least one recording, found none")
         if (self.start, self.stop, *self.span) != (0, None, None, None) and self.mode != "every":
@@ -152,6 +154,26 @@ class Job:
             replace(self, bags=(bag,), out=f"{out}/{folder}")
             for bag, folder in zip(self.bags, folders, strict=True)
         )
+
+
+def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> None:
+    """Raise ReplayError for a name, box or points that no frame can have."""
+    from ..detection.phrases import clean_prompts
+
+    try:
+        clean_prompts(names)
+        if objects:
+            from ..tracking.slots import check_box, check_points
+
+        for marked in objects:
+            if marked.box is not None:
+                check_box(np.asarray(marked.box, np.float64))
+                if min(marked.box[2:]) <= 0:
+                    raise RequestError(f"box: expected a part inside the frame, found {list(marked.box)}")
+            if marked.points is not None:
+                check_points(np.asarray(marked.points, np.float64))
+    except RequestError as error:
+        raise ReplayError(str(error)) from error
 
 
 def _check_fields(kind: type, value: object, what: str) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from ..bags.native.layout import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..calibration.poses import PoseTrack
-from ..errors import CalibrationError, ReplayError
+from ..errors import CalibrationError, ReplayError, RequestError
 from ..node.operations import CHANGES
 from ..node.robot_poses import pose_at
+from ..perception.prompts import FramePrompt
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import CAUGHT_UP, Event, encode_mask
@@ -36,6 +37,8 @@ FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
 
 
+MAX_FIRST_FRAMES = 300
+"""Frames of all cameras in which the first one of each camera is looked for."""
 NOTHING_ASKED = (
     "no object will be followed, because none was asked for: name what to detect with --prompt NAME, mark objects with "
     "--box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
@@ -46,7 +49,7 @@ class Schedule(Closeable):
     """A job on its recording, which is open at `path`. A context manager.
 
     Each call of `actions` or `frames` starts at the beginning. Raises BagError for a file that is not a recording,
-    ReplayError if the recording cannot be replayed in the job's mode.
+    ReplayError if the recording cannot be replayed in the job's mode, or an object is not on the frames of its camera.
     """
 
     def __init__(self, job: Job, path: Path) -> None:
@@ -63,6 +66,11 @@ class Schedule(Closeable):
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
+        try:
+            check_extents(job.objects, islice(self.frames(), MAX_FIRST_FRAMES))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -314,6 +322,24 @@ def add_objects(
         notes.add(
             f"object {item.label}: expected {place} of {item.camera or 'a camera'}, found no such frame"
         )
+
+
+def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> None:
+    """Raise ReplayError for an object that is not on a frame of the size of its camera's first one.
+
+    An object of any camera is taken for one of the camera that comes first. Reads no more frames than are needed.
+    """
+    waiting = list(objects)
+    for frame in frames if waiting else ():
+        for item in [item for item in waiting if item.camera in (None, frame.camera)]:
+            waiting.remove(item)
+            mask = None if item.mask is None else read_mask(Path(item.mask), item.value)
+            try:
+                FramePrompt(item.points, item.labels, item.box, mask).check((frame.height, frame.width))
+            except RequestError as error:
+                raise ReplayError(f"object {item.label!r} of camera {frame.camera}: {error}") from error
+        if not waiting:
+            return
 
 
 def add_everything(actions: Iterable[Action]) -> Iterator[Action]:

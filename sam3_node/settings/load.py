@@ -5,6 +5,7 @@ The command line overrides the environment (SAM3_*), and the environment overrid
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tomllib
@@ -18,6 +19,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from ..errors import SettingsError, did_you_mean
+from .monitoring import are_same_endpoint
 from .tree import DELIMITER, PREFIX, CameraSettings, Settings, old_names, options
 
 Layers = Mapping[str, Mapping[str, Any]]
@@ -40,42 +42,32 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
     Relative paths in the profile start at its folder; other relative paths start at the working directory.
     Raises SettingsError that names each wrong field as section.field, and the layer that set it.
     """
-    layers = {f"in {profile}": _resolve_paths(read_toml(profile), profile)} if profile is not None else {}
-    layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
+    folder = None if profile is None else profile.absolute().parent
+    layers = {f"in {profile}": _complete(read_toml(profile), folder)} if profile is not None else {}
+    layers |= {
+        "in the environment": _complete(_environment(), None),
+        "on the command line": _complete(_nest(overrides or {}), None),
+    }
     try:
-        return Settings(**_merge({name: _apply_current_names(layer) for name, layer in layers.items()}))
+        settings = Settings(**_merge(layers))
     except ValidationError as error:
         raise SettingsError(_explain(error, layers)) from error
+    _check_endpoints(settings)
+    return settings
 
 
-def _resolve_paths(tree: dict[str, Any], profile: Path) -> dict[str, Any]:
-    """Make the paths of a profile absolute: files, folders, and names of weights such as ./weights."""
-    folder = profile.absolute().parent
-    cameras = tree.get("group", {}).get("cameras", []) if isinstance(tree.get("group"), dict) else []
-    for camera in (tree.get("camera"), *(cameras if isinstance(cameras, list) else [])):
-        if isinstance(camera, dict):
-            _resolve_camera_paths(camera, folder)
-    for section in (tree.get("model"), tree.get("detector")):
-        if isinstance(section, dict) and str(section.get("name")).startswith(("./", "../")):
-            section["name"] = str(folder / section["name"])
-    for name, field in (("detector", "vocabulary"), ("detector", "text_encoder"), ("record", "out")):
-        section = tree.get(name)
-        if isinstance(section, dict) and isinstance(section.get(field), str):
-            section[field] = str(folder / section[field])
-    for name, field in (("engine", "folder"), ("transport", "keys")):
-        section = tree.get(name)
-        if isinstance(section, dict) and section.get(field) and isinstance(section[field], str):
-            section[field] = str(folder / Path(section[field]).expanduser())
-    return tree
-
-
-def _resolve_camera_paths(camera: dict[str, Any], folder: Path) -> None:
-    calibration, source = camera.get("calibration"), camera.get("source")
-    if isinstance(calibration, str):
-        camera["calibration"] = str(folder / calibration)
-    if isinstance(source, str) and source.startswith(("bag:", "video:")):
-        scheme, _, path = source.partition(":")
-        camera["source"] = f"{scheme}:{folder / path}"
+def _check_endpoints(settings: Settings) -> None:
+    """Raise SettingsError if two settings name the same endpoint: one process would take it from the other."""
+    transport = settings.transport
+    named = [("transport.frames", endpoint) for endpoint in transport.frames]
+    named += [("transport.masks", transport.masks), ("transport.control", transport.control)]
+    named += [("spatial.poses", settings.spatial.poses)]
+    for (name, endpoint), (other_name, other) in itertools.combinations(named, 2):
+        if name != other_name and are_same_endpoint(endpoint, other):
+            raise SettingsError(
+                f"{name} and {other_name}: expected an endpoint each, found {endpoint} and {other}, which are the same;"
+                " choose another port or path for one of them"
+            )
 
 
 def _environment() -> dict[str, Any]:
@@ -105,11 +97,11 @@ def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return tree
 
 
-def _apply_current_names(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer with the current names of its fields, so that layers merge by name."""
+def _complete(layer: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return a layer with the current names of its fields, so that layers merge by name, and with its paths in full."""
     sections = {name: field.annotation for name, field in Settings.model_fields.items()}
     return {
-        name: section.with_current_names(fields)
+        name: section.with_full_paths(section.with_current_names(fields), folder)
         if isinstance(fields, Mapping) and (section := sections.get(name)) is not None
         else fields
         for name, fields in layer.items()

@@ -16,7 +16,7 @@ from pydantic_settings import (
 
 from ..types import ColourEncoding, Delivery, MaskEncoding
 from .monitoring import HealthSettings, LoggingSettings
-from .section import Section
+from .section import OptionalProfilePath, ProfilePath, Section, SourceName, WeightsName
 
 
 def _split(value: object) -> object:
@@ -42,7 +42,7 @@ class TransportSettings(Section):
     """Endpoint that the node binds to answer control requests."""
     delivery: Delivery = "newest"
     """newest: live; stale frames are skipped and counted. every: lossless, with back-pressure."""
-    keys: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = None
+    keys: OptionalProfilePath = None
     """Folder of keys, made by `sam3-node keys new`. All sockets are then encrypted, and admit authorised keys only.
     Empty: plain sockets, on this machine only."""
     key: str = ""
@@ -55,12 +55,13 @@ class TransportSettings(Section):
 
 
 class CameraSettings(Section):
-    source: str = "scene:shapes"
+    source: SourceName = "scene:shapes"
     """Source of the frames: scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL,
     rtsp://HOST/PATH, v4l2:NAME or webcam:INDEX; with camera.dialect, tcp://HOST:PORT of a camera server."""
-    dialect: Literal["none", "groot", "lerobot", "imagezmq", "imagezmq-hub"] = "none"
+    dialect: Literal["none", "groot", "lerobot", "imagezmq", "imagezmq-hub", "jpeg"] = "none"
     """Protocol of a camera server of another project: GR00T's whole-body camera server, lerobot's ImageServer, imagezmq
-    in PUB/SUB mode. imagezmq-hub binds the source's address for senders in REQ/REP mode, and answers them."""
+    in PUB/SUB mode. imagezmq-hub binds the source's address for senders in REQ/REP mode, and answers them. jpeg: any
+    publisher of JPEGs or PNGs, one a message, alone or after a topic."""
     swap_red_blue: Literal["auto", "yes", "no"] = "auto"
     """Exchange red and blue of the images of a camera server. auto: as the servers of its dialect need it."""
     name: str = Field("cam0", max_length=64, pattern=CAMERA_PATTERN)
@@ -85,7 +86,7 @@ class CameraSettings(Section):
     """Infrared projector of a RealSense camera; keep: as the camera has it."""
     preset: Literal["keep", "default", "hand", "high_accuracy", "high_density", "medium_density"] = "keep"
     """Visual preset of the depth of a RealSense D400 camera; keep: as the camera has it."""
-    calibration: Path | None = None
+    calibration: OptionalProfilePath = None
     """Calibration file (TOML, see calibration/example.toml). Each frame message carries its intrinsics."""
     loop: bool = False
     """Start a finite source again when it ends."""
@@ -96,7 +97,7 @@ class CameraSettings(Section):
 
 
 class ModelSettings(Section):
-    name: str = "nano"
+    name: WeightsName = "nano"
     """Weights: nano (bundled), a folder in the layout of transformers, or a hub name such as facebook/sam3."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
@@ -119,11 +120,11 @@ class EngineSettings(Section):
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
     precision: Literal["float32", "float16", "bfloat16", "fp8"] = "bfloat16"
     """Data type of the engines. fp8 applies to the linear layers of the encoder only; all else then uses bfloat16."""
-    folder: Path = Path("~/.cache/sam3_node/engines")
+    folder: ProfilePath = Path("~/.cache/sam3_node/engines")
     """Folder of the engines and of the gate's report on each."""
-    scales: Path | None = None
+    scales: OptionalProfilePath = None
     """For kind torch and precision fp8: scales of the encoder, made by `sam3-node calibrate fp8`."""
-    recipe: Path | None = None
+    recipe: OptionalProfilePath = None
     """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
     read_kernel: Literal["torch", "triton"] = "torch"
     """For kind torch on a GPU: kernels of the memory read. triton: our own, once the gate has compared them with
@@ -191,13 +192,13 @@ class DetectorSettings(Section):
 
     kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "yolo-world"
     """Detector that finds objects by name. none: objects are added only by points, box or mask."""
-    name: str = "nano"
+    name: WeightsName = "nano"
     """Weights of the detector: nano (bundled, for yolo-world), a folder, or a hub name (for the other two kinds)."""
     prompts: Annotated[tuple[str, ...], *CommaSeparated] = ()
     """Names of objects to look for at startup, separated by commas. `sam3-node prompt` changes them live."""
-    vocabulary: Path | None = None
+    vocabulary: OptionalProfilePath = None
     """Vocabulary file for yolo-world. Empty: use the file beside its weights."""
-    text_encoder: Path | None = None
+    text_encoder: OptionalProfilePath = None
     """Folder of a CLIP text encoder for yolo-world phrases that the vocabulary lacks."""
     every: int = Field(5, ge=1, le=1000)
     """Detect on every N-th frame, when prompts change, and when an object's score drops below min_track_score."""
@@ -214,7 +215,7 @@ class DetectorSettings(Section):
 
 
 class SpatialSettings(Section):
-    calibration: Annotated[tuple[Path, ...], *CommaSeparated] = ()
+    calibration: Annotated[tuple[ProfilePath, ...], *CommaSeparated] = ()
     """Calibration files, separated by commas; each is for the camera that it names, or for all others if it names none.
     They give positions in the robot's base, and replace the intrinsics and the depth scale of the frames."""
     poses: str = ""
@@ -228,7 +229,7 @@ class SpatialSettings(Section):
 
 
 class RecordSettings(Section):
-    out: Path = Path("recordings")
+    out: ProfilePath = Path("recordings")
     """File NAME.mcap, or a folder. In a folder, each recording is named by its start time (UTC)."""
     cameras: Annotated[
         tuple[Annotated[str, Field(max_length=64, pattern=CAMERA_PATTERN)], ...], *CommaSeparated
@@ -255,7 +256,7 @@ class RecordSettings(Section):
 
 
 class SnapshotSettings(Section):
-    path: Path | None = None
+    path: OptionalProfilePath = None
     """File of the snapshot from which the node continues with the same objects and ids when it is started again. In
     memory, such as below /run, it survives a crash of the node; on a disk also one of the machine. Empty: none."""
     every_s: float = Field(2.0, gt=0.0, le=86400.0)
@@ -272,9 +273,9 @@ class ConsoleSettings(Section):
     bind: str = "127.0.0.1:8460"
     """Address and port of the console's page. Another address than loopback needs certificate and key, and then the
     page needs the token that the console prints."""
-    certificate: Path | None = None
+    certificate: OptionalProfilePath = None
     """TLS certificate, a PEM file with its chain."""
-    key: Path | None = None
+    key: OptionalProfilePath = None
     """Private key of the certificate, a PEM file."""
     token: bool = False
     """Ask for the token on loopback, too, where other users of this machine could open the page."""

@@ -18,7 +18,7 @@ from zmq.utils import z85
 from .guard import ConnectionGuard
 from .keys import CLIENT_ROLES, Key
 from .rights import CAPS
-from .security import ServerKeys
+from .security import REFUSED, REVOKED, ServerKeys
 
 WATCH_MS = 500
 LOG_EVERY_S = 1.0
@@ -88,7 +88,10 @@ class Authenticator:
             return
         address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
         self._count(str(refusal), address)  # before the answer: a refused peer finds the reason
-        self._socket.send_multipart([b"1.0", request_id, b"400", b"refused", b"", b""])
+        is_revoked = key is None and public in self._folder.revoked()
+        self._socket.send_multipart(
+            [b"1.0", request_id, b"%d" % (REVOKED if is_revoked else REFUSED), b"refused", b"", b""]
+        )
 
     def _find_refusal(self, public: str, key: Key | None) -> str | None:
         """Return why a peer is refused; None if it is admitted. Its own connection is among those that are counted."""

@@ -5,16 +5,20 @@ Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`e
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import zmq
 
-from ..types import Buffer, Closeable, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
+from ..errors import TransportError
+from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
 from ..wire import (
     BEAT_TOPIC,
     Event,
@@ -26,19 +30,29 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
-from .connection import BEAT_S, ReconnectingSocket
+from .connection import BEAT_S, ReconnectingSocket, open_subscriber
 from .newest_masks import NewestMasks
-from .receiver import Receiver
+from .receiver import MAX_TOPIC_BYTES, Receiver
 from .security import Security
-from .sockets import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MAX_SUBSCRIPTION_BYTES, BoundSocket, send_parts
+from .sockets import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_SUBSCRIPTION_BYTES,
+    BoundSocket,
+    SocketOwner,
+    connect,
+    receive_parts,
+    send_parts,
+)
 
 EVERY_QUEUE = 2
 FRAMES_QUEUE = 2
 MASKS_QUEUE = 8
 MAX_MASKS_CAMERAS = 64
+SAMPLE_SIZE = 5
 
 
-class Publisher(Closeable):
+class Publisher(SocketOwner):
     """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
@@ -81,10 +95,12 @@ class Publisher(Closeable):
 
     def wait_for_space(self, timeout_ms: int) -> bool:
         """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
+        self._require_open()
         return self._newest or bool(self._bound.socket.poll(timeout_ms, zmq.POLLOUT))
 
     def wait_for_peer(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms`. Return True if a peer is connected."""
+        self._require_open()
         return self._bound.wait_for_peer(timeout_ms)
 
     def close(self, linger_ms: int | None = None) -> None:
@@ -92,6 +108,8 @@ class Publisher(Closeable):
 
         The default is 100 for `newest` and 5000 for `every`.
         """
+        if self._is_forked:
+            return
         self._closing.set()
         if self._newest:
             self._beats.join()
@@ -99,6 +117,7 @@ class Publisher(Closeable):
         self._bound.close(default_ms if linger_ms is None else linger_ms)
 
     def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
+        self._require_open()
         # polling makes libzmq notice what peers have read. A send within 3 ms of the last one would not check that: it
         # would consider the short queue full and drop the message
         with self._lock:
@@ -107,10 +126,16 @@ class Publisher(Closeable):
                 return False
             return send_parts(self._bound.socket, pack(), self._max_bytes)
 
+    def _require_open(self) -> None:
+        self._require_process()
+        if self._closing.is_set():
+            raise TransportError(f"cannot publish on {self.endpoint}: this {type(self).__name__} is closed")
+
     def _beat(self) -> None:
         """Publish beats until `close`. Sending also makes libzmq process subscriptions to an idle publisher."""
         while not self._closing.wait(BEAT_S):
-            self._send(lambda: [BEAT_TOPIC], 0)
+            with suppress(TransportError):  # closed meanwhile
+                self._send(lambda: [BEAT_TOPIC], 0)
 
 
 class ReceivedFrame(NamedTuple):
@@ -188,6 +213,7 @@ class FrameSubscriber(Receiver[Frame]):
 
     def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
         """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
+        self._require_process()
         waiting = self._inbox.peek(lambda item: item[0] is not other_than, timeout_ms)
         return None if waiting is None else waiting[0]
 
@@ -235,6 +261,16 @@ class MaskPublisher(Publisher):
             self._send(lambda: pack_event(event), 0)
 
 
+class Arrivals(NamedTuple):
+    """Numbers of messages that came to a subscriber of masks, and why the last one could not be read."""
+
+    masks: int
+    rejected: int
+    last_error: str | None
+    sample: Mapping[str, int] = {}
+    """messages of any kind that its endpoint sends, by topic"""
+
+
 class MaskSubscriber(Receiver[MaskFrame]):
     """A subscriber of the node's masks: `newest` keeps the newest of each camera, `every` keeps all in order.
 
@@ -256,6 +292,7 @@ class MaskSubscriber(Receiver[MaskFrame]):
         keys = (security or Security.from_environment()).client_keys("node")
         unpack = partial(unpack_masks, lazy=lazy)
         self.newest = NewestMasks(MAX_MASKS_CAMERAS)
+        self._arrived = 0
         super().__init__([(endpoint, keys)], delivery, topics, unpack, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS)
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
@@ -266,7 +303,30 @@ class MaskSubscriber(Receiver[MaskFrame]):
         taken = self._take(timeout_ms)
         return None if taken is None else taken[0]
 
+    def count_arrivals(self, timeout_ms: int) -> Arrivals:
+        """Return what came so far. If no masks did, look for at most `timeout_ms` at what else the peer publishes."""
+        sample = self._unwanted.copy()
+        if self._newest and self.connected and not self._arrived and not sample:
+            sample = self._sample(time.monotonic() + timeout_ms / 1000)
+        topics = {topic.decode("ascii", "backslashreplace"): count for topic, count in sample.items()}
+        return Arrivals(self._arrived, self.rejected, self.last_error, topics)
+
+    def _sample(self, deadline_s: float) -> Counter[bytes]:
+        source, sample = self._sockets[0], Counter[bytes]()
+        with open_subscriber([b""], MAX_FRAME_BYTES) as socket:
+            if source.keys is not None:
+                source.keys.apply(socket)
+            connect(socket, source.endpoint)
+            while sample.total() < SAMPLE_SIZE and (left_s := deadline_s - time.monotonic()) > 0:
+                socket.poll(math.ceil(left_s * 1000))
+                parts = receive_parts(socket)
+                if parts and parts[0] != BEAT_TOPIC:
+                    sample[bytes(parts[0][:MAX_TOPIC_BYTES])] += 1
+            socket.close(0)
+        return sample
+
     def _store(self, message: MaskFrame, received_ns: int, source: ReconnectingSocket) -> None:
+        self._arrived += 1
         self.newest.put(message)
         super()._store(message, received_ns, source)
         self.newest.notify()

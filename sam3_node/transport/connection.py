@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import zmq
 
 from ..errors import TransportError
-from ..types import Closeable
 from ..wire import BEAT_TOPIC
 from .monitor import read_event
 from .security import ClientKeys, Socket, explain_refusal
-from .sockets import connect, open_socket, receive_parts
+from .sockets import SocketOwner, connect, open_socket, receive_parts
 
 BEAT_S = 0.5
 SILENCE_LIMIT_S = 1.5
@@ -200,7 +199,7 @@ def connect_all(sockets: Iterable[tuple[Socket, str, ClientKeys | None]]) -> lis
     return connected
 
 
-class Listener(Closeable):
+class Listener(SocketOwner):
     """Base of receivers: it owns sockets and the thread that passes each of their messages to `_accept`.
 
     A subclass calls `_listen` when it is ready for messages. The sockets take turns of at most `per_turn` messages,
@@ -219,7 +218,8 @@ class Listener(Closeable):
     @property
     def connected(self) -> tuple[str, ...]:
         """Endpoints that have a connected peer now."""
-        return tuple(socket.endpoint for socket in self._sockets if socket.alive)
+        is_open = not (self._closing or self._is_forked)
+        return tuple(socket.endpoint for socket in self._sockets if socket.alive and is_open)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -236,6 +236,8 @@ class Listener(Closeable):
         if self._closing:
             return
         self._closing = True
+        if self._is_forked:
+            return
         os.write(self._stop_writer, b"\0")
         self._wake()
         self._thread.join()
@@ -254,7 +256,8 @@ class Listener(Closeable):
         raise NotImplementedError
 
     def _raise_failure(self) -> None:
-        """Raise TransportError if the thread has failed."""
+        """Raise TransportError if the thread has failed, or is that of another process."""
+        self._require_process()
         if self._failure is not None:
             raise TransportError(f"the receiver stopped: {self._failure}") from self._failure
 

@@ -21,7 +21,7 @@ from ..errors import (
     TransportError,
     WireError,
 )
-from ..types import Closeable, Turns
+from ..types import Turns
 from ..wire import (
     INTERNAL_ERROR,
     Failure,
@@ -39,6 +39,7 @@ from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
     BoundSocket,
+    SocketOwner,
     describe_source,
     receive_parts,
     send_parts,
@@ -63,7 +64,7 @@ AnswerNow = Callable[[Request], Reply | None]
 FindTopic = Callable[[Request], str | None]
 
 
-class ControlServer(Closeable):
+class ControlServer(SocketOwner):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
     A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
@@ -113,6 +114,7 @@ class ControlServer(Closeable):
         A request that has waited for MAX_WAIT_S is answered with the error `busy` instead, unless its work has begun.
         Raises TransportError when the server's thread has failed.
         """
+        self._require_process()
         self._taken = None
         if self._failure is not None:
             raise TransportError(f"the control socket failed: {self._failure}") from self._failure
@@ -138,6 +140,7 @@ class ControlServer(Closeable):
 
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
+        self._require_process()
         self._replies.append((peer, self._pack(reply)))
         self._wake()
 
@@ -176,7 +179,7 @@ class ControlServer(Closeable):
 
     def close(self) -> None:
         """Stop answering. Queued replies are still sent, and requests that wait are refused. Idempotent."""
-        if self._closing:
+        if self._closing or self._is_forked:
             return
         for waiting in self._requests.clear():
             self._refuse(waiting, "not carried out: the node stops")

@@ -18,13 +18,15 @@ from ..errors import (
     WireError,
     make_error,
 )
-from ..types import Buffer, Closeable
+from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
 from .connection import HandshakeWatch
 from .security import Security, Socket
-from .sockets import MAX_MESSAGE_BYTES, connect, open_socket, receive_parts, send_parts
+from .sockets import MAX_MESSAGE_BYTES, SocketOwner, connect, open_socket, receive_parts, send_parts
 
 QUEUE = 64
+REFUSAL_S = 1.0
+"""Longest time to wait for the next handshake, which tells whether the key is refused."""
 REPEATABLE = frozenset(
     {
         *("describe", "status", "list_objects", "segment", "segment_everything", "points", "read_snapshot"),
@@ -34,7 +36,7 @@ REPEATABLE = frozenset(
 """Operations that may be carried out twice, with the result of once."""
 
 
-class ControlClient(Closeable):
+class ControlClient(SocketOwner):
     """A client of the node at `endpoint`. It waits at most `timeout_ms` for each reply. A context manager.
 
     Threads that share a client take turns: there is one call at a time. Raises TransportError for a malformed
@@ -60,6 +62,7 @@ class ControlClient(Closeable):
         requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
         the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused.
         """
+        self._require_process()
         with self._turn:
             if self._socket.closed:
                 raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
@@ -83,8 +86,9 @@ class ControlClient(Closeable):
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        with self._turn:
-            self._close()
+        if not self._is_forked:
+            with self._turn:
+                self._close()
 
     def _make_socket(self) -> Socket:
         """Return a socket that is not connected."""
@@ -124,6 +128,11 @@ class ControlClient(Closeable):
             if reply is not None:
                 return reply
             if request.op not in REPEATABLE:
+                if refusal := self._learn_refusal(deadline_s):
+                    raise AuthenticationError(
+                        f"{refusal}; the connection ended before '{request.op}' was answered, so it may have been"
+                        " carried out"
+                    )
                 raise NoAnswerError(
                     f"the connection to {self._endpoint} ended before '{request.op}' was answered: a key was revoked, "
                     "or the node ended; it may have carried out the request: look, then repeat it"
@@ -140,6 +149,12 @@ class ControlClient(Closeable):
             f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
             " start the node, or correct the endpoint"
         )
+
+    def _learn_refusal(self, deadline_s: float) -> str | None:
+        """Return why the node refuses the key since the connection ended; None if it does not, or not soon."""
+        if self._keys is not None:
+            self._wait_for_node(min(deadline_s, time.monotonic() + REFUSAL_S))
+        return self._handshakes.refusal
 
     def _wait_for_node(self, deadline_s: float) -> bool:
         """Return True when a node is connected, False at the deadline or when a key is refused.

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 import zmq
 
 from ..errors import TransportError
-from ..types import Closeable
 from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
 from .security import Security, is_local
-from .sockets import BoundSocket, check_endpoint, describe_source, receive_parts, send_parts
+from .sockets import BoundSocket, SocketOwner, check_endpoint, describe_source, receive_parts, send_parts
 
 MAX_FOREIGN_BYTES = 1 << 25
 """Maximum size of a part of a message. A raw image of 3840x2160 pixels has 24.9 MB."""
@@ -67,7 +66,7 @@ class ForeignSubscriber(Listener):
         """Nobody waits here: the owner of `deliver` does."""
 
 
-class ForeignHub(Closeable):
+class ForeignHub(SocketOwner):
     """A hub that senders connect to. It answers each message at once, because its sender waits for that.
 
     `.endpoint` is the bound endpoint, with port 0 and * resolved. Senders have no keys, so other addresses than those
@@ -107,6 +106,7 @@ class ForeignHub(Closeable):
 
     def check(self) -> None:
         """Raise TransportError if the thread has failed."""
+        self._require_process()
         if self._failure is not None:
             raise TransportError(f"the hub stopped: {self._failure}") from self._failure
 
@@ -115,6 +115,8 @@ class ForeignHub(Closeable):
         if self._closing:
             return
         self._closing = True
+        if self._is_forked:
+            return
         os.write(self._stop_writer, b"\0")
         self._thread.join()
         self._bound.close(0)

@@ -39,6 +39,8 @@ CLOCK_NS = 50_000_000  # a folder's time is as coarse as the kernel's tick
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"
 _Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
 
+_MAKE_NEW = "make a new one: sam3-node keys new"
+
 log = logging.getLogger(__name__)
 
 
@@ -99,7 +101,10 @@ class KeyFolder:
         Raises AuthenticationError if there is none, or several, or the file may be read by others.
         """
         if name:
-            pair = self._read_pair(self.path / f"{_check_name(name)}.secret")
+            path = self.path / f"{_check_name(name)}.secret"
+            if not path.exists() and (revoked := self._describe_revoked((), name)):
+                raise AuthenticationError(f"expected the secret key {path}, found none{revoked}; {_MAKE_NEW}")
+            pair = self._read_pair(path)
             if pair.key.role not in roles or not pair.key.may_send(camera or pair.key.name):
                 raise AuthenticationError(
                     f"expected a key of role {' or '.join(roles)}{_for_camera(camera)}, found {pair.key}; correct"
@@ -123,8 +128,8 @@ class KeyFolder:
                 )
         raise AuthenticationError(
             f"expected a secret key of role {' or '.join(roles)}{_for_camera(camera)} in {self.path}, found"
-            f" {', '.join(str(pair.key) for pair in pairs) or 'none'}; make one where the"
-            f" command is installed: sam3-node keys new NAME --role {roles[0]}, and copy its .secret file here"
+            f" {', '.join(str(pair.key) for pair in pairs) or 'none'}{self._describe_revoked(roles)}; make one where"
+            f" the command is installed: sam3-node keys new NAME --role {roles[0]}, and copy its .secret file here"
         )
 
     def find_server(self, role: str, name: str = "") -> Key:
@@ -137,7 +142,8 @@ class KeyFolder:
         wanted = f"the key {name}" if name else "one key"
         raise AuthenticationError(
             f"expected {wanted} of role {role} in {self.path / 'authorised'}, found"
-            f" {', '.join(sorted(key.name for key in found)) or 'none'}; "
+            f" {', '.join(sorted(key.name for key in found)) or 'none'}"
+            f"{'' if found else self._describe_revoked((role,), name)}; "
             + (
                 "name the camera of each endpoint in transport.camera_keys"
                 if len(found) > 1 and role == "camera"
@@ -185,6 +191,14 @@ class KeyFolder:
     def own_names(self) -> frozenset[str]:
         """Return the names of the keys whose secret is here."""
         return frozenset(path.stem for path in self.path.glob("*.secret"))
+
+    def _describe_revoked(self, roles: Sequence[str], name: str = "") -> str:
+        """Return " (NAME was revoked)" for revoked keys of these roles (empty: of any), or of this name; else ""."""
+        names = {
+            key.name.partition("~")[0] for key in self.revoked().values() if not roles or key.role in roles
+        }
+        found = sorted(names & {name} if name else names)
+        return f" ({', '.join(found)} {'was' if len(found) == 1 else 'were'} revoked)" if found else ""
 
     def _read(self, name: str) -> Mapping[str, Key]:
         """Return the keys in a folder, which is scanned if its time is new or of just now, or the last scan is old."""
@@ -247,6 +261,10 @@ class KeyFolder:
 def open_folder(path: Path) -> KeyFolder:
     """Return the folder at `path`; the same object for all sockets of this process."""
     return KeyFolder(path)
+
+
+# a thread that does not exist after a fork may have held the lock of a folder
+os.register_at_fork(after_in_child=open_folder.cache_clear)
 
 
 def _read_key(path: Path) -> tuple[Key, dict[str, object]]:

@@ -59,6 +59,7 @@ class PoseSubscriber(UnpackingListener[FramePose]):
 
         Raises TransportError when the receiving thread has failed.
         """
+        self._require_process()
         with self._changed:
             timeout_s = None if timeout_ms is None else timeout_ms / 1000
             self._changed.wait_for(lambda: self._ended or bool(self._poses), timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ EVERY_CAPACITY = 4
 EVERY_QUEUE = 2
 MAX_PER_TURN = 64
 MAX_TOPIC_BYTES = 256  # of a topic are compared; no valid one is longer
+MAX_TOPICS = 64
 
 T = TypeVar("T")
 
@@ -158,6 +159,8 @@ class UnpackingListener(Listener, Generic[M]):
         self._unpack = unpack
         self._rejected = 0
         self._last_error: str | None = None
+        self._unwanted: Counter[bytes] = Counter()
+        """Messages that were dropped, by topic."""
         super().__init__(sockets, per_turn)
 
     @property
@@ -172,6 +175,7 @@ class UnpackingListener(Listener, Generic[M]):
 
     def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
         if self._topics and parts[0] not in self._topics:
+            self._unwanted[bytes(parts[0][:MAX_TOPIC_BYTES])] += 1
             return  # a subscription also matches longer topics, and PULL sockets do not filter
         try:
             message = self._unpack(parts)
@@ -179,7 +183,11 @@ class UnpackingListener(Listener, Generic[M]):
         except Exception as error:  # no message may end this thread, however unpacking fails
             self._last_error = str(error) or repr(error)
             self._rejected += 1
+            self._unwanted[bytes(parts[0][:MAX_TOPIC_BYTES])] += 1
             return
+        finally:
+            if len(self._unwanted) > MAX_TOPICS:
+                self._unwanted.clear()
         self._store(message, received_ns, source)
 
     def _admit(self, message: M, source: ReconnectingSocket) -> None:
@@ -235,6 +243,7 @@ class Receiver(UnpackingListener[C]):
     @property
     def wakeup(self) -> int:
         """File descriptor that is readable exactly while a message waits."""
+        self._require_process()
         return self._inbox.fileno()
 
     def silent_s(self, camera: str) -> float | None:
@@ -245,13 +254,15 @@ class Receiver(UnpackingListener[C]):
         """Stop the thread and close its sockets. Calls that wait in `take` return None. Idempotent."""
         if not self._closing:
             super().close()
-            self._inbox.release()
+            if not self._is_forked:
+                self._inbox.release()
 
     def _take(self, timeout_ms: int | None) -> tuple[C, int, str] | None:
         """Return the next message, its arrival (`time.time_ns`) and endpoint, or None when none arrives in time.
 
         Raises TransportError when the thread has failed.
         """
+        self._require_process()
         taken = self._inbox.take(timeout_ms)
         if taken is None:
             self._raise_failure()

@@ -23,6 +23,9 @@ DOMAIN = b"sam3-node"
 CURVE_BYTES = 33
 """Bytes by which CURVE makes a message part longer on the wire."""
 PREFIX = "SAM3_TRANSPORT__"
+REFUSED, REVOKED = 400, 500
+"""Status codes by which a handshake is refused (ZeroMQ RFC 27). The owner of a revoked key learns that it was revoked.
+libzmq passes on no other code, and no text."""
 _MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
@@ -81,8 +84,9 @@ class ClientKeys(NamedTuple):
 
     def distrust(self, endpoint: str) -> AuthenticationError:
         """Return the error of a connection to a key that is no longer authorised."""
+        reason = ": it was revoked" if self.server.public in self.folder.revoked() else ""
         return AuthenticationError(
-            f"{endpoint} is not used: its key {self.server} is not authorised in {self.folder.path} any more"
+            f"{endpoint} is not used: its key {self.server} is not authorised in {self.folder.path} any more{reason}"
         )
 
 
@@ -170,19 +174,25 @@ def is_local(endpoint: str) -> bool:
         return True
     import ipaddress  # here, because it slows the start of a client
 
-    host = rest.rpartition(":")[0].strip("[]")
+    host = rest.rpartition(":")[0]
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host in ("localhost", "lo")
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | None) -> str | None:
     """Return why a handshake failed, from an event of a connecting socket's monitor; None for other events."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys is not None:
+        refuses = f"{endpoint} refuses the key {keys.own.key}"
+        if value == REVOKED:
+            return f"{refuses}: it was revoked there. Make a new one (sam3-node keys new) if it is still to connect"
         return (
-            f"{endpoint} refuses the key {keys.own.key}: it is not in the folder `authorised` of {keys.server.name}, it"
-            " was revoked, its role may not connect there, or has no connection left there"
+            f"{refuses}: it is not in the folder `authorised` of {keys.server.name}, its role may not connect there, or"
+            " has no connection left there"
         )
     no_key = f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

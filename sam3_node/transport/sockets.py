@@ -9,14 +9,19 @@ that is how a publisher learns to wait.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
+import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
 from ..errors import TransportError
-from ..types import Buffer
+from ..types import Buffer, Closeable
 from .keys import Key
 from .security import CURVE_BYTES, Security, Socket
 
@@ -36,7 +41,10 @@ MAX_PARTS = 8
 
 _ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>\*|[0-9]{1,5})|ipc://[^\0]+")
 _ENDPOINT_HINT = "expected tcp://host:port or ipc://path"
+_IPV6_HINT = "this is an IPv6 address: expected a machine with IPv6, and an address as in tcp://[::1]:5550"
 _BIND_HINT = "expected an address of this machine, such as 127.0.0.1 or *, or a path in a writable folder"
+_RESOLVE_S = 1.0
+"""Longest time to wait for the addresses of a host name. IPv4 is used where it is not known in time."""
 _COMMON_OPTIONS = {
     zmq.LINGER: 200,
     zmq.RECONNECT_IVL: 100,
@@ -64,6 +72,35 @@ _BUDGETS: dict[int, tuple[int, int, int]] = {
 the process for which a peer is cut off while much is unread."""
 
 
+class SocketOwner(Closeable):
+    """Base of types that own sockets. They serve the process that made them, and no other one that is forked from it.
+
+    libzmq's threads are not there after a fork, so a call would wait without end. To close the owner there must not touch
+    what it shares with the first process: its pipes, which would wake the threads of that process.
+    """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        owner = super().__new__(cls)
+        owner._process = os.getpid()
+        return owner
+
+    _process: int
+
+    @property
+    def _is_forked(self) -> bool:
+        """True in a process that was forked after this was made."""
+        return self._process != os.getpid()
+
+    def _require_process(self) -> None:
+        """Raise TransportError in a process that was forked after this was made."""
+        if self._is_forked:
+            raise TransportError(
+                f"this {type(self).__name__} was made by process {self._process}, from which this process was forked:"
+                " expected one that this process has made, because sockets do not work after a fork. Make it in the"
+                " worker, such as in worker_init_fn of a DataLoader, or start workers by the method 'spawn'"
+            )
+
+
 def open_socket(
     kind: int, queue: int, max_bytes: int, lossless: bool = False, context: zmq.Context[Socket] | None = None
 ) -> Socket:
@@ -84,7 +121,7 @@ def open_socket(
     return socket
 
 
-class BoundSocket:
+class BoundSocket(SocketOwner):
     """A socket bound to `endpoint`, in a context of its own. `.endpoint` has port 0 and * resolved.
 
     Terminating the context is the only way to wait until libzmq has sent the queue and released the address. A guard
@@ -109,7 +146,7 @@ class BoundSocket:
 
         check_endpoint(endpoint)
         keys = (security or Security.from_environment()).server_keys(role, endpoint)
-        _check_ipc_free(endpoint)
+        check_ipc_free(endpoint)
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
         self.socket = open_socket(kind, queue, max_bytes, lossless, self._context)
@@ -123,6 +160,7 @@ class BoundSocket:
             keys.apply(self.socket)
             self._authenticator = Authenticator(self._context, keys, self._guard)
         try:
+            _choose_family(self.socket, endpoint)
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close(0)
@@ -159,6 +197,8 @@ class BoundSocket:
 
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
+        if self._is_forked:
+            return
         if not self.socket.closed:
             self.socket.disable_monitor()
             self._guard.join()
@@ -174,6 +214,7 @@ def connect(socket: Socket, endpoint: str) -> None:
     """Connect `socket`. The peer may bind later. Raises TransportError for a malformed endpoint."""
     check_endpoint(endpoint)
     try:
+        _choose_family(socket, endpoint)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         raise _explain("connect", endpoint, error) from error
@@ -239,8 +280,49 @@ def check_endpoint(endpoint: str) -> None:
         raise TransportError(f"endpoint {endpoint!r}: {_ENDPOINT_HINT}")
 
 
-def _check_ipc_free(endpoint: str) -> None:
-    # libzmq unlinks the path before it binds: it would silently take the address from a running process
+def _choose_family(socket: Socket, endpoint: str) -> None:
+    """Let the socket use IPv6 for an address of IPv6, and for a host name that has no other.
+
+    An IPv6 socket would take the IPv6 address of a host that has both, and `*` would stand for addresses of both.
+    """
+    host = split_host(endpoint)
+    if host and (":" in host or _has_ipv6_only(host)):
+        socket.setsockopt(zmq.IPV6, 1)
+
+
+def split_host(endpoint: str) -> str:
+    """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
+    scheme, _, address = endpoint.partition("://")
+    return (
+        address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
+        if scheme == "tcp"
+        else ""
+    )
+
+
+def _has_ipv6_only(host: str) -> bool:
+    """Return True if a host name has addresses of IPv6 and none of IPv4, as far as is known in _RESOLVE_S."""
+    if host in ("*", "localhost") or not re.search("[A-Za-z]", host):
+        return False
+    import socket as posix
+
+    families: set[int] = set()
+
+    def look_up() -> None:  # it may take long, and cannot be ended
+        with suppress(OSError, UnicodeError):
+            families.update(found[0] for found in posix.getaddrinfo(host, None))
+
+    thread = threading.Thread(target=look_up, name=f"look up {host}", daemon=True)
+    thread.start()
+    thread.join(_RESOLVE_S)
+    return families == {posix.AF_INET6}
+
+
+def check_ipc_free(endpoint: str) -> None:
+    """Raise TransportError if a process uses the path, or if anything but a socket is there.
+
+    libzmq unlinks the path before it binds: it would take the address from a process, or delete a file.
+    """
     scheme, _, path = endpoint.partition("://")
     if scheme != "ipc" or path.startswith(("*", "@")):
         return
@@ -250,15 +332,40 @@ def _check_ipc_free(endpoint: str) -> None:
         probe.settimeout(0.5)
         try:
             probe.connect(path)
-        except OSError:
-            return
-    raise _in_use_error(endpoint)
+        except OSError as error:
+            # its queue is full, or it is a socket of datagrams: somebody is there
+            is_used = error.errno in (errno.EAGAIN, errno.EPROTOTYPE) or isinstance(error, TimeoutError)
+        else:
+            is_used = True
+    if is_used:
+        raise _in_use_error(endpoint)
+    try:
+        mode = os.lstat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISSOCK(mode):
+        raise TransportError(
+            f"cannot bind {endpoint}: {path} is a {_describe_kind(mode)}, and only an abandoned socket is replaced; "
+            "choose another path, or move it away"
+        )
+
+
+def _describe_kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISREG, "file"),
+        (stat.S_ISDIR, "folder"),
+        (stat.S_ISLNK, "symbolic link"),
+        (stat.S_ISFIFO, "FIFO"),
+    )
+    return next((name for is_kind, name in kinds if is_kind(mode)), "device")
 
 
 def _in_use_error(endpoint: str) -> TransportError:
-    return TransportError(
+    error = TransportError(
         f"cannot bind {endpoint}: another process uses it; stop that process, or choose another endpoint"
     )
+    error.may_pass = True
+    return error
 
 
 def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
@@ -266,4 +373,8 @@ def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
         return _in_use_error(endpoint)
     reason = zmq.strerror(error.errno or 0).lower()
     hint = _BIND_HINT if verb == "bind" else _ENDPOINT_HINT
-    return TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
+    if ":" in split_host(endpoint):
+        hint = f"{hint}; {_IPV6_HINT}"
+    explained = TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
+    explained.may_pass = error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)  # the network may not be up yet
+    return explained

@@ -81,6 +81,7 @@ class StreamTap(Listener):
         After `close` it returns the waiting messages, then None without waiting.
         Raises TransportError when the receiving thread has failed.
         """
+        self._require_process()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:

@@ -20,6 +20,7 @@ from sam3_node.wire import decode_depth, decode_image, pack_frame
 from tests.support.camera_servers import (
     BLUE,
     RED,
+    bare_jpeg,
     base64_depth,
     base64_jpeg,
     groot,
@@ -37,6 +38,7 @@ VALID = {
     "groot": groot({"head": base64_jpeg(picture()), "wrist": jpeg(picture())}, {"head": 5.5, "wrist": 6}),
     "lerobot": lerobot({"head": base64_jpeg(picture())}, {"head": 5.5}),
     "imagezmq": imagezmq("pi", picture()),
+    "jpeg": bare_jpeg(picture()),
 }
 
 
@@ -121,6 +123,27 @@ def test_imagezmq_sends_raw_images_and_jpegs() -> None:
     assert (found.name, found.frame.encoding, found.frame.width) == ("", "jpeg", 64)
 
 
+@pytest.mark.verifies(
+    "stream", "bare JPEGs and PNGs over ZeroMQ", "layout", "alone or after a topic, by OpenCV", "a robot"
+)
+def test_bare_images_are_read_alone_and_after_a_topic() -> None:
+    png = cv2.imencode(".png", picture())[1].tobytes()
+    for parts, name, encoding in (
+        (bare_jpeg(picture()), "", "jpeg"),
+        (bare_jpeg(picture(), "left"), "left", "jpeg"),
+        (bare_jpeg(picture(), " left "), "left", "jpeg"),
+        (bare_jpeg(picture(), ""), "", "jpeg"),
+        ([b"\xff\xfe", jpeg(picture())], "\ufffd\ufffd", "jpeg"),
+        ([png], "", "png"),
+        ([b"left", png], "left", "png"),
+    ):
+        (image,) = read("jpeg", parts).images
+        assert (image.name, image.stamp_s, image.swapped) == (name, None, False)
+        assert (image.frame.encoding, image.frame.width, image.frame.height) == (encoding, 64, 48)
+        assert np.abs(decode_image(image.frame)[10, 10].astype(int) - RED).max() <= 2
+        assert detect_dialect(views(parts)) == "jpeg"
+
+
 def test_one_damaged_image_does_not_take_the_others_with_it() -> None:
     good = base64_jpeg(picture())
     contents = read("groot", groot({"a": good[:40], "b": good, "c": 7, "d": "", "e": "no base64!"}))
@@ -167,6 +190,12 @@ def test_frames_of_our_own_are_named() -> None:
         ("imagezmq", [b"{}", b""], "a map with 'msg'"),
         ("imagezmq", [b"{" + b" " * (64 << 10), b""], "at most 65536 bytes"),
         ("imagezmq", [b'{"msg": "a"}', b"\xff\xd8"], "complete JPEG"),
+        ("jpeg", [], "a message of 0 parts"),
+        ("jpeg", [b"a", b"b", jpeg(picture())], "a message of 3 parts"),
+        ("jpeg", [b""], "expected a JPEG or PNG"),
+        ("jpeg", [jpeg(picture()), b"topic"], "expected a JPEG or PNG"),
+        ("jpeg", [jpeg(picture())[:60]], "complete JPEG"),
+        ("jpeg", [b"GIF89a" + b"x" * 100], "expected a JPEG or PNG"),
         *(
             ("imagezmq", [json.dumps({"msg": "a", "dtype": dtype, "shape": shape}).encode(), b"12"], reason)
             for dtype, shape, reason in (

@@ -25,6 +25,7 @@ from tests.support.camera_servers import (
     READY_S,
     RED,
     StubServer,
+    bare_jpeg,
     base64_jpeg,
     groot,
     image_where,
@@ -66,6 +67,27 @@ def test_each_camera_of_a_message_comes_under_its_own_name_with_its_stamp() -> N
     for image, delay_s in ((head, 0.2), (wrist, 0.1)):
         assert image.times["arrival_ns"] - image.capture_ns >= delay_s * 1e9
         assert image.capture_ns == pytest.approx(image.times["server_stamp_s"] * 1e9, abs=1e6)
+
+
+def test_bare_jpegs_are_stamped_on_arrival_and_named_by_their_topic() -> None:
+    def make(index: int) -> list[bytes]:
+        good = (bare_jpeg(picture(RED), "left cam"), bare_jpeg(picture(BLUE)))
+        return ([b"garbage"], *good)[index % 3]
+
+    with StubServer(make) as server, opened(server.endpoint, "jpeg", name="front") as source:
+        left = image_where(source, lambda image: image.camera == "left_cam")
+        front = image_where(source, lambda image: image.camera == "front")
+        wait_until(lambda: source.counts.rejected)
+        assert "expected a JPEG or PNG" in source.counts.last_error
+    assert is_close(left.pixels(), RED)
+    assert is_close(front.pixels(), BLUE)
+    for image in (left, front):
+        assert image.capture_ns == image.times["arrival_ns"]
+    with (
+        StubServer(lambda index: bare_jpeg(picture(), str(index))) as server,
+        opened(f"{server.endpoint}?camera=*", "jpeg", name="any") as source,
+    ):
+        assert {image_where(source).camera for _ in range(3)} == {"any"}
 
 
 @pytest.mark.parametrize(("swap", "colour"), [("auto", RED), ("yes", RED), ("no", BLUE)])

@@ -84,7 +84,8 @@ def test_masks_requests_and_the_loop_go_on_together() -> None:
                 waiting = asyncio.create_task(client.latest())
                 await asyncio.sleep(0)
             assert await waiting is None  # the client is closed
-            assert await client.latest() is None
+            with pytest.raises(TransportError, match="this client is closed"):
+                await client.latest()
             with pytest.raises(TransportError, match="this client is closed"):
                 await client.status()
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sam3_node.client import PerceptionClient
+from sam3_node.client import PerceptionClient, diagnosis
+from sam3_node.client.diagnosis import Wanted
 from sam3_node.errors import RequestError, TransportError
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher, PosePublisher
+from sam3_node.transport.channels import Arrivals
 from sam3_node.wire import Reply
+from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until
-from tests.support.transport_peer import wait_until
+from tests.support.transport_peer import make_frame, make_masks, wait_until
+from tests.support.wire_examples import gripper_pose
 
 TCP = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"
@@ -113,3 +117,84 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
             assert "the node is paused" in client.diagnosis()
     finally:
         rig.close()
+
+
+@contextmanager
+def sending(send: Callable[[], object]) -> Iterator[None]:
+    """Send again and again in a thread."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.01):
+            send()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_other_messages_than_masks_are_named() -> None:
+    with (
+        describing_node(cam0=SENDING) as (_, control),
+        FramePublisher(TCP) as frames,
+        PosePublisher(TCP) as poses,
+        StubServer(lambda _: [jpeg(picture())]) as images,
+        sending(lambda: (frames.send(make_frame(1)), poses.send(gripper_pose()))),
+    ):
+        said = diagnose((frames.endpoint, control))
+        assert "they are frames of a camera ('frame/cam0')" in said
+        assert "the node binds its masks at tcp://127.0.0.1:7" in said
+        assert "masks are at port 5551" in diagnose((frames.endpoint, NOBODY), timeout_ms=100)
+        assert "they are poses of a robot" in diagnose((poses.endpoint, control))
+        assert "they are messages of another program" in diagnose((images.endpoint, control))
+        with (
+            PerceptionClient(frames.endpoint, control) as client,
+            pytest.raises(TransportError, match="they are frames of a camera"),
+        ):
+            client.wait_for("cup", 300)
+
+
+def test_lossless_frames_are_named() -> None:
+    with (
+        describing_node(cam0=SENDING) as (_, control),
+        FramePublisher(TCP, "every") as frames,
+        sending(lambda: frames.send(make_frame(1), 50)),
+        PerceptionClient(frames.endpoint, control, delivery="every") as client,
+    ):
+        wait_until(lambda: client._masks.rejected)
+        assert "they are frames of a camera" in client.diagnosis()
+
+
+def test_an_idle_endpoint_of_frames_is_known_from_the_node() -> None:
+    frames = TRANSPORT["frames"]
+    assert isinstance(frames, list)
+    wanted = Wanted(frames[0], "tcp://c:1", "newest", ())
+    description = {"paused": False, "cameras": {"cam0": SENDING}, "settings": {"transport": TRANSPORT}}
+    assert "is an endpoint of frames" in diagnosis.diagnose(description, wanted, True, Arrivals(0, 0, None))
+    assert "nothing keeps them" in diagnosis.diagnose(description, wanted, True, Arrivals(3, 0, None))
+
+
+def test_masks_are_counted_and_what_cannot_be_read_is_told() -> None:
+    with describing_node(cam0=SENDING) as (masks, control):
+        assert diagnose((masks, control)).endswith("no masks have come from this endpoint")
+        with MaskPublisher(TCP) as publisher, PerceptionClient(publisher.endpoint, control) as client:
+            wait_until(lambda: publisher.send(make_masks(1)) and client.newest())
+            assert "masks have come from this endpoint" in client.diagnosis()
+            assert "no masks have come" not in client.diagnosis()
+        with (
+            StubServer(lambda _: [b"masks/cam0", b"junk"]) as server,
+            PerceptionClient(server.endpoint, control) as client,
+        ):
+            wait_until(lambda: client._masks.rejected)
+            assert "none can be read as masks: masks: expected msgpack" in client.diagnosis()
+    with (
+        MaskPublisher(TCP) as publisher,
+        sending(lambda: publisher.send(make_masks(1))),
+        PerceptionClient(publisher.endpoint, NOBODY, cameras=["left"], timeout_ms=100) as client,
+    ):
+        wait_until(lambda: client.connected)
+        assert client.diagnosis() == "all masks are of other cameras, cam0; expected left"

@@ -219,3 +219,52 @@ def test_a_missing_node_is_an_error_in_time() -> None:
             client.status()
     with pytest.raises(TransportError, match="expected tcp://"):
         PerceptionClient("masks", "tcp://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("prompts", ["red mug", b"red mug", {"red mug": 1}, 7, None])
+def test_names_that_are_no_list_are_refused_at_once(prompts: Any) -> None:
+    with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
+        with pytest.raises(RequestError, match=r"prompts: expected a list of texts .* found the"):
+            client.set_prompts(prompts)
+        with pytest.raises(RequestError, match="cameras: expected a list of texts"):
+            client.latest_of_all(prompts)
+    with pytest.raises(RequestError, match="cameras: expected a list of texts"):
+        PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", cameras=prompts)
+
+
+def test_what_is_no_text_or_map_is_refused_at_once() -> None:
+    with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
+        wrong: list[Any] = [b"mug", None, ["mug"]]
+        for name in wrong:
+            with pytest.raises(RequestError, match="prompts: expected text"):
+                client.set_prompts(["mug", name])
+            with pytest.raises(RequestError, match="label: expected text"):
+                client.wait_for(name)
+        limits: Any = ["mug"]
+        for argument in ("scores", "most", "priorities"):
+            with pytest.raises(RequestError, match=f"{argument}: expected a map"):
+                client.set_prompts(["mug"], **{argument: limits})
+
+
+@pytest.mark.parametrize("prompts", [["red mug"], ("red mug",), iter(["red mug"])])
+def test_any_sequence_of_names_is_sent(prompts: Any) -> None:
+    _, op, args = call({"prompts": []}, lambda client: client.set_prompts(prompts))
+    assert (op, args) == ("set_prompts", {"prompts": ["red mug"]})
+
+
+@pytest.mark.parametrize(
+    ("box", "told"),
+    [
+        ((80, 90, 40, 30), "expected x0 < x1 and y0 < y1"),
+        ((80, 90, 80, 95), "expected x0 < x1 and y0 < y1"),
+        ((0, 0, float("nan"), 5), "finite"),
+        ((0, 0, float("inf"), 5), "finite"),
+    ],
+)
+def test_a_box_that_no_frame_has_is_refused_at_once(box: Any, told: str) -> None:
+    with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
+        for method in (client.add_object, client.segment):
+            with pytest.raises(RequestError, match=told):
+                method(box=box)
+        with pytest.raises(RequestError, match="points: expected finite"):
+            client.add_object(points=[(float("nan"), 1)])

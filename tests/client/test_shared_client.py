@@ -303,6 +303,41 @@ def test_waiting_in_vain_says_what_was_seen(publisher: MaskPublisher) -> None:
             client.wait_for("cup", None)
 
 
+def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> None:
+    client = PerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100)
+    send_until(publisher, masks_of(1), client.newest)
+    begun = iter(client)
+    with ThreadPoolExecutor(1) as thread:
+        while next(begun).seq != 1 or client.latest(50) is not None:
+            pass
+        waiting = thread.submit(client.latest)
+        threading.Timer(0.05, client.close).start()
+        assert waiting.result(60) is None  # it was closed meanwhile
+    assert list(begun) == []
+    arguments: dict[str, tuple[Any, ...]] = {
+        "latest_of_all": (["cam0"],),
+        "on_masks": (print,),
+        "wait_for": ("cup",),
+        "refine_object": (1,),
+        "remove_object": (1,),
+        "rename_object": (1, "cup"),
+        "points": (1,),
+        "set_prompts": (["cup"],),
+        "snapshot": ("name",),
+        "restore": ("name",),
+    }
+    methods = {name for name in dir(client) if not name.startswith("_")} - {"close", "closed", "connected"}
+    for name in sorted(methods):
+        keywords = {"points": [(1, 1)]} if name in ("add_object", "segment", "refine_object") else {}
+        with pytest.raises(TransportError, match="this client is closed"):
+            getattr(client, name)(*arguments.get(name, ()), **keywords)
+    with pytest.raises(TransportError, match="this client is closed"):
+        iter(client)
+    assert client.closed
+    assert not client.connected
+    client.close()
+
+
 def test_a_node_that_was_away_is_not_noticed(tmp_path: Path) -> None:
     """It continues its ids, as one with a snapshot does."""
     endpoints = f"ipc://{tmp_path}/masks", f"ipc://{tmp_path}/control"

@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sam3_node.cli import main as cli
 from sam3_node.errors import ProcessError, SettingsError
 from sam3_node.processes.group import combine_exit_codes, list_processes, main, run_group
 from sam3_node.processes.supervisor import Group, Process
 from sam3_node.settings import load_settings
+from sam3_node.transport import FramePublisher
 
 READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(60)"
 ENDS_ON_SIGTERM = (
@@ -239,3 +241,64 @@ def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path
     assert "usage: launch/start PROFILE.toml" in capsys.readouterr().err
     assert main([str(tmp_path / "none.toml")]) == 2
     assert "none.toml" in capsys.readouterr().err
+
+
+REFUSED = "import sys; print('error: no such setting'); sys.exit(2)"
+
+
+def test_an_error_that_a_restart_does_not_mend_is_final(capsys: pytest.CaptureFixture[str]) -> None:
+    processes = [
+        python("stays", ENDS_ON_SIGTERM, restart="on-failure"),
+        python("wrong", REFUSED, restart="on-failure", ready="^up"),
+    ]
+    codes = run_group(processes, threading.Event())
+    assert codes["wrong"] == 2
+    printed = capsys.readouterr().out
+    assert "wrong ended with exit code 2; stopping the group" in printed
+    assert "restarting" not in printed
+    assert combine_exit_codes(codes) == 2
+
+
+@pytest.mark.parametrize("code", [1, 3, 4, 75])
+def test_other_failures_are_restarted(code: int, tmp_path: Path) -> None:
+    text = ONCE.format(str(tmp_path / "flag")).replace("7)", f"{code})")
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(python("flaky", text, restart="on-failure", ready="never"))
+        assert wait_until(lambda: group.poll(0.05) == {"flaky": 0})
+    assert lines == [f"flaky ended with exit code {code}; restarting it in 0.5 s"]
+
+
+def test_a_process_that_was_ready_is_restarted_whatever_its_code(tmp_path: Path) -> None:
+    """It failed while it ran; when it is refused at its next start, that is final."""
+    flag = tmp_path / "flag"
+    code = f"import pathlib, sys\nf = pathlib.Path({str(flag)!r})\nf.exists() or print('up')\nf.touch()\nsys.exit(2)"
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(python("camera", code, restart="on-failure", ready="^up"))
+        assert wait_until(lambda: group.poll(0.05) == {"camera": 2})
+    assert lines == ["camera | up", "camera ended with exit code 2; restarting it in 0.5 s"]
+
+
+@pytest.mark.parametrize(
+    ("source", "supervised", "code"),
+    [("webcam:63", True, 75), ("webcam:63", False, 2), ("bag:missing.mcap", True, 2), ("scene:no", True, 2)],
+)
+def test_a_camera_that_may_come_later_has_an_exit_code_of_its_own(
+    source: str,
+    supervised: bool,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    if supervised:
+        monkeypatch.setenv("SAM3NODE_RESTARTED_BY", "sam3-node")
+    assert cli.main(["camera", source, "--transport.frames", "tcp://127.0.0.1:*"]) == code
+    assert "sam3-node: error:" in capsys.readouterr().err
+
+
+def test_an_address_in_use_may_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    with FramePublisher("tcp://127.0.0.1:*") as publisher:
+        assert cli.main(["camera", "scene:shapes", "--transport.frames", publisher.endpoint]) == 75

@@ -128,3 +128,22 @@ def test_settings_of_another_version_are_an_error() -> None:
     strange = {"settings": {"tracker": {"speed": 3}}}
     with pytest.raises(ReplayError, match="do not fit this version"):
         settings_for(Job(("a",), "b", "as-recorded"), strange)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"names": ("",)}, "expected the name of an object"),
+        ({"names": (" ",)}, "expected the name of an object"),
+        ({"names": ("mug", "")}, "expected the name of an object"),
+        ({"names": "mug"}, "expected a list of phrases"),
+        ({"objects": (ObjectOnFrame(box=(80, 90, 40, 30)),)}, "box: expected x0 < x1 and y0 < y1"),
+        ({"objects": (ObjectOnFrame(box=(80, 90, 80, 95)),)}, "box: expected x0 < x1 and y0 < y1"),
+        ({"objects": (ObjectOnFrame(box=(float("nan"), 0, 4, 4)),)}, "box: expected finite numbers"),
+        ({"objects": (ObjectOnFrame(box=(-9, -9, -1, 4)),)}, "box: expected a part inside the frame"),
+        ({"objects": (ObjectOnFrame(points=((float("inf"), 0),)),)}, "points: expected finite numbers"),
+    ],
+)
+def test_what_no_frame_can_have_is_refused_with_the_job(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ReplayError, match=told):
+        replace(full_job(), **change)

@@ -362,3 +362,32 @@ def test_the_command_explains_invalid_options(
 ) -> None:
     assert main(["replay", str(bag), "-o", str(tmp_path), *options]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--box", "80,90,40,30"), "expected x0 < x1 and y0 < y1"),
+        (("--box", "1,2,3"), "expected 4 numbers"),
+        (("--box", "nan,0,4,4"), "expected finite numbers"),
+        (("--box", "9000,9000,9100,9100"), "expected a part inside the frame"),
+        (("--prompt", ""), "expected the name of an object"),
+        (("--prompt", "mug", "--prompt", " "), "expected the name of an object"),
+        (("--topics", ","), "expected at least one name"),
+        (("--outputs", ""), "expected at least one name"),
+    ],
+)
+def test_wrong_objects_end_a_replay_before_its_first_frame(
+    bag: Path, options: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    try:
+        code = main(["replay", str(bag), "-o", str(out), *options])
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert told in printed.err
+    assert not printed.out
+    # so that the corrected command may use the folder
+    assert {path.name for path in out.glob("*")} <= {".lock"}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+import pytest
+
 from sam3_node.bags.native.reader import RecordedMasks
+from sam3_node.errors import ReplayError
 from sam3_node.replay.actions import MAX_NOTES, Edit, Notes, Step
 from sam3_node.replay.job import ObjectOnFrame
-from sam3_node.replay.schedule import FrameEdits, add_objects, group_edits, step_all_frames
+from sam3_node.replay.schedule import FrameEdits, add_objects, check_extents, group_edits, step_all_frames
+from sam3_node.types import Frame
 from sam3_node.wire import Event
 from tests.support.replay_logs import make_frame, make_masks, served
 
@@ -79,3 +87,40 @@ def test_notes_are_bounded() -> None:
     for number in range(2 * MAX_NOTES):
         notes.add_gap(f"gap {number}")
     assert len(notes.lines) == MAX_NOTES
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"box": (900, 900, 950, 950)}, "box: expected a part inside the frame of 8 x 6 pixels"),
+        ({"points": ((2, 2), (8, 2))}, "points: expected inside the frame of 8 x 6 pixels"),
+        ({"points": ((2, -1),)}, "points: expected inside the frame"),
+        ({"mask": "MASK"}, r"mask: expected the frame's size \(6, 8\)"),
+    ],
+)
+def test_an_object_outside_the_frames_is_refused_at_the_first_one(
+    wrong: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    if "mask" in wrong:
+        cv2.imwrite(str(tmp_path / "mask.png"), np.ones((5, 5), np.uint8))
+        wrong = {"mask": str(tmp_path / "mask.png")}
+    frames = [replace(make_frame(seq, camera), width=8, height=6) for seq in range(3) for camera in "ab"]
+    later = ObjectOnFrame(camera="b", index=2, **wrong)
+    for marked in (later, replace(later, camera=None, index=0)):
+        read: list[Frame] = []
+        with pytest.raises(ReplayError, match=told):
+            check_extents([marked], (read.append(frame) or frame for frame in frames))
+        assert len(read) == (1 if marked.camera is None else 2)
+
+
+def test_an_object_that_is_partly_outside_is_accepted() -> None:
+    frames = iter([replace(make_frame(seq), width=8, height=6) for seq in range(3)])
+    objects = [
+        ObjectOnFrame(box=(-5, -5, 99, 3)),
+        ObjectOnFrame(points=((7.9, 5.9),)),
+        ObjectOnFrame(camera="another", box=(900, 900, 950, 950)),  # it is noted when its frame does not come
+    ]
+    check_extents(objects[:2], frames)
+    assert next(frames).seq == 1
+    check_extents(objects, frames)
+    check_extents([], frames)

@@ -65,6 +65,11 @@ def imagezmq_jpeg(name: Any, image: Image) -> list[bytes]:
     return [json.dumps({"msg": name}).encode(), jpeg(image)]
 
 
+def bare_jpeg(image: Image, topic: str | None = None) -> list[bytes]:
+    """Return a JPEG alone, or after a topic."""
+    return [jpeg(image)] if topic is None else [topic.encode(), jpeg(image)]
+
+
 def views(parts: Sequence[bytes]) -> list[memoryview]:
     """Return the parts as a socket gives them."""
     return [memoryview(part) for part in parts]

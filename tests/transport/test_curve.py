@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from sam3_node.client import PerceptionClient
 from sam3_node.errors import AuthenticationError, BusyError, ForbiddenError, TransportError
 from sam3_node.transport import (
     ControlClient,
+    ControlServer,
     FramePublisher,
     FrameSubscriber,
     MaskPublisher,
@@ -161,7 +164,7 @@ def test_a_revoked_key_is_cut_off(keys: Keys, tmp_path: Path, scheme: str) -> No
         with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
             client.call("reset")
         wait_until(lambda: readers[1].refusals)
-        assert "refuses the key policy" in readers[1].refusals[0]
+        assert "refuses the key policy (operator): it was revoked there" in readers[1].refusals[0]
         wait_until(lambda: readers[0].connected and not readers[1].connected)
         flow(lambda: masks.send(make_masks(2)) and None, lambda: readers[0].take(50))
         while readers[1].take(0):  # what had come before
@@ -292,3 +295,46 @@ def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys
             wait_until(lambda: stranger.refusals)
         wait_until(lambda: masks._bound._guard.count_connections() == 1)
         assert masks.wait_for_peer(0)
+
+
+def test_only_a_revoked_key_is_told_as_revoked(keys: Keys) -> None:
+    node = keys.machine("node", "node")
+    with ExitStack() as stack:
+        masks = stack.enter_context(MaskPublisher(TCP, security=node))
+        control = serve(stack, node)
+        revoke(node, "policy")
+        assert node.keys is not None
+        (node.keys / "authorised" / "watcher.pub").unlink()
+        for name, told in (
+            ("policy", "it was revoked there"),
+            ("watcher", "it is not in the folder `authorised`"),
+        ):
+            security = keys.machine(f"machine of {name}", name)
+            with PerceptionClient(
+                masks.endpoint, control.endpoint, timeout_ms=60_000, security=security
+            ) as client:
+                for request in (client.status, lambda client=client: client.add_object(points=[(1, 1)])):
+                    with pytest.raises(AuthenticationError, match=told):
+                        request()
+                wait_until(lambda client=client: client._masks.refusals)
+                for wait in (client.wait_for_camera, lambda ms, client=client: client.wait_for("cup", ms)):
+                    with pytest.raises(AuthenticationError, match=told):
+                        wait(50)
+                assert told in client.diagnosis()
+
+
+def test_a_request_that_ends_with_its_key_says_that_it_was_revoked(keys: Keys) -> None:
+    """The request is on its way when the connection ends, so that no answer tells why."""
+    node = keys.machine("node", "node")
+    with (
+        ControlServer(TCP, security=node) as control,
+        ControlClient(control.endpoint, 60_000, keys.machine("policy", "policy")) as client,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        waiting = thread.submit(client.call, "add_object")
+        wait_until(lambda: control.receive(20))
+        revoke(node, "policy")
+        with pytest.raises(
+            AuthenticationError, match=r"it was revoked there.* so it may have been carried out"
+        ):
+            waiting.result(60)

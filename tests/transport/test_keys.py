@@ -160,3 +160,19 @@ def test_things_that_are_no_key_files_cost_nothing(keys: KeyFolder) -> None:
         assert list(keys._scan(folder)) == list(keys.authorised())
     assert names(keys) == ["node"]
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_key_that_was_revoked_here_is_named(keys: KeyFolder) -> None:
+    keys.create("policy", "operator")
+    keys.revoke("policy")
+    for name in ("", "policy"):
+        with pytest.raises(
+            AuthenticationError, match=r"found none \(policy was revoked\)|policy was revoked"
+        ):
+            keys.find_own(("operator", "reader"), name)
+    with pytest.raises(AuthenticationError) as caught:
+        keys.find_own(("camera",))
+    assert "policy" not in str(caught.value)
+    keys.revoke("node")
+    with pytest.raises(AuthenticationError, match=r"found none \(node was revoked\)"):
+        keys.find_server("node")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,19 @@ import pytest
 from sam3_node.errors import TransportError, WireError
 from sam3_node.settings import TransportSettings
 from sam3_node.transport import (
+    ControlClient,
     ControlServer,
     FramePublisher,
     FrameSubscriber,
     MaskPublisher,
+    PosePublisher,
     Security,
     sockets,
 )
+from sam3_node.transport.foreign import ForeignHub
+from sam3_node.transport.security import is_local
 from sam3_node.types import Delivery, Frame
+from sam3_node.wire import Reply
 from tests.support.transport_peer import make_frame, wait_until
 
 TCP = "tcp://127.0.0.1:*"
@@ -128,3 +135,163 @@ def test_no_resource_is_left_after_close(delivery: Delivery) -> None:
     assert set(threading.enumerate()) <= threads
     wait_until(lambda: process.num_fds() <= descriptors)
     wait_until(lambda: process.num_threads() <= system_threads)
+
+
+BINDERS: list[Callable[[str], object]] = [
+    FramePublisher,
+    lambda endpoint: FramePublisher(endpoint, "every"),
+    MaskPublisher,
+    PosePublisher,
+    ControlServer,
+    lambda endpoint: ForeignHub(endpoint, lambda *_: None),
+]
+
+
+def make_thing(kind: str, path: Path) -> None:
+    other = path.with_name("other")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "symbolic link":
+        other.write_text("my data")
+        path.symlink_to(other)
+    elif kind == "dangling symbolic link":
+        path.symlink_to(other)
+    else:
+        path.write_text("my data")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "FIFO", "symbolic link", "dangling symbolic link"])
+@pytest.mark.parametrize("binder", range(len(BINDERS)))
+def test_only_a_socket_is_replaced_at_an_ipc_path(binder: int, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "thing"
+    make_thing(kind, path)
+    before = path.lstat()
+    named = kind.removeprefix("dangling ")
+    with pytest.raises(
+        TransportError, match=f"{path} is a {named}, and only an abandoned socket is replaced"
+    ):
+        BINDERS[binder](f"ipc://{path}")
+    assert path.lstat() == before
+    if kind in ("file", "symbolic link"):
+        assert path.read_text() == "my data"
+
+
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(TransportError, match="/dev/null is a device"):
+        FramePublisher("ipc:///dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("binder", range(len(BINDERS)))
+def test_an_abandoned_socket_is_replaced(binder: int, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as abandoned:
+        abandoned.bind(str(path))
+    with BINDERS[binder](f"ipc://{path}"), socket.socket(socket.AF_UNIX) as peer:  # type: ignore[attr-defined]
+        peer.connect(str(path))  # refused by an abandoned one
+
+
+def test_a_socket_that_somebody_uses_is_not_replaced(tmp_path: Path) -> None:
+    path, full = tmp_path / "datagrams", tmp_path / "full"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as used, socket.socket(socket.AF_UNIX) as busy:
+        used.bind(str(path))
+        busy.bind(str(full))
+        busy.listen(0)
+        with socket.socket(socket.AF_UNIX) as waiting:
+            waiting.connect(str(full))
+            for place in (path, full):
+                with pytest.raises(TransportError, match="another process uses it") as caught:
+                    FramePublisher(f"ipc://{place}")
+                assert caught.value.may_pass
+                assert place.is_socket()
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("[::1]", True),
+        ("::1", True),
+        ("[0:0:0:0:0:0:0:1]", True),
+        ("[::1%lo]", True),
+        ("[::ffff:127.0.0.1]", True),
+        ("[::ffff:127.8.9.10]", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("[::]", False),
+        ("[::0]", False),
+        ("[::%lo]", False),
+        ("[::ffff:0.0.0.0]", False),
+        ("[::ffff:10.0.0.1]", False),
+        ("[::127.0.0.1]", False),
+        ("[fe80::1%eth0]", False),
+        ("[fe80::1%lo]", False),
+        ("[2001:db8::1]", False),
+        ("[[::1]]", False),
+        ("[::1]x", False),
+        ("*", False),
+        ("0.0.0.0", False),
+        ("127.0.0.1;0.0.0.0", False),
+    ],
+)
+def test_which_addresses_only_this_machine_reaches(host: str, local: bool) -> None:
+    assert is_local(f"tcp://{host}:5550") is local
+    if not local:
+        with pytest.raises(TransportError, match="not bound without keys"):
+            FramePublisher(f"tcp://{host}:*")
+        with pytest.raises(TransportError, match="its senders have no keys"):
+            ForeignHub(f"tcp://{host}:*", lambda *_: None)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["[::1]", "::1", "[::ffff:127.0.0.1]"])
+def test_addresses_of_ipv6_carry_frames_and_requests(host: str) -> None:
+    with FramePublisher(f"tcp://{host}:*") as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
+        assert ":" in publisher.endpoint.removeprefix("tcp://").rpartition(":")[0]
+        wait_until(lambda: publisher.send(make_frame(1)) and subscriber.take(20) is not None)
+    with (
+        ControlServer(f"tcp://{host}:*", lambda request: Reply(request.id, "done")) as server,
+        ControlClient(server.endpoint, 20_000) as client,
+    ):
+        assert client.call("status") == "done"
+
+
+def test_an_address_of_ipv6_that_cannot_be_bound_says_so() -> None:
+    with pytest.raises(TransportError, match="IPv6") as caught:
+        FramePublisher("tcp://[2001:db8::1]:*", security=Security(insecure=True))
+    assert caught.value.may_pass  # the network may not be up yet
+    with pytest.raises(TransportError) as caught:
+        FramePublisher("tcp://192.0.2.1:5550", security=Security(insecure=True))
+    assert "IPv6" not in str(caught.value)
+
+
+def test_other_hosts_stay_with_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FramePublisher("tcp://*:*", security=Security(insecure=True)) as publisher:
+        assert publisher.endpoint.startswith("tcp://0.0.0.0:")
+    answers = {"six": [socket.AF_INET6], "both": [socket.AF_INET6, socket.AF_INET], "four": [socket.AF_INET]}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(family,) for family in answers[host]])
+    assert [
+        sockets._has_ipv6_only(host) for host in ("six", "both", "four", "localhost", "*", "10.0.0.1")
+    ] == [
+        True,
+        *[False] * 5,
+    ]
+
+
+def test_a_closed_publisher_says_so() -> None:
+    publisher = FramePublisher(TCP)
+    publisher.close()
+    for call in (lambda: publisher.send(make_frame(1)), lambda: publisher.wait_for_peer(0)):
+        with pytest.raises(TransportError, match="this FramePublisher is closed"):
+            call()

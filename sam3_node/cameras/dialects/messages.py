@@ -5,10 +5,11 @@
 | groot | one msgpack map `{"timestamps": {camera: s}, "images": {camera: JPEG}}`; JPEG as base64 text, or as bytes |
 | lerobot | the same map as JSON; JPEG as base64 text |
 | imagezmq | JSON `{"msg": name, "dtype", "shape"}`, then the pixels; or `{"msg": name}`, then a JPEG |
+| jpeg | a JPEG or PNG, alone or after a topic that names its camera |
 
 Red and blue: the servers of lerobot and GR00T hand RGB images to OpenCV's JPEG encoder, which takes them for BGR, so
 red and blue are exchanged in their base64 images. The JPEGs that GR00T's server sends as bytes come from a camera's own
-encoder and are right. imagezmq sends OpenCV's BGR.
+encoder and are right. imagezmq sends OpenCV's BGR. Bare JPEGs are taken as they are.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from ...types import Buffer, ColourEncoding, Depth, Frame
 from ...wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, identify_compressed, is_depth_png
 
-Dialect = Literal["groot", "lerobot", "imagezmq"]
+Dialect = Literal["groot", "lerobot", "imagezmq", "jpeg"]
 
 MAX_IMAGES = 32
 """Maximum number of entries of the images of one message: colour and depth of MAX_CAMERAS."""
 MAX_ITEMS = 4096
 MAX_HEAD_BYTES = 64 << 10
+MAX_TOPIC_BYTES = 256
 _DEPTH_SUFFIX, _DEPTH_ENCODING, _DEPTH_SCALE_M = "_depth", "uint16_mm_png", 0.001
 _LAYOUTS: dict[str, str] = {
     "groot": "a msgpack map of timestamps and images (GR00T's camera server)",
     "lerobot": "JSON of timestamps and images (lerobot's ImageServer)",
     "imagezmq": "a JSON header with 'msg' and an image in a second part (imagezmq)",
+    "jpeg": "a JPEG or PNG, alone or after a topic (jpeg)",
 }
 
 
@@ -88,6 +91,8 @@ def detect_dialect(parts: Sequence[memoryview]) -> str | None:
     is_json = head.lstrip()[:1] == b"{"
     if is_json and len(parts) == 2 and b'"msg"' in head:
         return "imagezmq"
+    if len(parts) in (1, 2) and bytes(parts[-1][:3]) in (b"\xff\xd8\xff", b"\x89PN"):
+        return "jpeg"
     if len(parts) != 1:
         return None
     if is_json:
@@ -204,6 +209,13 @@ def _read_imagezmq(parts: Sequence[memoryview]) -> Contents:
     return Contents([ServerImage(name if isinstance(name, str) else "", frame)], [])
 
 
+def _read_jpeg(parts: Sequence[memoryview]) -> Contents:
+    if len(parts) not in (1, 2):
+        raise WireError(f"expected {_LAYOUTS['jpeg']}, found a message of {len(parts)} parts")
+    topic = bytes(parts[0][:MAX_TOPIC_BYTES]).decode(errors="replace").strip() if len(parts) == 2 else ""
+    return Contents([ServerImage(topic, _read_compressed(parts[-1]))], [])
+
+
 def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
     """Return a raw image: uint8 [h, w], or [h, w, channels] with 1, 3 (BGR) or 4 (BGR and alpha) channels."""
     sides = shape if isinstance(shape, list) and all(type(side) is int for side in shape) else []
@@ -261,4 +273,5 @@ _READERS: dict[Dialect, Callable[[Sequence[memoryview]], Contents]] = {
     "groot": _read_groot,
     "lerobot": _read_lerobot,
     "imagezmq": _read_imagezmq,
+    "jpeg": _read_jpeg,
 }

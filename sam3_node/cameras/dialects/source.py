@@ -270,7 +270,7 @@ def open_server(
 ) -> ServerSource:
     """Open the camera server at `uri`. Raises CameraError for a uri or settings that do not fit, or TransportError."""
     endpoint, _, chosen = uri.partition(_CAMERA)
-    dialects = "groot, lerobot, imagezmq or imagezmq-hub"
+    dialects = "groot, lerobot, imagezmq, imagezmq-hub or jpeg"
     if settings.dialect == "none":
         raise CameraError(
             f"{uri}: expected the protocol of this camera server: --dialect {dialects}. A camera of sam3-node is read"
