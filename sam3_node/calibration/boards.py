@@ -69,6 +69,7 @@ _MAX_MISFIT = 1.0  # of a marker's side, in the median: a wide lens bends straig
 _SAME_MISFIT = (
     0.02  # misfits of two layouts that an image cannot tell apart differ by less, or by less than a third
 )
+_MAX_SEARCHED_PX = 2600  # of the enlarged image
 _SUBPIX_CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, 60, 1e-4)
 
 
@@ -85,6 +86,9 @@ class Markers(NamedTuple):
 
     ids: npt.NDArray[np.intp]
     quads: npt.NDArray[np.float32]
+
+
+_NO_MARKERS = Markers(np.zeros(0, np.intp), np.zeros((0, 4, 2), np.float32))
 
 
 class _Layout(NamedTuple):
@@ -211,32 +215,47 @@ class Board:
             yield np.asarray(corners, np.float64).reshape(4, 3), image < 128
 
     def detect_markers(self, grey: GreyImage) -> Markers:
-        """Return all markers of the board's dictionary in an image, of the border that shows more of them."""
-        found = _detect_markers(self._dictionary, grey)
-        if self.kind == "apriltag" and 2 * len(found.ids) < self._marker_count:
-            found = max(
-                found, _detect_markers(self._dictionary, grey, border=2), key=lambda some: len(some.ids)
-            )
+        """Return all markers of the board's dictionary in an image.
+
+        Tags are searched with a border of one bit and of two, and in the enlarged image: black squares that touch them
+        cut two pixels off their corners, too much of a small tag.
+        """
+        if self.kind == "charuco":
+            return _detect_markers(self._dictionary, grey)
+        found = _NO_MARKERS
+        for border, enlarge in ((1, 1), (2, 1), (1, 2), (2, 2)):
+            if 2 * len(found.ids) < self._marker_count and (
+                enlarge == 1 or enlarge * max(grey.shape) <= _MAX_SEARCHED_PX
+            ):
+                other = _detect_markers(self._dictionary, grey, border, enlarge, refined=True)
+                found = max(found, other, key=lambda markers: len(markers.ids))
         return found
 
     def choose_layout(self, markers: Markers, grey: GreyImage) -> _Layout | None:
         """Return the layout in which the markers of the board lie in an image; None if they fit no layout.
 
         The orders of tags from the top left and from the bottom left are reflections of each other: two rows and two
-        columns show one of them alone. Where fewer are seen, Kalibr's black squares between the tags tell.
+        columns show one of them alone. Where several layouts fit what is seen, markers that a layout expects elsewhere
+        in the image speak against it. Then Kalibr's black squares between the tags tell, and of a ChArUco board
+        that may be legacy or not, there is no layout.
         """
         index, known = self.select(markers)
         if not known.any() or self._is_part_of_another(markers):
             return None
-        misfits = [_measure_misfit(layout.plane[index], markers.quads[known]) for layout in self._layouts]
-        limit = max(1.5 * min(misfits), min(misfits) + _SAME_MISFIT)
-        alike = [layout for layout, misfit in zip(self._layouts, misfits, strict=True) if misfit <= limit]
-        if not min(misfits) < _MAX_MISFIT:
+        quads, layouts = markers.quads[known], self._layouts
+        misfits = [_measure_misfit(layout.plane[index], quads) for layout in layouts]
+        best = min(misfits)
+        if not best < _MAX_MISFIT:
             return None
+        limit = max(1.5 * best, best + _SAME_MISFIT)
+        alike = [layout for layout, misfit in zip(layouts, misfits, strict=True) if misfit <= limit]
+        if len(alike) > 1:
+            missing = [_count_missing(layout.plane, index, quads, grey.shape) for layout in alike]
+            alike = [layout for layout, count in zip(alike, missing, strict=True) if count == min(missing)]
+        if self.kind == "charuco":
+            return alike[0] if len(alike) == 1 else None
         below = [layout for layout in alike if layout.from_below]
-        if below and len(below) < len(alike) and _has_squares(markers.quads[known], self, grey):
-            return below[0]
-        return alike[0]
+        return below[0] if 0 < len(below) < len(alike) and _has_squares(quads, self, grey) else alike[0]
 
     def select(self, markers: Markers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
         """Return the index of each marker that is on the board, and which of the markers these are."""
@@ -345,7 +364,7 @@ def _refine_tag(quad: npt.NDArray[np.float32], grey: GreyImage) -> Array:
     OpenCV's own refinements are worse: one takes too large a window, the other is off by half a pixel.
     """
     side = float(np.linalg.norm(quad - np.roll(quad, 1, axis=0), axis=1).min())
-    window = int(np.clip(_TAG_WINDOW_SHARE * side, 2, _MAX_WINDOW_PX))
+    window = int(np.clip(_TAG_WINDOW_SHARE * side, 3, _MAX_WINDOW_PX))
     fine = cv2.cornerSubPix(grey, quad.reshape(-1, 1, 2).copy(), (window, window), (-1, -1), _SUBPIX_CRITERIA)
     return np.asarray(fine, np.float64).reshape(4, 2)
 
@@ -385,13 +404,19 @@ def _to_grey(image: npt.NDArray[np.uint8]) -> GreyImage:
     return image if image.ndim == 2 else np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
 
 
-def _detect_markers(dictionary: Any, grey: GreyImage, border: int = 1) -> Markers:
+def _detect_markers(
+    dictionary: Any, grey: GreyImage, border: int = 1, enlarge: int = 1, refined: bool = False
+) -> Markers:
     parameters = cv2.aruco.DetectorParameters()
     parameters.markerBorderBits = border
-    quads, ids, _ = cv2.aruco.ArucoDetector(dictionary, parameters).detectMarkers(np.ascontiguousarray(grey))
+    if refined:  # lines along the sides: half a pixel off, but within the reach of _refine_tag
+        parameters.cornerRefinementMethod = cv2.aruco.CORNER_REFINE_CONTOUR
+    large = cv2.resize(grey, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
+    quads, ids, _ = cv2.aruco.ArucoDetector(dictionary, parameters).detectMarkers(large)
     if ids is None:
-        return Markers(np.zeros(0, np.intp), np.zeros((0, 4, 2), np.float32))
-    return Markers(np.asarray(ids).ravel().astype(np.intp), np.asarray(quads, np.float32).reshape(-1, 4, 2))
+        return _NO_MARKERS
+    pixels = (np.asarray(quads, np.float32).reshape(-1, 4, 2) + 0.5) / enlarge - 0.5
+    return Markers(np.asarray(ids).ravel().astype(np.intp), pixels)
 
 
 def _measure_misfit(plane: Array, quads: npt.NDArray[np.float32]) -> float:
@@ -399,13 +424,30 @@ def _measure_misfit(plane: Array, quads: npt.NDArray[np.float32]) -> float:
 
     The places are mapped by the homography that fits best.
     """
-    homography, _ = cv2.findHomography(plane.reshape(-1, 1, 2), quads.reshape(-1, 1, 2))
-    if homography is None or not np.isfinite(homography).all():
-        return float("inf")
-    placed = cv2.perspectiveTransform(plane.reshape(-1, 1, 2), homography).reshape(-1, 2)
+    placed = _place(plane, quads, plane)
     side = np.median(np.linalg.norm(quads - np.roll(quads, 1, axis=1), axis=2))
     misfit = float(np.median(np.linalg.norm(placed - quads.reshape(-1, 2), axis=1)) / side)
     return misfit if np.isfinite(misfit) else float("inf")
+
+
+def _place(plane: Array, quads: npt.NDArray[np.float32], places: Array) -> Array:
+    """Map places [n, 4, 2] as markers [m, 4, 2] of a plane lie in the image; return pixels [4 n, 2], nan for no map."""
+    homography, _ = cv2.findHomography(plane.reshape(-1, 1, 2), quads.reshape(-1, 1, 2))
+    if homography is None or not np.isfinite(homography).all():
+        return np.full((4 * len(places), 2), np.nan)
+    return np.asarray(cv2.perspectiveTransform(places.reshape(-1, 1, 2), homography), np.float64).reshape(
+        -1, 2
+    )
+
+
+def _count_missing(
+    plane: Array, index: npt.NDArray[np.intp], quads: npt.NDArray[np.float32], shape: tuple[int, ...]
+) -> int:
+    """Return how many markers are not among `index`, although a layout has them inside the image."""
+    pixels = _place(plane[index], quads, plane).reshape(-1, 4, 2)
+    inside = ((pixels > 0) & (pixels < (shape[1] - 1, shape[0] - 1))).all(axis=(1, 2))
+    inside[index] = False
+    return int(inside.sum())
 
 
 def _has_squares(quads: npt.NDArray[np.float32], board: Board, grey: GreyImage) -> bool:
@@ -445,7 +487,7 @@ def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
 
 def _explain_dictionary(board: Board, grey: GreyImage) -> str | None:
     """Name the dictionary that has the most markers in the image, and their ids."""
-    found, family = Markers(np.zeros(0, np.intp), np.zeros((0, 4, 2), np.float32)), ""
+    found, family = _NO_MARKERS, ""
     for name in _FAMILIES:
         other = _detect_markers(cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{name}")), grey)
         if len(other.ids) > len(found.ids):
@@ -465,8 +507,8 @@ def _explain_arrangement(board: Board, found: Markers, grey: GreyImage) -> str:
     """Say how the markers of the board's dictionary lie, and how to describe that."""
     lowest, listed = int(found.ids.min()), ", ".join(map(str, sorted(found.ids)[:12]))
     _, known = board.select(found)
-    if known.all() and board.choose_layout(found, grey) is not None:
-        return f"found markers {listed} of {board}, but too few corners; show more of the board, and sharper"
+    if known.all() and board.measure_misfit(found) < _FITS:
+        return f"found markers {listed} of {board}, too few to tell its corners; show more of the board, and sharper"
     said = f"found markers {listed} of its dictionary, but not the arrangement of {board}"
     fits = sorted(_fit_boards(board, found), key=lambda fit: fit[0])
     if not fits or fits[0][0] > _FITS:
