@@ -217,17 +217,14 @@ class Board:
     def detect_markers(self, grey: GreyImage) -> Markers:
         """Return all markers of the board's dictionary in an image.
 
-        Tags are searched with a border of one bit and of two, and in the enlarged image: black squares that touch them
-        cut two pixels off their corners, too much of a small tag.
+        They are searched with a border of one bit and of two, tags in the enlarged image, too: black squares that touch
+        them cut two pixels off their corners, too much of a small tag.
         """
-        if self.kind == "charuco":
-            return _detect_markers(self._dictionary, grey)
-        found = _NO_MARKERS
-        for border, enlarge in ((1, 1), (2, 1), (1, 2), (2, 2)):
-            if 2 * len(found.ids) < self._marker_count and (
-                enlarge == 1 or enlarge * max(grey.shape) <= _MAX_SEARCHED_PX
-            ):
-                other = _detect_markers(self._dictionary, grey, border, enlarge, refined=True)
+        found, tags = _NO_MARKERS, self.kind == "apriltag"
+        for border, enlarge in ((1, 1), (2, 1), (1, 2), (2, 2)) if tags else ((1, 1), (2, 1)):
+            fits = enlarge == 1 or enlarge * max(grey.shape) <= _MAX_SEARCHED_PX
+            if 5 * len(found.ids) < 4 * self._marker_count and fits:
+                other = _detect_markers(self._dictionary, grey, border, enlarge, refined=tags)
                 found = max(found, other, key=lambda markers: len(markers.ids))
         return found
 
@@ -489,9 +486,11 @@ def _explain_dictionary(board: Board, grey: GreyImage) -> str | None:
     """Name the dictionary that has the most markers in the image, and their ids."""
     found, family = _NO_MARKERS, ""
     for name in _FAMILIES:
-        other = _detect_markers(cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{name}")), grey)
-        if len(other.ids) > len(found.ids):
-            found, family = other, name
+        dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{name}"))
+        for border in (1, 2):
+            other = _detect_markers(dictionary, grey, border)
+            if len(other.ids) > len(found.ids):
+                found, family = other, name
     if len(found.ids) < 4:
         return None
     if family.endswith(f"_{_SIZES[-1]}"):
@@ -515,14 +514,19 @@ def _explain_arrangement(board: Board, found: Markers, grey: GreyImage) -> str:
         first = "" if known.all() else f", and the first id: the lowest here is {lowest}"
         return f"{said}; check columns and rows{first}"
     alike = [other for misfit, other in fits if misfit < fits[0][0] + _SAME_MISFIT]
-    other = min(alike, key=lambda fit: (fit.kind != board.kind, fit.columns != board.columns, fit.first))
+    other = min(alike, key=lambda fit: _rank(fit, board))
     if (other.kind, other.columns) == (board.kind, board.columns) and other.first != board.first:
         return f"{said}; if {other.first} is the id of its first marker, write {replace(board, first=other.first)}"
     swapped = "; columns and rows are swapped" if other.columns == board.rows != board.columns else ""
-    shape = f"{other.kind} board of {other.columns}x{other.rows} or more rows"
+    shape = f"{other.kind} board of {other.columns} columns and {other.rows} or more rows"
     return (
         f"{said}: they lie as on a{'n' * (other.kind == 'apriltag')} {shape}{swapped}; check columns and rows"
     )
+
+
+def _rank(fit: Board, board: Board) -> tuple[bool, bool, bool, int]:
+    """Order boards that explain an image equally well: first those that differ least from the description."""
+    return fit.kind != board.kind, fit.columns != board.columns, fit.rows > board.rows, fit.first
 
 
 def _fit_boards(board: Board, found: Markers) -> Iterator[tuple[float, Board]]:
