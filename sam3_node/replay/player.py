@@ -15,9 +15,12 @@ from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
-from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
+from .actions import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 
 log = logging.getLogger(__name__)
+
+
+EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
 
 
 class PlayedAction(NamedTuple):
@@ -36,6 +39,8 @@ class Player:
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         self.counts: Counter[str] = Counter()
         """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible)."""
+        self.notes: list[str] = []
+        """Why searches for everything found nothing."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
         self._perception, self._joins_recorded = perception, joins_recorded
@@ -111,7 +116,7 @@ class Player:
         if edit.op == REMOVED:
             return self._remove(**edit.args)
         if edit.op == ADD_EVERYTHING:
-            return add_everything(edit, lambda op, **args: carry_out(perception, op, args))
+            return add_everything(edit, lambda op, **args: carry_out(perception, op, args), self.notes)
         if edit.op == CAUGHT_UP:
             catch_ups = perception.serve(edit.args["camera"]).catch_ups
             return catch_ups.end(edit.args["id"], failed="error" in edit.args)
@@ -146,10 +151,18 @@ def play_forward(actions: Iterable[Action], player: Player) -> Iterator[PlayedAc
         yield PlayedAction(action, player.play(action))
 
 
-def add_everything(edit: Edit, request: Callable[..., Any]) -> list[Any]:
-    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies."""
+def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:
+    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies.
+
+    Where nothing is found, the reason goes to `notes`.
+    """
     replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
-    for found in request("segment_everything", **edit.args)["masks"]:
+    reply = request("segment_everything", **edit.args)
+    if not reply["masks"] and len(notes) < MAX_NOTES:
+        reason = reply.get("note", "nothing was found")
+        notes.append(f"{place['camera']}, frame {place['seq']}: {reason}: {EVERYTHING_SETTINGS}")
+        log.warning("%s", notes[-1])
+    for found in reply["masks"]:
         try:
             replies.append(request("add_object", **place, mask=found["mask"]))
         except CapacityError:

@@ -149,7 +149,9 @@ def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) ->
     finally:
         writer.flush()
     summary = _make_summary(schedule, writer, player, node.description)
-    return replace(summary, complete=not completion.stop.is_set())
+    if completion.stop.is_set():
+        return replace(summary, complete=False)
+    return replace(summary, unfound=writer.totals.describe_unfound(node.request("status")))
 
 
 def _take_until(stop: threading.Event, actions: Iterable[Action]) -> Iterator[Action]:
@@ -172,7 +174,7 @@ def _make_summary(
         device=description["device"],
         resumed_from=0,
         lost=schedule.lost,
-        notes=schedule.notes.lines,
+        notes=[*schedule.notes.lines, *player.notes],
         stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
     )
 
@@ -185,6 +187,8 @@ class LivePlayer:
         """Counts like those of a `Player`."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage in the node, over all frames."""
+        self.notes: list[str] = []
+        """Notes like those of a `Player`."""
         self._node = node
         self._steps: deque[Step] = deque()
 
@@ -264,7 +268,7 @@ class LivePlayer:
             return None
         try:
             if edit.op == ADD_EVERYTHING:
-                return add_everything(edit, self._node.request)
+                return add_everything(edit, self._node.request, self.notes)
             return self._node.request(edit.op, **edit.args)
         except TransportError:
             raise
