@@ -166,7 +166,7 @@ class TrackerSettings(Section):
     confidence is calibrated for."""
     everything_min_iou: float = Field(0.0, ge=0.0, le=1.0)
     """Lowest IoU that the model predicts for a mask of segment-everything and replay --everything. 0: the model's own
-    limit, 0.6 for nano, 0.8 for SAM 2 and EdgeTAM, 0.88 for others."""
+    limit, 0.5 for nano, 0.8 for SAM 2 and EdgeTAM, 0.88 for others."""
     everything_min_stability: float = Field(0.0, ge=0.0, le=1.0)
     """Lowest stability of such a mask, its IoU at logits -1 and +1. 0: the model's own limit, 0.5 for nano, 0.95 for
     others."""

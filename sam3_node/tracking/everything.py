@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "nano": Limits(0.6, 0.5),  # measured on rendered scenes, see docs/objects-by-name.md
+    "nano": Limits(0.5, 0.5),  # measured on rendered scenes: docs/running.md
     "sam2_video": Limits(0.8, 0.95),  # SAM 2's SAM2AutomaticMaskGenerator
     "sam2": Limits(0.8, 0.95),
     "edgetam_video": Limits(0.8, 0.95),  # EdgeTAM's copy of it
