@@ -40,7 +40,7 @@ class Player:
         self.counts: Counter[str] = Counter()
         """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible)."""
         self.notes: list[str] = []
-        """Why searches for everything found nothing."""
+        """Why edits were refused, and why searches for everything found nothing."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
         self._perception, self._joins_recorded = perception, joins_recorded
@@ -103,6 +103,7 @@ class Player:
             self.counts["refused"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.warning("%s was refused: %s", edit.op, error, exc_info=not foreseen)
+            note_refusal(edit, error, self.notes)
             return None
 
     def _carry_out(self, edit: Edit) -> Any:
@@ -149,6 +150,13 @@ def play_forward(actions: Iterable[Action], player: Player) -> Iterator[PlayedAc
     """Apply each action once, in order, as a live node does."""
     for action in actions:
         yield PlayedAction(action, player.play(action))
+
+
+def note_refusal(edit: Edit, error: Exception, notes: list[str]) -> None:
+    """Add to `notes` why an edit was refused, once for equal reasons."""
+    line = f"{edit.op} was refused: {error}"
+    if line not in notes and len(notes) < MAX_NOTES:
+        notes.append(line)
 
 
 def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:

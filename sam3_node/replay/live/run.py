@@ -25,7 +25,7 @@ from ..completion import (
     read_digests,
 )
 from ..job import SECTIONS, Job
-from ..player import PlayedAction, add_everything, update_masks
+from ..player import PlayedAction, add_everything, note_refusal, update_masks
 from ..schedule import Schedule
 from ..shards import ShardLimits, Shards, ShardWriter
 from ..store import Store, local_bag, open_store
@@ -275,4 +275,5 @@ class LivePlayer:
         except Sam3NodeError as error:
             self.counts["refused"] += 1
             log.warning("%s was refused: %s", edit.op, error)
+            note_refusal(edit, error, self.notes)
             return None
