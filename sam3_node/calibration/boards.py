@@ -1,16 +1,22 @@
 """Calibration boards: their geometry, their text form, and their corners in images.
 
 A board's frame lies in its printed plane, in metres: x to the right, y down, z away from the viewer. The origin of a
-chessboard is its first inner corner; that of the others is the top-left corner of the printed pattern.
+chessboard is its first inner corner; the origin of the others is the top-left corner of the printed pattern.
+
+Markers may lie in several ways on boards with the same description. Each image tells which of them it shows:
+- ChArUco boards of even rows have a marker at the top left if OpenCV before 4.6 or calib.io drew them (legacy).
+- Kalibr's AprilGrid counts its tags from the bottom left, turns each by half a turn, and may have a border of two bits.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import cv2
 import numpy as np
@@ -25,27 +31,45 @@ GreyImage = npt.NDArray[np.uint8]
 BOARD_FORMS = (
     "charuco:7x5:30mm:21mm:4x4_50 (squares across and down, side of a square, side of a marker, dictionary), "
     "chessboard:9x6:25mm (inner corners across and down, side of a square) or "
-    "apriltag:6x5:22mm:6mm[:36h11] (tags across and down, side of a tag, gap between tags, family)"
+    "apriltag:6x5:22mm:6mm[:36h11] (tags across and down, side of a tag, gap between tags, family); "
+    "with markers, :first=100 at the end gives the id of the first one"
 )
 _LENGTH = r"(\d+(?:\.\d+)?)mm"
+_FIRST = r"(?::first=(\d{1,6}))?"
 _FORMS = {
-    "charuco": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}:(\w+)"),
-    "chessboard": re.compile(rf"(\d+)x(\d+):{_LENGTH}()()"),
-    "apriltag": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}(?::(\w+))?"),
+    "charuco": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}:(\w+){_FIRST}"),
+    "chessboard": re.compile(rf"(\d+)x(\d+):{_LENGTH}()()()"),
+    "apriltag": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}(?::(\w+))??{_FIRST}"),
 }
-_DICTIONARIES = (
-    *(f"{bits}X{bits}_{count}" for bits in (4, 5, 6, 7) for count in (50, 100, 250, 1000)),
+_SIZES = (50, 100, 250, 1000)
+_OTHERS = (
     "ARUCO_ORIGINAL",
+    "ARUCO_MIP_36h12",
     "APRILTAG_16h5",
     "APRILTAG_25h9",
     "APRILTAG_36h10",
     "APRILTAG_36h11",
 )
+_DICTIONARIES = {
+    re.sub("^(aruco_mip|apriltag)_", "", name.lower()): name
+    for name in (*(f"{bits}X{bits}_{count}" for bits in (4, 5, 6, 7) for count in _SIZES), *_OTHERS)
+}
+"""OpenCV's names of dictionaries by the short names of the text form."""
+_FAMILIES = (*(f"{bits}X{bits}_{_SIZES[-1]}" for bits in (4, 5, 6, 7)), *_OTHERS)
+_NAME_PREFIX = re.compile(r"^(?:dict_)?(?:aruco_mip_|april_?tag_?|tag_?|t)?(?=\d|aruco_)")
+MAX_SIDE = 64
+"""Maximum number of columns and rows."""
 MIN_CORNERS = 6
 """Minimum number of corners for a view to count."""
 _WINDOW_SHARE = 0.35  # of the smallest distance between corners; a larger window reaches the next corner
 _TAG_WINDOW_SHARE = 0.1  # of a tag's side, which is 6 to 10 cells
 _MAX_WINDOW_PX = 15
+_FITS = 0.2  # largest misfit of a layout that explains an image
+_MAX_MISFIT = 1.0  # of a marker's side, in the median: a wide lens bends straight rows by half of it
+_SAME_MISFIT = (
+    0.02  # misfits of two layouts that an image cannot tell apart differ by less, or by less than a third
+)
+_MAX_SEARCHED_PX = 2600  # of the enlarged image
 _SUBPIX_CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, 60, 1e-4)
 
 
@@ -57,11 +81,36 @@ class Corners:
     pixels: Array
 
 
+class Markers(NamedTuple):
+    """Markers in one image: `ids` int [m], and `quads` float32 [m, 4, 2], clockwise from a marker's first corner."""
+
+    ids: npt.NDArray[np.intp]
+    quads: npt.NDArray[np.float32]
+
+
+_NO_MARKERS = Markers(np.zeros(0, np.intp), np.zeros((0, 4, 2), np.float32))
+
+
+class _Layout(NamedTuple):
+    """One way in which the markers of a board may lie, in the order of their ids."""
+
+    plane: Array
+    """corners [m, 4, 2] of the markers in metres, in the order of Markers.quads"""
+    slots: npt.NDArray[np.intp]
+    """index [m, 4] in Board.points of each of them; for charuco 0"""
+    legacy: bool = False
+    """the top-left square of an even ChArUco board has a marker"""
+    from_below: bool = False
+    """the ids of a grid of tags begin at the bottom left"""
+
+
 @dataclass(frozen=True)
 class Board:
     """A printed board of `columns` x `rows` (squares for charuco, inner corners for chessboard, tags for apriltag).
 
     `pitch_m` is the side of a square or of a tag; `second_m` is the side of a marker, or the gap between tags.
+    `dictionary` is OpenCV's name or a part of it, in any case: DICT_APRILTAG_36h11, 36h11. `first` is the id of the
+    first marker.
     """
 
     kind: BoardKind
@@ -70,6 +119,7 @@ class Board:
     pitch_m: float
     second_m: float = 0.0
     dictionary: str = ""
+    first: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Board:
@@ -78,38 +128,38 @@ class Board:
         match = _FORMS[kind].fullmatch(rest) if kind in _FORMS else None
         if match is None:
             raise CalibrationError(f"board {text!r}: expected {BOARD_FORMS}")
-        columns, rows, pitch, second, dictionary = match.groups()
-        if kind == "apriltag":
-            dictionary = f"APRILTAG_{dictionary or '36h11'}"
-        elif kind == "charuco":
-            dictionary = dictionary.upper()
+        columns, rows, pitch, second, dictionary, first = match.groups()
         return cls(
             cast(BoardKind, kind),
             int(columns),
             int(rows),
             float(pitch) / 1e3,
             float(second or 0) / 1e3,
-            dictionary or "",
+            dictionary or ("36h11" if kind == "apriltag" else ""),
+            int(first or 0),
         )
 
     def __post_init__(self) -> None:
-        if self.kind != "chessboard" and self.dictionary not in _DICTIONARIES:
-            raise CalibrationError(
-                f"board: expected a dictionary of {', '.join(_DICTIONARIES)}, found {self.dictionary}"
-            )
+        if self.kind != "chessboard":
+            object.__setattr__(self, "dictionary", _name_dictionary(self.dictionary))
         smallest = 3 if self.kind != "apriltag" else 1
-        if min(self.columns, self.rows) < smallest or max(self.columns, self.rows) > 64 or self.pitch_m <= 0:
+        if (
+            min(self.columns, self.rows) < smallest
+            or max(self.columns, self.rows) > MAX_SIDE
+            or self.pitch_m <= 0
+        ):
             raise CalibrationError(
-                f"board {self}: expected {smallest} to 64 columns and rows, and a side above 0"
+                f"board {self}: expected {smallest} to {MAX_SIDE} columns and rows, and a side above 0"
             )
         if self.kind == "charuco" and not 0 < self.second_m < self.pitch_m:
             raise CalibrationError(f"board {self}: expected markers smaller than the squares")
         if self.kind == "apriltag" and self.second_m <= 0:
             raise CalibrationError(f"board {self}: expected a gap between the tags")
-        if self.kind != "chessboard" and self._marker_count > len(self._dictionary.bytesList):
+        size = 0 if self.kind == "chessboard" else len(self._dictionary.bytesList)
+        if self.kind != "chessboard" and self.first + self._marker_count > size:
             raise CalibrationError(
-                f"board {self}: {self.dictionary} has {len(self._dictionary.bytesList)} markers, the board needs "
-                f"{self._marker_count}; choose a larger dictionary"
+                f"board {self}: {self.dictionary} has {size} markers, the board needs "
+                f"{self.first + self._marker_count}; choose a larger dictionary"
             )
 
     def __str__(self) -> str:
@@ -118,7 +168,9 @@ class Board:
 
         parts = [self.kind, f"{self.columns}x{self.rows}", length(self.pitch_m)]
         if self.kind != "chessboard":
-            parts += [length(self.second_m), self.dictionary.removeprefix("APRILTAG_").lower()]
+            parts += [length(self.second_m), _shorten(self.dictionary)]
+        if self.first:
+            parts.append(f"first={self.first}")
         return ":".join(parts)
 
     @cached_property
@@ -148,13 +200,8 @@ class Board:
 
     def detect(self, image: npt.NDArray[np.uint8]) -> Corners | None:
         """Find the board in an image [h, w] or BGR [h, w, 3]; None with fewer than MIN_CORNERS corners."""
-        grey = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        find = {
-            "charuco": self._find_charuco,
-            "chessboard": self._find_chessboard,
-            "apriltag": self._find_tags,
-        }
-        corners = find[self.kind](grey)
+        grey = _to_grey(image)
+        corners = self._find_chessboard(grey) if self.kind == "chessboard" else self._find_marked(grey)
         if corners is None or len(corners.ids) < MIN_CORNERS or _are_collinear(self.points[corners.ids]):
             return None
         return corners
@@ -167,10 +214,64 @@ class Board:
             image = cv2.aruco.generateImageMarker(self._dictionary, int(identifier), cells)
             yield np.asarray(corners, np.float64).reshape(4, 3), image < 128
 
-    def detect_marker_ids(self, grey: GreyImage) -> list[int]:
-        """Return the ids of all markers of the board's dictionary in an image."""
-        found = cv2.aruco.ArucoDetector(self._dictionary).detectMarkers(grey)[1]
-        return [] if found is None else sorted(int(identifier) for identifier in found.ravel())
+    def detect_markers(self, grey: GreyImage) -> Markers:
+        """Return all markers of the board's dictionary in an image.
+
+        They are searched with a border of one bit and of two, tags in the enlarged image, too: black squares that touch
+        them cut two pixels off their corners, too much of a small tag.
+        """
+        found, tags = _NO_MARKERS, self.kind == "apriltag"
+        for border, enlarge in ((1, 1), (2, 1), (1, 2), (2, 2)) if tags else ((1, 1), (2, 1)):
+            fits = enlarge == 1 or enlarge * max(grey.shape) <= _MAX_SEARCHED_PX
+            if 5 * len(found.ids) < 4 * self._marker_count and fits:
+                other = _detect_markers(self._dictionary, grey, border, enlarge, refined=tags)
+                found = max(found, other, key=lambda markers: len(markers.ids))
+        return found
+
+    def choose_layout(self, markers: Markers, grey: GreyImage) -> _Layout | None:
+        """Return the layout in which the markers of the board lie in an image; None if they fit no layout.
+
+        The orders of tags from the top left and from the bottom left are reflections of each other: two rows and two
+        columns show one of them alone. Where several layouts fit what is seen, markers that a layout expects elsewhere
+        in the image speak against it. Then Kalibr's black squares between the tags tell, and of a ChArUco board
+        that may be legacy or not, there is no layout.
+        """
+        index, known = self.select(markers)
+        if not known.any() or self._is_part_of_another(markers):
+            return None
+        quads, layouts = markers.quads[known], self._layouts
+        misfits = [_measure_misfit(layout.plane[index], quads) for layout in layouts]
+        best = min(misfits)
+        if not best < _MAX_MISFIT:
+            return None
+        limit = max(1.5 * best, best + _SAME_MISFIT)
+        alike = [layout for layout, misfit in zip(layouts, misfits, strict=True) if misfit <= limit]
+        if len(alike) > 1:
+            missing = [_count_missing(layout.plane, index, quads, grey.shape) for layout in alike]
+            alike = [layout for layout, count in zip(alike, missing, strict=True) if count == min(missing)]
+        if self.kind == "charuco":
+            return alike[0] if len(alike) == 1 else None
+        below = [layout for layout in alike if layout.from_below]
+        return below[0] if 0 < len(below) < len(alike) and _has_squares(quads, self, grey) else alike[0]
+
+    def select(self, markers: Markers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """Return the index of each marker that is on the board, and which of the markers these are."""
+        index = markers.ids - self.first
+        known = (index >= 0) & (index < self._marker_count)
+        return index[known], known
+
+    def _is_part_of_another(self, markers: Markers) -> bool:
+        """Return True if all markers fit a board with another first id, where this one has a part of them."""
+        lowest = int(markers.ids.min())
+        beyond = markers.ids >= self.first + self._marker_count
+        if beyond.sum() < 3 or not lowest <= markers.ids.max() < lowest + self._marker_count:
+            return False
+        return replace(self, first=lowest).measure_misfit(markers) < _FITS
+
+    def measure_misfit(self, markers: Markers) -> float:
+        """Return the misfit of the markers of the board in the layout that fits best, in sides of a marker."""
+        index, known = self.select(markers)
+        return min(_measure_misfit(layout.plane[index], markers.quads[known]) for layout in self._layouts)
 
     @property
     def _marker_count(self) -> int:
@@ -184,33 +285,57 @@ class Board:
     @cached_property
     def _aruco(self) -> Any:
         kind = cv2.aruco.CharucoBoard if self.kind == "charuco" else cv2.aruco.GridBoard
-        return kind((self.columns, self.rows), self.pitch_m, self.second_m, self._dictionary)
+        ids = np.arange(self.first, self.first + self._marker_count)
+        return kind((self.columns, self.rows), self.pitch_m, self.second_m, self._dictionary, ids)
 
     @cached_property
-    def _charuco_detector(self) -> Any:
-        return cv2.aruco.CharucoDetector(self._aruco)
+    def _legacy(self) -> Any:
+        ids = np.arange(self.first, self.first + self._marker_count)
+        size = (self.columns, self.rows)
+        board = cv2.aruco.CharucoBoard(size, self.pitch_m, self.second_m, self._dictionary, ids)
+        board.setLegacyPattern(True)
+        return board
 
     @cached_property
-    def _tag_detector(self) -> Any:
-        return cv2.aruco.ArucoDetector(self._dictionary)
+    def _layouts(self) -> list[_Layout]:
+        """The layouts in which the markers may lie, the one that this package prints first."""
+        if self.kind == "charuco":
+            none = np.zeros((0, 4), np.intp)
+            boards = [self._aruco, self._legacy] if self.rows % 2 == 0 else [self._aruco]
+            planes = [np.asarray(board.getObjPoints(), np.float64)[..., :2] for board in boards]
+            return [
+                _Layout(plane, none, legacy) for plane, legacy in zip(planes, (False, True), strict=False)
+            ]
+        places = np.arange(self._marker_count).reshape(self.rows, self.columns)
+        layouts = []
+        for turn in (0, 2, 1, 3):  # the tags of the AprilTag library are those of OpenCV after half a turn
+            for from_below in (False, True):
+                order = places[::-1] if from_below else places
+                slots = (4 * order.reshape(-1, 1) + np.roll(np.arange(4), turn)).astype(np.intp)
+                layouts.append(_Layout(self.points[slots][..., :2], slots, from_below=from_below))
+        return layouts
 
-    def _find_charuco(self, grey: GreyImage) -> Corners | None:
-        pixels, ids, _, _ = self._charuco_detector.detectBoard(grey)
-        if ids is None:
-            return None
-        return Corners(np.asarray(ids).ravel().astype(np.intp), np.asarray(pixels, np.float64).reshape(-1, 2))
+    @cached_property
+    def _charuco_detectors(self) -> tuple[Any, Any]:
+        return cv2.aruco.CharucoDetector(self._aruco), cv2.aruco.CharucoDetector(self._legacy)
 
-    def _find_tags(self, grey: GreyImage) -> Corners | None:
-        quads, ids, _ = self._tag_detector.detectMarkers(grey)
-        pairs = [] if ids is None else list(zip(np.asarray(ids).ravel(), quads, strict=True))
-        pairs = [(int(tag), quad) for tag, quad in pairs if tag < self._marker_count]
-        if not pairs:
+    def _find_marked(self, grey: GreyImage) -> Corners | None:
+        markers = self.detect_markers(grey)
+        if not len(markers.ids) or (layout := self.choose_layout(markers, grey)) is None:
             return None
-        indices = np.concatenate([4 * tag + np.arange(4) for tag, _ in pairs]).astype(np.intp)
-        pixels = np.concatenate(
-            [_refine_tag(np.asarray(quad, np.float32).reshape(4, 2), grey) for _, quad in pairs]
-        )
-        return Corners(indices, pixels)
+        if self.kind == "charuco":
+            detector = self._charuco_detectors[layout.legacy]
+            quads = [quad[None] for quad in markers.quads]
+            pixels, ids, _, _ = detector.detectBoard(grey, None, None, quads, markers.ids.astype(np.int32))
+            if ids is None:
+                return None
+            corners = np.asarray(pixels, np.float64).reshape(-1, 2)
+            return Corners(np.asarray(ids).ravel().astype(np.intp), corners)
+        index, known = self.select(markers)
+        refined = [_refine_tag(quad, grey) for quad in markers.quads[known]]
+        slots = layout.slots[index].ravel()
+        order = np.argsort(slots)
+        return Corners(slots[order], np.concatenate(refined)[order])
 
     def _find_chessboard(self, grey: GreyImage) -> Corners | None:
         size = (self.columns, self.rows)
@@ -236,7 +361,7 @@ def _refine_tag(quad: npt.NDArray[np.float32], grey: GreyImage) -> Array:
     OpenCV's own refinements are worse: one takes too large a window, the other is off by half a pixel.
     """
     side = float(np.linalg.norm(quad - np.roll(quad, 1, axis=0), axis=1).min())
-    window = int(np.clip(_TAG_WINDOW_SHARE * side, 2, _MAX_WINDOW_PX))
+    window = int(np.clip(_TAG_WINDOW_SHARE * side, 3, _MAX_WINDOW_PX))
     fine = cv2.cornerSubPix(grey, quad.reshape(-1, 1, 2).copy(), (window, window), (-1, -1), _SUBPIX_CRITERIA)
     return np.asarray(fine, np.float64).reshape(4, 2)
 
@@ -259,27 +384,168 @@ def _orient(grid: Array, grey: GreyImage, unique: bool) -> Array:
     return grid[::-1, ::-1] if brightness > turned else grid
 
 
+def _name_dictionary(name: str) -> str:
+    """Return OpenCV's name of a dictionary without its DICT_. Raises CalibrationError with the nearest names."""
+    short = _NAME_PREFIX.sub("", name.lower())
+    if short not in _DICTIONARIES:
+        near = get_close_matches(short, _DICTIONARIES, 3, 0.5) or ["4x4_50", "5x5_100", "36h11"]
+        raise CalibrationError(f"board: expected a dictionary such as {', '.join(near)}, found {name[:30]}")
+    return _DICTIONARIES[short]
+
+
+def _shorten(dictionary: str) -> str:
+    return next(short for short, name in _DICTIONARIES.items() if name == dictionary)
+
+
+def _to_grey(image: npt.NDArray[np.uint8]) -> GreyImage:
+    return image if image.ndim == 2 else np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
+
+
+def _detect_markers(
+    dictionary: Any, grey: GreyImage, border: int = 1, enlarge: int = 1, refined: bool = False
+) -> Markers:
+    parameters = cv2.aruco.DetectorParameters()
+    parameters.markerBorderBits = border
+    if refined:  # lines along the sides: half a pixel off, but within the reach of _refine_tag
+        parameters.cornerRefinementMethod = cv2.aruco.CORNER_REFINE_CONTOUR
+    large = cv2.resize(grey, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
+    quads, ids, _ = cv2.aruco.ArucoDetector(dictionary, parameters).detectMarkers(large)
+    if ids is None:
+        return _NO_MARKERS
+    pixels = (np.asarray(quads, np.float32).reshape(-1, 4, 2) + 0.5) / enlarge - 0.5
+    return Markers(np.asarray(ids).ravel().astype(np.intp), pixels)
+
+
+def _measure_misfit(plane: Array, quads: npt.NDArray[np.float32]) -> float:
+    """Return the median distance of markers [m, 4, 2] from their places in a plane, in sides of a marker.
+
+    The places are mapped by the homography that fits best.
+    """
+    placed = _place(plane, quads, plane)
+    side = np.median(np.linalg.norm(quads - np.roll(quads, 1, axis=1), axis=2))
+    misfit = float(np.median(np.linalg.norm(placed - quads.reshape(-1, 2), axis=1)) / side)
+    return misfit if np.isfinite(misfit) else float("inf")
+
+
+def _place(plane: Array, quads: npt.NDArray[np.float32], places: Array) -> Array:
+    """Map places [n, 4, 2] as markers [m, 4, 2] of a plane lie in the image; return pixels [4 n, 2], nan for no map."""
+    homography, _ = cv2.findHomography(plane.reshape(-1, 1, 2), quads.reshape(-1, 1, 2))
+    if homography is None or not np.isfinite(homography).all():
+        return np.full((4 * len(places), 2), np.nan)
+    return np.asarray(cv2.perspectiveTransform(places.reshape(-1, 1, 2), homography), np.float64).reshape(
+        -1, 2
+    )
+
+
+def _count_missing(
+    plane: Array, index: npt.NDArray[np.intp], quads: npt.NDArray[np.float32], shape: tuple[int, ...]
+) -> int:
+    """Return how many markers are not among `index`, although a layout has them inside the image."""
+    pixels = _place(plane[index], quads, plane).reshape(-1, 4, 2)
+    inside = ((pixels > 0) & (pixels < (shape[1] - 1, shape[0] - 1))).all(axis=(1, 2))
+    inside[index] = False
+    return int(inside.sum())
+
+
+def _has_squares(quads: npt.NDArray[np.float32], board: Board, grey: GreyImage) -> bool:
+    """Return True if black squares touch the corners of tags [m, 4, 2], as on Kalibr's AprilGrid."""
+    gap = board.second_m / board.pitch_m
+    low, high = -gap / 2, 1 + gap / 2
+    squares = [[low, low], [high, low], [high, high], [low, high]]
+    paper = [[0.5, low], [high, 0.5], [0.5, high], [low, 0.5]]
+    ink = [[0.5, 0.05], [0.95, 0.5], [0.5, 0.95], [0.05, 0.5]]
+    unit = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)
+    spots = np.array([squares + paper + ink], np.float32)
+    places = [cv2.perspectiveTransform(spots, cv2.getPerspectiveTransform(unit, quad)) for quad in quads]
+    seen = cv2.remap(grey, np.concatenate(places).astype(np.float32), None, cv2.INTER_LINEAR)
+    square, white, black = np.median(seen.reshape(-1, 3, 4), axis=(0, 2))
+    return bool(square < (white + black) / 2)
+
+
 def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
     """Return the reason why a board is not found in an image that shows another one, or None if nothing is
     recognised.
 
-    It recognises mirrored boards, markers of other dictionaries, and chessboards of another size.
+    It recognises mirrored and inverted images, markers of other dictionaries, other ids, other arrangements, and
+    chessboards of another size.
     """
-    grey = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+    grey = _to_grey(image)
     if board.kind == "chessboard":
-        return _explain_chessboard(board, grey)
-    if len(board.detect_marker_ids(np.ascontiguousarray(grey[:, ::-1]))) > max(
-        2, len(board.detect_marker_ids(grey))
-    ):
+        return _explain_chessboard(board, grey) or _explain_dictionary(board, grey)
+    found = board.detect_markers(grey)
+    if len(board.detect_markers(grey[:, ::-1]).ids) > max(2, len(found.ids)):
         return f"the board is mirrored: expected {board} as printed; turn off the camera's mirror image"
-    if len(found := board.detect_marker_ids(grey)) >= 3:
-        ids = ", ".join(map(str, found[:12]))
-        return f"found markers {ids} of its dictionary, but not the arrangement of {board}; check columns and rows"
-    for name in _DICTIONARIES:
-        other = Board(board.kind, 3, 3, board.pitch_m, board.second_m, name)
-        if name != board.dictionary and len(ids_of := other.detect_marker_ids(grey)) >= 4:
-            return f"expected markers of {board.dictionary}, found {len(ids_of)} of {name}; correct the dictionary"
-    return None
+    if len(board.detect_markers(255 - grey).ids) > max(2, len(found.ids)):
+        return f"its black and white are inverted: expected {board} as printed, in black on white"
+    if len(found.ids) >= 3:
+        return _explain_arrangement(board, found, grey)
+    return _explain_dictionary(board, grey)
+
+
+def _explain_dictionary(board: Board, grey: GreyImage) -> str | None:
+    """Name the dictionary that has the most markers in the image, and their ids."""
+    found, family = _NO_MARKERS, ""
+    for name in _FAMILIES:
+        dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{name}"))
+        for border in (1, 2):
+            other = _detect_markers(dictionary, grey, border)
+            if len(other.ids) > len(found.ids):
+                found, family = other, name
+    if len(found.ids) < 4:
+        return None
+    if family.endswith(f"_{_SIZES[-1]}"):
+        size = next(size for size in _SIZES if found.ids.max() < size)
+        family = family.replace(f"_{_SIZES[-1]}", f"_{size}")
+    seen = f"found {len(found.ids)} of {family} (ids {found.ids.min()} to {found.ids.max()})"
+    if board.kind == "chessboard":
+        return f"expected a chessboard without markers, {seen}; describe a charuco or an apriltag board"
+    return f"expected markers of {board.dictionary}, {seen}; correct the dictionary to {_shorten(family)}"
+
+
+def _explain_arrangement(board: Board, found: Markers, grey: GreyImage) -> str:
+    """Say how the markers of the board's dictionary lie, and how to describe that."""
+    lowest, listed = int(found.ids.min()), ", ".join(map(str, sorted(found.ids)[:12]))
+    _, known = board.select(found)
+    if known.all() and board.measure_misfit(found) < _FITS:
+        return f"found markers {listed} of {board}, too few to tell its corners; show more of the board, and sharper"
+    said = f"found markers {listed} of its dictionary, but not the arrangement of {board}"
+    fits = sorted(_fit_boards(board, found), key=lambda fit: fit[0])
+    if not fits or fits[0][0] > _FITS:
+        first = "" if known.all() else f", and the first id: the lowest here is {lowest}"
+        return f"{said}; check columns and rows{first}"
+    alike = [other for misfit, other in fits if misfit < fits[0][0] + _SAME_MISFIT]
+    other = min(alike, key=lambda fit: _rank(fit, board))
+    if (other.kind, other.columns) == (board.kind, board.columns) and other.first != board.first:
+        return f"{said}; if {other.first} is the id of its first marker, write {replace(board, first=other.first)}"
+    swapped = "; columns and rows are swapped" if other.columns == board.rows != board.columns else ""
+    shape = f"{other.kind} board of {other.columns} columns and {other.rows} or more rows"
+    return (
+        f"{said}: they lie as on a{'n' * (other.kind == 'apriltag')} {shape}{swapped}; check columns and rows"
+    )
+
+
+def _rank(fit: Board, board: Board) -> tuple[bool, bool, bool, int]:
+    """Order boards that explain an image equally well: first those that differ least from the description."""
+    return fit.kind != board.kind, fit.columns != board.columns, fit.rows > board.rows, fit.first
+
+
+def _fit_boards(board: Board, found: Markers) -> Iterator[tuple[float, Board]]:
+    """Yield boards of other kinds, columns and first ids, with the misfit of the markers."""
+    pitches = {board.kind: (board.pitch_m, board.second_m)}
+    if board.kind == "charuco":
+        pitches["apriltag"] = (board.second_m, board.pitch_m - board.second_m)
+    else:
+        pitches["charuco"] = (board.pitch_m + board.second_m, board.pitch_m)
+    for kind, (pitch, second) in pitches.items():
+        for first in sorted({board.first, int(found.ids.min())}):
+            count = int(found.ids.max()) - first + 1
+            for columns in range(3 if kind == "charuco" else 1, 21):
+                fewest = -(-count // columns) if kind == "apriltag" else max(3, -(-2 * count // columns))
+                for rows in range(fewest, fewest + (2 if kind == "charuco" else 1)):
+                    if found.ids.min() >= first and rows <= MAX_SIDE:
+                        with suppress(CalibrationError):  # the dictionary has fewer markers
+                            other = Board(kind, columns, rows, pitch, second, board.dictionary, first)
+                            yield other.measure_misfit(found), other
 
 
 def _explain_chessboard(board: Board, grey: GreyImage) -> str | None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SOURCES_HELP = "images, folders of images and recordings; live: the frames of the running camera camera.name"
 BOARD_HELP = (
     "charuco:7x5:30mm:21mm:4x4_50 (squares, side of a square, side of a marker, dictionary), chessboard:9x6:25mm "
-    "(inner corners, side of a square) or apriltag:6x5:22mm:6mm (tags, side of a tag, gap between tags)"
+    "(inner corners, side of a square) or apriltag:6x5:22mm:6mm (tags, side of a tag, gap between tags); "
+    ":first=100 at the end for markers that begin at id 100"
 )
 EVERY = 5
 MAX_GAP_MS = 100

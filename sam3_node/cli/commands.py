@@ -246,11 +246,18 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
     if args.out is not None:
         prepare_output(args.out)
     with connect(args, settings) as client:
-        found = client.segment_everything(grid=args.grid, most=args.most, seq=args.seq, camera=args.camera)
+        found = client.segment_everything(
+            grid=args.grid,
+            min_iou=args.min_iou,
+            min_stability=args.min_stability,
+            most=args.most,
+            seq=args.seq,
+            camera=args.camera,
+        )
     for number, segmentation in enumerate(found, start=1):
         print(f"{number:>3}  {_describe(segmentation)}")
     if not found:
-        print("nothing is sure enough; a larger --grid may find smaller things")
+        print(found.note or "nothing is sure enough; a larger --grid may find smaller things")
     elif args.out is not None:
         write_image(args.out, label_image([segmentation.mask for segmentation in found]))
 

@@ -222,6 +222,15 @@ def _add_prompt_commands(parsers: Any, add: AddCommand) -> None:
         "segment everything on a recent frame once, without prompts and tracking",
     )
     everything.add_argument("--grid", type=int, metavar="N", help="points along each side, 1 to 32 [16]")
+    everything.add_argument(
+        "--min-iou", type=float, metavar="P", help="lowest IoU predicted for a mask, 0 to 1 [the model's own]"
+    )
+    everything.add_argument(
+        "--min-stability",
+        type=float,
+        metavar="P",
+        help="lowest stability of a mask, 0 to 1 [the model's own]",
+    )
     everything.add_argument("--most", type=int, metavar="N", help="largest number of masks, 1 to 256 [100]")
     everything.add_argument(
         "--seq", type=int, metavar="N", help="seq of the frame; default: the latest frame"

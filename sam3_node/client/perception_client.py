@@ -24,6 +24,7 @@ from .values import (
     PixelBox,
     Points,
     Segmentation,
+    Segmentations,
     SurfacePoints,
     TrackedObject,
     check_begins,
@@ -233,14 +234,15 @@ class PerceptionClient(MaskReader):
         most: int | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> list[Segmentation]:
+    ) -> Segmentations:
         """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
 
         A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
-        Masks are kept whose predicted IoU exceeds `min_iou` (0.88) and whose stability exceeds `min_stability` (0.95).
-        Of masks whose boxes have an IoU above `max_overlap` (0.7), the best is kept; at most `most` (100) in all. A
-        mask may lie within another. The node steps frames meanwhile, and works on this between them: set `timeout_ms`
-        for large grids. If the frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
+        Masks are kept whose predicted IoU exceeds `min_iou` and whose stability exceeds `min_stability`; without these,
+        the node's settings and the model's own limits hold. Of masks whose boxes have an IoU above `max_overlap` (0.7),
+        the best is kept; at most `most` (100) in all. A mask may lie within another. The list's `note` says why it is
+        empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
+        frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
         args = drop_none(
             grid=grid,

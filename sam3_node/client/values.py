@@ -190,10 +190,18 @@ def read_segmentation(fields: Fields) -> Segmentation:
     return _read_mask(fields, fields, f"{fields.what}: mask")
 
 
-def read_segmentations(fields: Fields) -> list[Segmentation]:
+class Segmentations(list[Segmentation]):
+    """The masks in one reply. `note` says why there are none."""
+
+    note: str = ""
+
+
+def read_segmentations(fields: Fields) -> Segmentations:
     """Read the masks in a reply."""
     found = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
-    return [_read_mask(fields, item, item.what) for item in found]
+    masks = Segmentations(_read_mask(fields, item, item.what) for item in found)
+    masks.note = fields.text("note") if fields.has("note") else ""
+    return masks
 
 
 def _read_mask(fields: Fields, item: Fields, what: str) -> Segmentation:

@@ -180,21 +180,28 @@ def _segment_everything(perception: Perception, args: Fields) -> Turns[dict[str,
     """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
     chosen: dict[str, Any] = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
     chosen |= {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}
-    options = EverythingOptions(**chosen)
+    tracker = perception.settings.tracker
+    limits = {
+        "min_iou": tracker.everything_min_iou or None,
+        "min_stability": tracker.everything_min_stability or None,
+    }
+    options = EverythingOptions(**limits | chosen)
     while perception.searching:
         yield
     pipeline = _pipeline(perception, args)
     age = _check_age(perception, pipeline, args)
     perception.searching = True
     try:
-        seq, found = yield from pipeline.queries.find_everything(options, _seq(args))
+        seq, found, note = yield from pipeline.queries.find_everything(options, _seq(args))
     finally:
         perception.searching = False
     masks = [
         {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
         for result in found
     ]
-    return {**_origin(pipeline), **age, "seq": seq, "masks": masks}
+    if note:
+        log.info("camera %s: frame %d: %s", pipeline.camera, seq, note)
+    return {**_origin(pipeline), **age, "seq": seq, "masks": masks, **({"note": note} if note else {})}
 
 
 def _points(perception: Perception, args: Fields) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import torch
 
 from ..models import TrackerModel
 from ..tracking import Tracker
-from ..tracking.everything import EverythingOptions, segment_everything
+from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..types import Turns
 from .frame_cache import FrameCache
 from .host_tracks import to_prompt_results, to_results_in_turns
@@ -43,12 +43,14 @@ class FrameQueries:
 
     def find_everything(
         self, options: EverythingOptions, seq: int | None
-    ) -> Turns[tuple[int, list[PromptResult]]]:
-        """Segment everything on the cached frame `seq`, or the latest for None; return its seq and the masks.
+    ) -> Turns[tuple[int, list[PromptResult], str]]:
+        """Segment everything on the cached frame `seq`, or the latest for None.
 
+        Return its seq, the masks, and why there are none.
         Frames may be stepped, objects and the frame itself removed between the turns: the masks are the same.
         """
         cached = self._frame_cache.get(seq)
-        features = cached.features_on(self._model.device)
-        found = yield from segment_everything(self._model, features, options)
-        return cached.seq, (yield from to_results_in_turns(cached.seq, cached.scaling, *found))
+        features, census = cached.features_on(self._model.device), Census()
+        found = yield from segment_everything(self._model, features, options, census)
+        results = yield from to_results_in_turns(cached.seq, cached.scaling, *found)
+        return cached.seq, results, "" if results else census.explain(options.complete(self._model))

@@ -190,8 +190,18 @@ class Perception:
                 "most": dict(self._prompt_set.max_counts) if self._prompt_set else {},
                 "priorities": dict(self._prompt_set.priorities) if self._prompt_set else {},
             },
+            "prompt_scores": self.best_scores,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+        }
+
+    @property
+    def best_scores(self) -> dict[str, float]:
+        """Highest score of a detection of each prompt since it was set, over all cameras; 0 for none."""
+        scores = [pipeline.best_scores for pipeline in self._pipelines.values()]
+        return {
+            name: round(max((some.get(name, 0.0) for some in scores), default=0.0), 4)
+            for name in self.prompts
         }
 
     @property

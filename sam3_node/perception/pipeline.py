@@ -224,6 +224,11 @@ class Pipeline:
         return self._track_manager.phrases if self._track_manager else ()
 
     @property
+    def best_scores(self) -> dict[str, float]:
+        """Highest score of a detection of each prompt, of those that had any, see TrackManager."""
+        return self._track_manager.best_scores if self._track_manager else {}
+
+    @property
     def turned_away(self) -> int:
         """Number of detections that were dropped because all object slots were taken."""
         return self._track_manager.turned_away if self._track_manager else 0

@@ -84,6 +84,8 @@ class TrackManager:
     ) -> None:
         self.turned_away = 0
         """Number of detections that were dropped because all object slots were taken."""
+        self.best_scores: dict[str, float] = {}
+        """Highest score of a detection of each prompt, of at least half of its threshold, since it was set."""
         self._detector, self._tracker, self._objects, self._remove = detector, tracker, objects, remove
         self._settings, self._rules = settings, AssociationRules()
         self._side_stream = SideStream(tracker.model.device)
@@ -106,6 +108,7 @@ class TrackManager:
     def set_prompts(self, prompts: PromptSet | None) -> None:
         """Search for these prompts, starting with the next frame. Remove objects that have no label among them."""
         self._prompt_set, self._requested = prompts, prompts is not None
+        self.best_scores = {name: score for name, score in self.best_scores.items() if name in self.phrases}
         for object_id in self._lifecycle.keep_labels(self.phrases):
             self._remove(object_id)
         for object_id in self._lifecycle.ids:
@@ -120,6 +123,7 @@ class TrackManager:
             "uncertain": self._uncertain,
             "confident_ids": sorted(self._confident_ids),
             "turned_away": self.turned_away,
+            "best_scores": dict(self.best_scores),
             "lifecycle": self._lifecycle.state(),
         }
 
@@ -132,6 +136,7 @@ class TrackManager:
         self._frames_since_detection = state["frames_since_detection"]
         self._requested, self._uncertain = state["requested"], state["uncertain"]
         self._confident_ids, self.turned_away = set(state["confident_ids"]), state["turned_away"]
+        self.best_scores = dict(state.get("best_scores", {}))
         self._lifecycle.restore(state["lifecycle"])
 
     def forget(self, object_id: int) -> None:
@@ -209,6 +214,8 @@ class TrackManager:
         min_score = WEAK_SCORE_FACTOR * min(thresholds.values())
         with self._side_stream.run():
             detections = self._detector.detect(frame.image, query, min_score, frame.features.trunk)
+        for found in detections:
+            self.best_scores[found.label] = max(found.score, self.best_scores.get(found.label, 0.0))
         return [d for d in detections if d.score >= WEAK_SCORE_FACTOR * thresholds[d.label]][:MAX_DETECTIONS]
 
     def _propose(self, detections: list[Detection], frame: FrameContext) -> tuple[_Candidates, Tensor]:

@@ -15,13 +15,16 @@ from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
-from .actions import ADD_EVERYTHING, REMOVED, RESTARTED, Action, Edit, Step
+from .actions import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 from .summary import NO_3D, WITH_DEPTH
 
 log = logging.getLogger(__name__)
 
 MAX_COUNTS = 100
 """Counts after which no new reason for missing 3-D is counted."""
+
+
+EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
 
 
 class PlayedAction(NamedTuple):
@@ -41,6 +44,8 @@ class Player:
         self.counts: Counter[str] = Counter()
         """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible), and
         for each camera the frames with depth and those without 3-D."""
+        self.notes: list[str] = []
+        """Why edits were refused, and why searches for everything found nothing."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
         self._perception, self._joins_recorded = perception, joins_recorded
@@ -111,6 +116,7 @@ class Player:
             self.counts["refused"] += 1
             foreseen = isinstance(error, Sam3NodeError)
             log.warning("%s was refused: %s", edit.op, error, exc_info=not foreseen)
+            note_refusal(edit, error, self.notes)
             return None
 
     def _carry_out(self, edit: Edit) -> Any:
@@ -124,7 +130,7 @@ class Player:
         if edit.op == REMOVED:
             return self._remove(**edit.args)
         if edit.op == ADD_EVERYTHING:
-            return add_everything(edit, lambda op, **args: carry_out(perception, op, args))
+            return add_everything(edit, lambda op, **args: carry_out(perception, op, args), self.notes)
         if edit.op == CAUGHT_UP:
             catch_ups = perception.serve(edit.args["camera"]).catch_ups
             return catch_ups.end(edit.args["id"], failed="error" in edit.args)
@@ -159,10 +165,25 @@ def play_forward(actions: Iterable[Action], player: Player) -> Iterator[PlayedAc
         yield PlayedAction(action, player.play(action))
 
 
-def add_everything(edit: Edit, request: Callable[..., Any]) -> list[Any]:
-    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies."""
+def note_refusal(edit: Edit, error: Exception, notes: list[str]) -> None:
+    """Add to `notes` why an edit was refused, once for equal reasons."""
+    line = f"{edit.op} was refused: {error}"
+    if line not in notes and len(notes) < MAX_NOTES:
+        notes.append(line)
+
+
+def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:
+    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies.
+
+    Where nothing is found, the reason goes to `notes`.
+    """
     replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
-    for found in request("segment_everything", **edit.args)["masks"]:
+    reply = request("segment_everything", **edit.args)
+    if not reply["masks"] and len(notes) < MAX_NOTES:
+        reason = reply.get("note", "nothing was found")
+        notes.append(f"{place['camera']}, frame {place['seq']}: {reason}: {EVERYTHING_SETTINGS}")
+        log.warning("%s", notes[-1])
+    for found in reply["masks"]:
         try:
             replies.append(request("add_object", **place, mask=found["mask"]))
         except CapacityError:

@@ -150,10 +150,11 @@ class _JobRun(Completion):
         player = Player(perception, self.schedule.has_recorded_joins)
         writer = ShardWriter(Shards(self.store), player, limits)
         resumed_from, schedule, job = writer.frames, self.schedule, self.schedule.job
-        total = schedule.count_frames()
+        total, unfound = schedule.count_frames(), dict[str, str]()
         second, is_complete = _SecondPassResult(0, []), True
         try:
             self._run_pass(_Pass("replaying", schedule.actions(), total, player, writer))
+            unfound = writer.totals.describe_unfound(perception.status())
             second = self._run_second_pass(perception, limits, writer.totals)
         except StoppedError:
             is_complete = False
@@ -167,7 +168,13 @@ class _JobRun(Completion):
             device=str(perception.model.device),
             resumed_from=resumed_from + second.resumed_from,
             lost=schedule.lost,
-            notes=[*schedule.remarks, *writer.totals.describe_missing_3d(), *second.notes],
+            notes=[
+                *schedule.remarks,
+                *player.notes,
+                *writer.totals.describe_missing_3d(),
+                *second.notes,
+            ],
+            unfound=unfound,
             complete=is_complete,
             stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
         )

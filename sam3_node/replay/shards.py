@@ -139,6 +139,7 @@ class Resumable(Protocol):
     """A player whose state can be kept: a Player, or the player of a live node."""
 
     counts: Counter[str]
+    notes: list[str]
 
     def checkpoint(self) -> bytes:
         """Return the state for `resume`."""
@@ -167,6 +168,7 @@ class ShardWriter:
         self.totals = ReplayCounts.from_dict(self.cursor.totals)
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
+            player.notes.extend(self.totals.notes)
         self._shards, self._player, self._limits = shards, player, limits
         self._actions = self.cursor.actions
         self._open()
@@ -189,7 +191,7 @@ class ShardWriter:
         """Write the open shard if it has any actions."""
         if self._actions > self.cursor.actions:
             self.totals.work_s += time.monotonic() - self._begin_s
-            self.totals.counts = self._player.counts
+            self.totals.counts, self.totals.notes = self._player.counts, self._player.notes
             self.cursor = Cursor(self._actions, self.totals.to_dict())
             self._shards.add(self._shard, self.cursor, self._player.checkpoint())
             self._open()

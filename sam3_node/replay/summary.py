@@ -15,6 +15,24 @@ WITH_DEPTH, NO_3D = "with_depth", "no_3d"
 """Begins of counts: of frames with depth (then the camera), and of those without 3-D (then camera and reason)."""
 
 
+def _describe_unfound(name: str, score: float, limit: float) -> str:
+    """Say that nothing was found for a prompt, with the best score of its detections and the limit, and what to do."""
+    if score >= limit:
+        return (
+            f"nothing was found for {name!r}: its best detection had the score {score:.2f}, above {limit:g}, but was "
+            "not confirmed, or all slots were taken (tracker.max_objects)"
+        )
+    best = (
+        f"its best detection had the score {score:.2f}"
+        if score
+        else f"no detection had the score {limit / 2:g}"
+    )
+    return (
+        f"nothing was found for {name!r}: {best}, and {limit:g} begins an object; use another name, or lower "
+        "detector.score"
+    )
+
+
 @dataclass(slots=True)
 class ReplayCounts:
     """Counts of a replay so far, over all its runs."""
@@ -27,6 +45,8 @@ class ReplayCounts:
     """Labels, by camera and id."""
     work_s: float = 0.0
     """Time spent, without loading the model."""
+    notes: list[str] = field(default_factory=list)
+    """The notes of a Player."""
 
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
@@ -55,6 +75,7 @@ class ReplayCounts:
             "frames": dict(self.frames),
             "objects": self.objects,
             "work_s": round(self.work_s, 3),
+            "notes": self.notes,
         }
 
     @classmethod
@@ -63,8 +84,23 @@ class ReplayCounts:
         if not values:
             return cls()
         return cls(
-            Counter(values["counts"]), Counter(values["frames"]), dict(values["objects"]), values["work_s"]
+            Counter(values["counts"]),
+            Counter(values["frames"]),
+            dict(values["objects"]),
+            values["work_s"],
+            list(values.get("notes", ())),
         )
+
+    @property
+    def labels(self) -> set[str]:
+        """Labels of all objects."""
+        return {label for labels in self.objects.values() for label in labels.values()}
+
+    def describe_unfound(self, status: Mapping[str, Any]) -> dict[str, str]:
+        """Return a line for each prompt in the status of a node or Perception that began no object, by prompt."""
+        scores, limits = status.get("prompt_scores", {}), status["prompt_limits"]["scores"]
+        names = [name for name in status["prompts"] if name not in self.labels]
+        return {name: _describe_unfound(name, scores.get(name, 0.0), limits[name]) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +130,8 @@ class Summary:
     lost: str | None = None
     """Parts of the recording that could not be read."""
     notes: list[str] = field(default_factory=list)
+    unfound: dict[str, str] = field(default_factory=dict)
+    """Prompts that began no object, each with a line that says why."""
     stages_ms: dict[str, float] = field(default_factory=dict)
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
@@ -143,4 +181,4 @@ class Summary:
             lines.append(f"{self.refused} edits were refused")
         if self.lost:
             lines.append(f"lost: {self.lost}")
-        return lines + self.notes
+        return [*lines, *self.notes, *self.unfound.values()]

@@ -165,6 +165,12 @@ class TrackerSettings(Section):
     hide_below: float = Field(0.1, ge=0.0, le=1.0)
     """Confidence below which no mask is published and the object is occluded. 0: never. Only for weights that the
     confidence is calibrated for."""
+    everything_min_iou: float = Field(0.0, ge=0.0, le=1.0)
+    """Lowest IoU that the model predicts for a mask of segment-everything and replay --everything. 0: the model's own
+    limit, 0.5 for nano, 0.8 for SAM 2 and EdgeTAM, 0.88 for others."""
+    everything_min_stability: float = Field(0.0, ge=0.0, le=1.0)
+    """Lowest stability of such a mask, its IoU at logits -1 and +1. 0: the model's own limit, 0.5 for nano, 0.95 for
+    others."""
     link_distance_m: float = Field(0.0, ge=0.0, le=10.0)
     """Link objects of several calibrated cameras by a world_id if label and size agree and their positions in the base
     frame are at most this far apart, in metres; 0 links none."""

@@ -3,11 +3,13 @@
 The method is SAM's automatic mask generation (arXiv 2304.02643, section B of the appendix) on the whole image. Each
 point gives three masks: a part, a larger part, the whole. A mask is kept if the decoder is sure of it, and if it does
 not depend on the threshold. Of masks with nearly the same box, the best is kept.
+
+How sure a decoder says it is differs from model to model, so each kind has its own limits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -23,16 +25,35 @@ MAX_MASKS = 256
 MAX_CANDIDATES = 512  # of which logits are in memory at once
 
 
+class Limits(NamedTuple):
+    """Lowest predicted IoU and lowest stability of masks that are kept."""
+
+    min_iou: float
+    min_stability: float
+
+
+LIMITS = {
+    "nano": Limits(0.5, 0.5),  # measured on rendered scenes: docs/running.md
+    "sam2_video": Limits(0.8, 0.95),  # SAM 2's SAM2AutomaticMaskGenerator
+    "sam2": Limits(0.8, 0.95),
+    "edgetam_video": Limits(0.8, 0.95),  # EdgeTAM's copy of it
+    "edgetam": Limits(0.8, 0.95),
+}
+"""Limits by the model's name or type."""
+PUBLISHED = Limits(0.88, 0.95)
+"""Limits of SAM's SamAutomaticMaskGenerator, for all others; SAM 3 has published none of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class EverythingOptions:
     """Options of the search. Raises RequestError for values out of range."""
 
     grid: int = 16
     """points along each side, 1 to 32"""
-    min_iou: float = 0.88
-    """lowest IoU that the decoder predicts for a mask, 0 to 1"""
-    min_stability: float = 0.95
-    """lowest IoU of the masks at logits -1 and +1, 0 to 1"""
+    min_iou: float | None = None
+    """lowest IoU that the decoder predicts for a mask, 0 to 1; None for the model's own limit"""
+    min_stability: float | None = None
+    """lowest IoU of the masks at logits -1 and +1, 0 to 1; None for the model's own limit"""
     max_overlap: float = 0.7
     """largest IoU of the boxes of two masks that are both kept, 0 to 1"""
     most: int = 100
@@ -43,8 +64,17 @@ class EverythingOptions:
             if not 1 <= value <= limit:
                 raise RequestError(f"{name}: expected 1 to {limit}, found {value}")
         for name in ("min_iou", "min_stability", "max_overlap"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RequestError(f"{name}: expected a number in 0..1, found {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise RequestError(f"{name}: expected a number in 0..1, found {value}")
+
+    def complete(self, model: TrackerModel) -> EverythingOptions:
+        """Return the options with the model's own limits where none were given."""
+        own = LIMITS.get(model.name) or LIMITS.get(model.model_type, PUBLISHED)
+        given = {name: getattr(self, name) for name in Limits._fields}
+        return replace(
+            self, **{name: getattr(own, name) if given[name] is None else given[name] for name in given}
+        )
 
 
 class Everything(NamedTuple):
@@ -60,19 +90,48 @@ class Everything(NamedTuple):
         return Everything(self.logits[chosen], self.iou[chosen])
 
 
+@dataclass(slots=True)
+class Census:
+    """Number of candidates of a search, and what became of them."""
+
+    candidates: int = 0
+    sure: int = 0
+    """of them, above min_iou"""
+    stable: int = 0
+    """of these, above min_stability"""
+    best_iou: float = 0.0
+    """highest predicted IoU"""
+    best_stability: float = 0.0
+    """highest stability of those above min_iou"""
+
+    def explain(self, options: EverythingOptions) -> str:
+        """Say which limit left nothing over, and what to do."""
+        said = f"nothing was found: of {self.candidates} candidates, {self.sure} had a predicted IoU above min_iou "
+        if not self.sure:
+            said += f"{options.min_iou:g} (the best {self.best_iou:.2f})"
+        else:
+            said += (
+                f"{options.min_iou:g}, and {self.stable} of them a stability above min_stability "
+                f"{options.min_stability:g} (the best {self.best_stability:.2f})"
+            )
+        return f"{said}; lower that limit, or take a larger grid than {options.grid}"
+
+
 @torch.inference_mode()
 def segment_everything(
-    model: TrackerModel, features: Features, options: EverythingOptions
+    model: TrackerModel, features: Features, options: EverythingOptions, census: Census | None = None
 ) -> Turns[Everything]:
     """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
 
+    `census` is filled with the number of candidates.
     What is found does not depend on what happens between the turns, as long as the features stay as they are.
     """
+    options, census = options.complete(model), census or Census()
     found = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
     for points in _grid(options.grid, model).split(model.batch_size):
-        sure = _filter(_decode(model, features, points), options)
+        sure = _filter(_decode(model, features, points), options, census)
         found = Everything(*(torch.cat(pair) for pair in zip(found, sure, strict=True)))
         if len(found.iou) > MAX_CANDIDATES:
             found = found.select(found.iou.topk(MAX_CANDIDATES).indices)
@@ -98,8 +157,15 @@ def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everythi
     return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
 
 
-def _filter(candidates: Everything, options: EverythingOptions) -> Everything:
-    """Return the masks that the decoder is sure of and that do not depend on the threshold."""
+def _filter(candidates: Everything, options: EverythingOptions, census: Census) -> Everything:
+    """Return the masks that the decoder is sure of and that do not depend on the threshold; count them."""
     sure = candidates.select(candidates.iou > options.min_iou)
     inner, outer = ((sure.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
-    return sure.select((inner > options.min_stability * outer) & (sure.logits > 0).flatten(1).any(dim=1))
+    stable = sure.select((inner > options.min_stability * outer) & (sure.logits > 0).flatten(1).any(dim=1))
+    census.candidates += len(candidates.iou)
+    census.sure += len(sure.iou)
+    census.stable += len(stable.iou)
+    census.best_iou = max(census.best_iou, float(candidates.iou.max()))
+    if len(sure.iou):
+        census.best_stability = max(census.best_stability, float((inner / outer.clamp(min=1)).max()))
+    return stable

@@ -17,7 +17,13 @@ from sam3_node.calibration.boards import Board
 from sam3_node.errors import CalibrationError
 
 DPI = 150
-BOARDS = ("charuco:7x5:30mm:21mm:4x4_50", "chessboard:8x5:20mm", "apriltag:5x4:22mm:8mm:36h11")
+BOARDS = (
+    "charuco:7x5:30mm:21mm:4x4_50",
+    "charuco:8x6:24mm:17mm:36h11:first=100",
+    "chessboard:8x5:20mm",
+    "apriltag:5x4:22mm:8mm:36h11",
+    "apriltag:5x4:22mm:8mm:25h9:first=10",
+)
 
 
 def read_page(path: Path) -> tuple[tuple[float, float], np.ndarray]:

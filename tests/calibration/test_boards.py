@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 
 from sam3_node.calibration.board_pdf import rasterise
 from sam3_node.calibration.boards import Board, explain_absence
+from sam3_node.calibration.bundle import View
+from sam3_node.calibration.intrinsics import calibrate_intrinsics
 from sam3_node.errors import CalibrationError
 from sam3_node.types import Intrinsics
-from tests.support.calibration_scenes import project_board, render_views
+from tests.support.calibration_scenes import (
+    DENSITY,
+    RIM_MM,
+    SIZE,
+    draw_charuco,
+    draw_kalibr,
+    project_board,
+    render_views,
+)
 
 PINHOLE = Intrinsics(600, 600, 320, 240, "none")
 CHARUCO, CHESSBOARD, APRILTAG = (
@@ -30,7 +41,9 @@ def test_a_board_reads_its_own_text(text: str) -> None:
         ("circles:7x5:30mm", "expected charuco"),
         ("charuco:7x5:30:21:4x4_50", "expected charuco"),
         ("charuco:7x5:30mm:31mm:4x4_50", "markers smaller"),
-        ("charuco:7x5:30mm:21mm:9x9_50", "dictionary"),
+        ("charuco:7x5:30mm:21mm:9x9_50", "expected a dictionary such as .*, found 9x9_50"),
+        ("charuco:7x5:30mm:21mm:DICT_4X4_5", "4x4_50"),
+        ("charuco:7x5:30mm:21mm:4x4_50:first=40", "needs 57"),
         ("charuco:20x20:30mm:21mm:4x4_50", "needs 200"),
         ("chessboard:2x2:25mm", "3 to 64"),
         ("chessboard:9x6:0mm", "side above 0"),
@@ -43,6 +56,26 @@ def test_impossible_boards_are_refused(text: str, named: str) -> None:
         Board.parse(text)
 
 
+@pytest.mark.parametrize("kind", ["charuco:6x5:22mm:14mm", "apriltag:6x5:22mm:6mm"])
+@pytest.mark.parametrize(
+    "name", ["36h11", "APRILTAG_36h11", "apriltag_36H11", "DICT_APRILTAG_36h11", "tag36h11"]
+)
+def test_a_dictionary_has_the_names_of_others(kind: str, name: str) -> None:
+    board = Board.parse(f"{kind}:{name}:first=3")
+    assert board.dictionary == "APRILTAG_36h11"
+    assert str(board) == f"{kind}:36h11:first=3"
+
+
+@pytest.mark.parametrize("name", sorted(name for name in dir(cv2.aruco) if name.startswith("DICT_")))
+def test_all_dictionaries_of_opencv_are_read(name: str) -> None:
+    board = Board.parse(f"charuco:4x4:30mm:21mm:{name}")
+    assert f"DICT_{board.dictionary}".lower() == name.lower()
+    assert Board.parse(str(board)) == board
+    corners = board.detect(rasterise(board, 3.0))
+    assert corners is not None
+    assert len(corners.ids) == 9
+
+
 @pytest.mark.parametrize(("text", "tolerance_px"), [(CHARUCO, 0.1), (CHESSBOARD, 0.1), (APRILTAG, 0.25)])
 def test_corners_lie_where_they_are_projected(text: str, tolerance_px: float) -> None:
     board = Board.parse(text)
@@ -53,6 +86,83 @@ def test_corners_lie_where_they_are_projected(text: str, tolerance_px: float) ->
         errors = corners.pixels - project_board(pose, PINHOLE, board.points)[corners.ids]
         assert np.abs(errors.mean(axis=0)).max() < 0.05
         assert np.sqrt((errors**2).mean()) < tolerance_px
+
+
+KALIBR, EVEN = "apriltag:6x5:24mm:7.2mm", "charuco:8x6:22mm:15mm:4x4_50"
+
+
+@pytest.mark.verifies(
+    "board", "ChArUco, also legacy and of AprilTags", "other implementation", "OpenCV draws"
+)
+@pytest.mark.verifies(
+    "board", "Kalibr's AprilGrid, border of 1 and 2 bits", "layout", "drawn as its PDF", "a printed board"
+)
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        (KALIBR, "border 1"),
+        (KALIBR, "border 2"),
+        (EVEN, "legacy"),
+        (EVEN, "new"),
+        (EVEN.replace("8x6", "7x6"), "legacy"),
+        (EVEN.replace("8x6", "7x5"), "legacy"),
+        (EVEN.replace("4x4_50", "36h11"), "legacy"),
+        ("charuco:8x6:22mm:15mm:4x4_250:first=100", "new"),
+        ("charuco:8x6:22mm:15mm:4x4_250:first=100", "legacy"),
+    ],
+)
+def test_boards_of_others_have_their_own_corners(text: str, printed: str) -> None:
+    board = Board.parse(text)
+    border = {"border 1": 1, "border 2": 2}.get(printed)
+    texture = draw_kalibr(board, border) if border else draw_charuco(board, printed == "legacy")
+    for pose, image in render_views(board, PINHOLE, 3, texture=texture):
+        for turns in range(4):
+            turned = np.ascontiguousarray(np.rot90(image, turns))
+            corners = board.detect(turned)
+            assert corners is not None
+            assert len(corners.ids) > 0.6 * len(board.points)
+            true = project_board(pose, PINHOLE, board.points)[corners.ids]
+            for turn in range(turns):  # against the clock
+                true = np.stack([true[:, 1], SIZE[1 - turn % 2] - 1 - true[:, 0]], axis=1)
+            assert np.abs(corners.pixels - true).max() < 0.5
+
+
+def test_kalibr_rows_and_columns_alone_are_told_by_the_black_squares() -> None:
+    board = Board.parse(KALIBR)
+    pixels = round((RIM_MM + 28) * DENSITY)
+    printed = {"own": rasterise(board, DENSITY, RIM_MM), "Kalibr": draw_kalibr(board, 1)}
+    for image in printed.values():
+        for place, rows in ((slice(None, pixels), (0, 0.024)), (slice(-pixels, None), (0.1248, 0.1488))):
+            corners = board.detect(np.ascontiguousarray(image[place]))
+            assert corners is not None
+            assert len(corners.ids) == 24
+            np.testing.assert_allclose(np.unique(board.points[corners.ids, 1]), rows, atol=1e-9)
+
+
+def test_a_view_that_fits_both_orders_of_charuco_has_no_corners() -> None:
+    """Without its last column, a legacy board is a new one without its first column."""
+    board = Board.parse(EVEN.replace("8x6", "7x6"))
+    square = round(22 * DENSITY)
+    for legacy in (False, True):
+        printed = draw_charuco(board, legacy)
+        rim = (printed.shape[1] - 7 * square) // 2
+        first = 1 - legacy
+        seen = printed[:, rim + first * square : rim + (first + 6) * square]
+        assert board.detect(np.ascontiguousarray(seen)) is None
+        assert "show more of the board" in (explain_absence(board, np.ascontiguousarray(seen)) or "")
+        assert board.detect(printed) is not None
+
+
+def test_intrinsics_follow_from_a_kalibr_board() -> None:
+    board = Board.parse(KALIBR)
+    views = []
+    for number, (_, image) in enumerate(render_views(board, PINHOLE, 9, texture=draw_kalibr(board, 2))):
+        corners = board.detect(image)
+        assert corners is not None
+        views.append(View(str(number), corners.ids, corners.pixels))
+    camera = calibrate_intrinsics(views, board, SIZE, shape=False).solution.camera
+    np.testing.assert_allclose(camera[:2], 600, rtol=0.005)
+    np.testing.assert_allclose(camera[2:], (320, 240), atol=3)
 
 
 def test_a_chessboard_has_one_orientation() -> None:
@@ -77,14 +187,28 @@ def test_an_image_without_a_board_has_none() -> None:
     ("described", "change", "named"),
     [
         (CHARUCO, "mirror", "mirrored"),
+        (CHARUCO, "invert", "inverted"),
         (CHARUCO.replace("4x4", "5x5"), "", "found 17 of 4X4_50"),
+        (CHARUCO.replace("7x5", "5x7"), "", "7 columns and 5 or more rows; columns and rows are swapped"),
+        ("apriltag:7x5:21mm:9mm:4x4_50", "", "as on a charuco board of 7 columns"),
+        ("chessboard:10x9:25mm", "", "found 17 of 4X4_50"),
+        ("apriltag:5x6:24mm:7.2mm", "Kalibr", "6 columns and 5 or more rows; columns and rows are swapped"),
+        (KALIBR, "Kalibr mirror", "mirrored"),
+        ("charuco:6x5:31mm:24mm:36h11", "Kalibr", "as on an apriltag board of 6 columns"),
+        (EVEN.replace("_50", "_250"), "first", "write charuco:8x6:22mm:15mm:4x4_250:first=100"),
+        (EVEN, "first", "found 24 of 4X4_250 (ids 100 to 123)"),
         ("charuco:9x8:30mm:21mm:4x4_50", "", "check columns and rows"),
         ("chessboard:7x6:25mm", "chessboard", "found 6x5"),
     ],
 )
 def test_another_board_is_named(described: str, change: str, named: str) -> None:
-    printed = rasterise(Board.parse(CHESSBOARD if change == "chessboard" else CHARUCO), 3.0)
-    image = np.ascontiguousarray(printed[:, ::-1]) if change == "mirror" else printed
+    shown = {"chessboard": CHESSBOARD, "first": f"{EVEN[:-2]}250:first=100"}.get(change, CHARUCO)
+    printed = rasterise(Board.parse(shown), 3.0)
+    if "Kalibr" in change:
+        printed = draw_kalibr(Board.parse(KALIBR), 2)
+    if "mirror" in change:
+        printed = printed[:, ::-1]
+    image = np.ascontiguousarray(255 - printed if change == "invert" else printed)
     board = Board.parse(described)
     assert board.detect(image) is None
     assert named in (explain_absence(board, image) or "")

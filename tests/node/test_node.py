@@ -96,7 +96,10 @@ def test_everything_on_a_frame_just_seen(client: PerceptionClient) -> None:
     assert 1 <= len(found) <= 5
     assert all(item.seq == seen.seq and item.mask.size == (240, 320) and item.mask.area for item in found)
     assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
-    assert client.segment_everything(grid=1, min_iou=1) == []
+    nothing = client.segment_everything(grid=1, min_iou=1)
+    assert nothing == []
+    assert "0 had a predicted IoU above min_iou 1" in nothing.note
+    assert not found.note
     followed = client.add_object(mask=found[0].mask, seq=seen.seq).id
     client.resume()
     masks_where(client, lambda masks: ids(masks) == [followed], "the mask that was found")

@@ -15,6 +15,7 @@ from sam3_node.replay.actions import ADD_EVERYTHING, Edit, Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.schedule import add_everything
+from sam3_node.replay.summary import ReplayCounts
 from tests.support.live import moving_frame, tiny_settings
 
 ALL = {
@@ -48,6 +49,42 @@ def test_what_is_found_is_tracked_while_slots_are_free(tmp_path: Path) -> None:
     assert followed is not None
     assert [instance.id for instance in followed.instances] == [1, 2]
     assert not player.counts["refused"]
+
+
+@pytest.mark.parametrize(("limit", "notes"), [(1.0, 1), (0.0, 0)])
+def test_a_search_that_finds_nothing_is_noted(limit: float, notes: int, tmp_path: Path) -> None:
+    player = Player(Perception.load(tiny_settings(tmp_path)))
+    player.play(
+        Step(
+            moving_frame(0),
+            0,
+            edits=(Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL, "min_iou": limit}),),
+        )
+    )
+    assert len(player.notes) == notes
+    assert all("left, frame 0: nothing was found: of 27 candidates, 0 had" in note for note in player.notes)
+
+
+def test_prompts_that_begin_no_object_are_named() -> None:
+    totals = ReplayCounts(objects={"left": {"1": "mug"}})
+    status = {
+        "prompts": ["mug", "can", "ball", "box"],
+        "prompt_scores": {"mug": 0.0, "can": 0.15, "ball": 0.0, "box": 0.7},
+        "prompt_limits": {"scores": dict.fromkeys(("mug", "can", "ball", "box"), 0.2)},
+    }
+    unfound = totals.describe_unfound(status)
+    assert list(unfound) == ["can", "ball", "box"]
+    assert "'can': its best detection had the score 0.15, and 0.2 begins" in unfound["can"]
+    assert "no detection had the score 0.1" in unfound["ball"]
+    assert "was not confirmed" in unfound["box"]
+
+
+def test_an_edit_that_is_refused_is_noted_once(tmp_path: Path) -> None:
+    player = Player(Perception.load(tiny_settings(tmp_path)))
+    for _ in range(2):
+        player.play(Edit("set_prompts", {"prompts": ["mug"]}))
+    assert player.counts["refused"] == 2
+    assert [note.startswith("set_prompts was refused: ") for note in player.notes] == [True]
 
 
 def test_a_recorded_node_is_repeated_without_it() -> None:

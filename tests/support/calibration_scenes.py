@@ -21,6 +21,8 @@ CENTRE_M = (0.105, 0.075, 0.0)
 """Centre of BOARD's pattern in its frame."""
 SIZE = (480, 640)
 """Height and width of the images."""
+DENSITY, RIM_MM = 8.0, 15.0
+"""Pixels per mm of a rendered board's texture, and its white rim."""
 CAMERA = Intrinsics(600.0, 603.0, 322.0, 238.0, "brown_conrady", (-0.2, 0.08, 0.001, -0.0005, 0.0))
 FISHEYE = Intrinsics(300.0, 301.0, 321.0, 239.0, "fisheye", (0.03, -0.01, 0.004, -0.001))
 
@@ -121,12 +123,55 @@ def make_hand_eye(
     ]
 
 
+def draw_kalibr(board: Board, border_bits: int) -> np.ndarray:
+    """Draw Kalibr's AprilGrid as a texture: ids from the bottom left, each tag turned by half a turn, black squares."""
+    side, gap = (round(length * 1e3 * DENSITY) for length in (board.pitch_m, board.second_m))
+    tags = cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_APRILTAG_36h11)
+    step, rim = side + gap, round(RIM_MM * DENSITY)
+    height, width = board.rows * step - gap, board.columns * step - gap
+    image = np.full((height + 2 * rim, width + 2 * rim), 255, np.uint8)
+    for row in range(board.rows + 1):
+        for column in range(board.columns + 1):
+            top, left = rim + row * step - gap, rim + column * step - gap
+            image[top : top + gap, left : left + gap] = 0
+    for row in range(board.rows):
+        for column in range(board.columns):
+            tag = cv2.aruco.generateImageMarker(
+                tags, row * board.columns + column, side, borderBits=border_bits
+            )
+            top, left = rim + (board.rows - 1 - row) * step, rim + column * step
+            image[top : top + side, left : left + side] = tag[::-1, ::-1]
+    return image
+
+
+def draw_charuco(board: Board, legacy: bool) -> np.ndarray:
+    """Draw a ChArUco board by OpenCV as a texture."""
+    dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{board.dictionary}"))
+    ids = np.arange(board.first, board.first + board.columns * board.rows // 2)
+    drawn = cv2.aruco.CharucoBoard(
+        (board.columns, board.rows), board.pitch_m, board.second_m, dictionary, ids
+    )
+    drawn.setLegacyPattern(legacy)
+    width, height = (round(side * 1e3 * DENSITY) for side in board.size_m)
+    rim = round(RIM_MM * DENSITY)
+    return cv2.copyMakeBorder(
+        drawn.generateImage((width, height)), rim, rim, rim, rim, cv2.BORDER_CONSTANT, value=[255]
+    )
+
+
 def render(
-    board: Board, camera_from_board: Array, intrinsics: Intrinsics, size: tuple[int, int] = SIZE
+    board: Board,
+    camera_from_board: Array,
+    intrinsics: Intrinsics,
+    size: tuple[int, int] = SIZE,
+    texture: np.ndarray | None = None,
 ) -> Image:
-    """Render a board by a homography, without distortion, as BGR [h, w, 3] with soft edges."""
-    density, border, factor = 8.0, 15.0, 4
-    texture = rasterise(board, density, border)
+    """Render a board by a homography, without distortion, as BGR [h, w, 3] with soft edges.
+
+    `texture` is what was printed, DENSITY pixels per mm with a rim of RIM_MM; None for what this package prints.
+    """
+    density, border, factor = DENSITY, RIM_MM, 4
+    texture = rasterise(board, density, border) if texture is None else texture
     offset = board.pitch_m if board.kind == "chessboard" else 0.0  # the origin is the first inner corner
     # texture pixel -> board metres, with pixel centres at integers
     scale = 1e-3 / density
@@ -143,7 +188,7 @@ def render(
 
 
 def render_views(
-    board: Board, intrinsics: Intrinsics, count: int, seed: int = 3
+    board: Board, intrinsics: Intrinsics, count: int, seed: int = 3, texture: np.ndarray | None = None
 ) -> Sequence[tuple[Array, Image]]:
     """Return poses camera_from_board and rendered images of them."""
     generator = np.random.default_rng(seed)
@@ -153,5 +198,5 @@ def render_views(
     while len(pairs) < count:
         pose = draw_pose(generator, 0.35, 0.55, 0.5)
         if _is_inside(project_board(pose, intrinsics, rim)):
-            pairs.append((pose, render(board, pose, intrinsics)))
+            pairs.append((pose, render(board, pose, intrinsics, texture=texture)))
     return pairs

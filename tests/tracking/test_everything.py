@@ -12,13 +12,17 @@ from pycocotools import mask as coco
 from transformers import pipeline
 from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
 
+from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel
+from sam3_node.models.checkpoints import load_tracker
 from sam3_node.models.sam.sam1 import adapt_sam1
 from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import ObjectPrompt, Tracker
-from sam3_node.tracking.everything import EverythingOptions, segment_everything
+from sam3_node.tracking.everything import Census, EverythingOptions, segment_everything
 from sam3_node.types import advance, finish
+from sam3_node.wire import decode_image
+from tests.support.tabletop import truth
 from tests.support.tiny import tiny_model
 from tests.support.tiny_sam1 import SIZE, random_sam1
 
@@ -108,6 +112,50 @@ def test_masks_are_sure_different_and_few() -> None:
     assert (found.logits > 0).flatten(1).any(dim=1).all()
     none = finish(segment_everything(model, features, EverythingOptions(grid=2, min_iou=1.0)))
     assert none.logits.shape == (0, *model.mask_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "limits"),
+    [
+        ("nano", "sam3_tracker_video", (0.5, 0.5)),
+        ("sam2-hiera-tiny", "sam2", (0.8, 0.95)),
+        ("edgetam", "edgetam_video", (0.8, 0.95)),
+        ("facebook/sam3", "sam3_tracker_video", (0.88, 0.95)),
+        ("sam1", "", (0.88, 0.95)),
+    ],
+)
+def test_each_kind_of_model_has_its_limits(name: str, model_type: str, limits: tuple[float, float]) -> None:
+    model = tiny_model(presence=60.0)
+    model.name, model.model_type = name, model_type
+    own = EverythingOptions().complete(model)
+    assert (own.min_iou, own.min_stability) == limits
+    given = EverythingOptions(min_iou=0.0, min_stability=0.2).complete(model)
+    assert (given.min_iou, given.min_stability) == (0.0, 0.2)
+
+
+def test_the_limit_that_leaves_nothing_is_named() -> None:
+    model = tiny_model(presence=60.0)
+    features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
+    for min_iou, min_stability, said in (
+        (1.0, 0.0, "min_iou 1 (the best 0."),
+        (0.0, 1.0, "min_stability 1 (the best"),
+    ):
+        options, census = EverythingOptions(3, min_iou, min_stability), Census()
+        assert len(finish(segment_everything(model, features, options, census)).iou) == 0
+        assert census.candidates >= 9
+        assert census.stable == 0
+        assert said in census.explain(options.complete(model))
+
+
+def test_nano_finds_the_objects_of_the_bundled_scene() -> None:
+    model, clip = load_tracker("nano"), LabelledClip.load(TABLETOP)
+    image = decode_image(clip.frames[0])
+    found = finish(segment_everything(model, model.encode(model.preprocess(image)), EverythingOptions()))
+    masks = encode([rasterize(low.numpy(), image.shape[:2]).full() for low in found.logits])
+    objects = encode([instance.mask.full() for instance in truth()[clip.frames[0].seq].instances])
+    assert len(objects) == 5
+    assert (coco.iou(objects, masks, [0] * len(masks)).max(axis=1) > 0.5).all()
+    assert len(masks) <= 30
 
 
 def test_what_happens_between_the_turns_changes_nothing() -> None:

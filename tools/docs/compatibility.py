@@ -30,6 +30,7 @@ AREAS = {
     "policy": "policies",
     "reader": "readers of the wire",
     "network": "networks",
+    "board": "calibration boards",
 }
 """Areas in the order of the table, each with its name there."""
 

@@ -47,6 +47,8 @@ class TrackerModel(nn.Module):
         super().__init__()
         config = source.config
         self.name, self.has_memory = name, has_memory
+        self.model_type: str = getattr(config, "model_type", "")
+        """transformers' type of the weights; empty for SAM 1"""
         self.image_size = side(source.prompt_encoder.input_image_size)
         self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
         self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size

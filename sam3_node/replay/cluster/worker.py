@@ -211,4 +211,7 @@ def _summarize(
         resumed_from=0,
         lost=next((part.lost for part in parts if part.lost), None),
         notes=[f"stitched from {len(parts)} segments", *notes],
+        unfound={
+            name: line for part in parts for name, line in part.unfound.items() if name not in totals.labels
+        },
     )

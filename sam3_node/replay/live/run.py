@@ -25,7 +25,7 @@ from ..completion import (
     read_digests,
 )
 from ..job import SECTIONS, Job
-from ..player import PlayedAction, add_everything, update_masks
+from ..player import PlayedAction, add_everything, note_refusal, update_masks
 from ..schedule import Schedule
 from ..shards import ShardLimits, Shards, ShardWriter
 from ..store import Store, local_bag, open_store
@@ -151,7 +151,9 @@ def _push_frames(node: LiveNode, completion: Completion, limits: ShardLimits) ->
     summary = _make_summary(schedule, writer, player, node.description)
     problems = node.read_spatial_problems(schedule.cameras)
     summary = replace(summary, notes=[*summary.notes, *problems])
-    return replace(summary, complete=not completion.stop.is_set())
+    if completion.stop.is_set():
+        return replace(summary, complete=False)
+    return replace(summary, unfound=writer.totals.describe_unfound(node.request("status")))
 
 
 def _take_until(stop: threading.Event, actions: Iterable[Action]) -> Iterator[Action]:
@@ -174,7 +176,7 @@ def _make_summary(
         device=description["device"],
         resumed_from=0,
         lost=schedule.lost,
-        notes=schedule.remarks,
+        notes=[*schedule.remarks, *player.notes],
         stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
     )
 
@@ -187,6 +189,8 @@ class LivePlayer:
         """Counts like those of a `Player`."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage in the node, over all frames."""
+        self.notes: list[str] = []
+        """Notes like those of a `Player`."""
         self._node = node
         self._steps: deque[Step] = deque()
 
@@ -266,11 +270,12 @@ class LivePlayer:
             return None
         try:
             if edit.op == ADD_EVERYTHING:
-                return add_everything(edit, self._node.request)
+                return add_everything(edit, self._node.request, self.notes)
             return self._node.request(edit.op, **edit.args)
         except TransportError:
             raise
         except Sam3NodeError as error:
             self.counts["refused"] += 1
             log.warning("%s was refused: %s", edit.op, error)
+            note_refusal(edit, error, self.notes)
             return None
