@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from ..errors import DeviceError, NoAnswerError, Sam3NodeError
 from ..processes.logs import discard_stdout, install_log_handler
-from ..processes.notify import TRY_AGAIN, is_supervised
+from ..processes.notify import TRY_AGAIN, Watchdog, is_supervised
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
 from ..types import Priority
@@ -38,7 +38,7 @@ EXIT_CODES: dict[type[Sam3NodeError], int] = {NoAnswerError: NO_ANSWER, DeviceEr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Sam3NodeErrors are printed on stderr."""
-    supervised = is_supervised()
+    supervised, Watchdog.began = is_supervised(), False
     try:
         args = _parser().parse(arguments)
         handler = install_log_handler()
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code or 0
     except Sam3NodeError as error:
         print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
-        return TRY_AGAIN if supervised and error.may_pass else EXIT_CODES.get(type(error), FAILED)
+        code = EXIT_CODES.get(type(error), FAILED)
+        return TRY_AGAIN if code == FAILED and supervised and (error.may_pass or Watchdog.began) else code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

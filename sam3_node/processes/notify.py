@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import ClassVar
 
 from ..types import Closeable
 
@@ -34,7 +35,7 @@ RESTARTED = "SAM3NODE_RESTARTED_BY"
 """Variable that a supervisor sets if it starts a failed process again."""
 REFUSED, TRY_AGAIN = 2, 75
 """Exit codes of errors: one that only a change of settings or files can mend, and, under a supervisor, one that may
-pass (EX_TEMPFAIL of sysexits.h), such as that of a camera that is not plugged in."""
+pass (EX_TEMPFAIL of sysexits.h): a camera is not plugged in, or the process had begun its work."""
 MAX_DATAGRAM_BYTES = 4096
 MAX_DATAGRAMS_PER_READ = 64
 
@@ -54,6 +55,9 @@ class Watchdog(Closeable):
     loop has ended; closing then has CLOSE_S.
     The variables are removed from `environment`, because they are not for the children of this process.
     """
+
+    began: ClassVar[bool] = False
+    """True once a main loop of this process has begun: what ends it later is no error of its settings."""
 
     def __init__(self, hang_s: float = 0.0, environment: MutableMapping[str, str] | None = None) -> None:
         environment = {} if environment is None else environment
@@ -81,7 +85,7 @@ class Watchdog(Closeable):
         """Report that the main loop begins a turn. The first turn also reports that the process is ready."""
         self.begin(self._hang_s)
         if not self._is_ready:
-            self._is_ready = True
+            self._is_ready = Watchdog.began = True
             self._loop_thread = threading.get_ident()
             self._send("READY=1")
 

@@ -75,8 +75,8 @@ the process for which a peer is cut off while much is unread."""
 class SocketOwner(Closeable):
     """Base of types that own sockets. They serve the process that made them, and no other one that is forked from it.
 
-    libzmq's threads are not there after a fork, so a call would wait without end. To close the owner there must not touch
-    what it shares with the first process: its pipes, which would wake the threads of that process.
+    libzmq's threads are not there after a fork, so a call would wait without end. To close the owner there must not
+    touch what it shares with the first process: its pipes, which would wake the threads of that process.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:

@@ -14,9 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sam3_node.cameras import publish
 from sam3_node.cli import main as cli
-from sam3_node.errors import ProcessError, SettingsError
+from sam3_node.errors import CameraError, ProcessError, SettingsError
 from sam3_node.processes.group import combine_exit_codes, list_processes, main, run_group
+from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher
@@ -154,6 +156,7 @@ def test_exit_codes_of_signals() -> None:
 
 SUPERVISOR = """
 import subprocess, sys, time
+from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process
 with Group() as group:
     for name in ("a", "b"):
@@ -296,6 +299,25 @@ def test_a_camera_that_may_come_later_has_an_exit_code_of_its_own(
         monkeypatch.setenv("SAM3NODE_RESTARTED_BY", "sam3-node")
     assert cli.main(["camera", source, "--transport.frames", "tcp://127.0.0.1:*"]) == code
     assert "sam3-node: error:" in capsys.readouterr().err
+
+
+def test_an_error_after_the_work_has_begun_may_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SAM3NODE_RESTARTED_BY", "sam3-node")
+
+    def run(source: str) -> int:
+        return cli.main(["camera", source, "--transport.frames", "tcp://127.0.0.1:*"])
+
+    def fail(*_: object, **__: object) -> None:
+        Watchdog().turn()
+        raise CameraError("it broke")
+
+    monkeypatch.setattr(publish, "run_camera", fail)
+    assert run("scene:shapes") == 75
+    monkeypatch.undo()
+    monkeypatch.setenv("SAM3NODE_RESTARTED_BY", "sam3-node")
+    assert run("scene:no") == 2
 
 
 def test_an_address_in_use_may_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
