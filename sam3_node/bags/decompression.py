@@ -125,7 +125,8 @@ def decompress_file(source: Path, target: Path) -> str | None:
 
 def _read_frames(packed: BinaryIO, open_frame: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the content of all frames of a file, one after the other. Raises EOFError if the last one is cut off."""
-    frame, data = None, b""
+    frame: Any = None
+    data = b""
     while data := data or packed.read(_READ):
         frame = frame or open_frame()
         content, data = frame.decompress(data), b""
