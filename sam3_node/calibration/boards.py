@@ -412,8 +412,8 @@ def _detect_markers(
     quads, ids, _ = cv2.aruco.ArucoDetector(dictionary, parameters).detectMarkers(large)
     if ids is None:
         return _NO_MARKERS
-    pixels = (np.asarray(quads, np.float32).reshape(-1, 4, 2) + 0.5) / enlarge - 0.5
-    return Markers(np.asarray(ids).ravel().astype(np.intp), pixels)
+    pixels = (np.asarray(quads, np.float64).reshape(-1, 4, 2) + 0.5) / enlarge - 0.5
+    return Markers(np.asarray(ids).ravel().astype(np.intp), pixels.astype(np.float32))
 
 
 def _measure_misfit(plane: Array, quads: npt.NDArray[np.float32]) -> float:
@@ -442,9 +442,8 @@ def _count_missing(
 ) -> int:
     """Return how many markers are not among `index`, although a layout has them inside the image."""
     pixels = _place(plane[index], quads, plane).reshape(-1, 4, 2)
-    inside = ((pixels > 0) & (pixels < (shape[1] - 1, shape[0] - 1))).all(axis=(1, 2))
-    inside[index] = False
-    return int(inside.sum())
+    inside = np.all((pixels > 0) & (pixels < (shape[1] - 1, shape[0] - 1)), axis=(1, 2))
+    return int(np.delete(inside, index).sum())
 
 
 def _has_squares(quads: npt.NDArray[np.float32], board: Board, grey: GreyImage) -> bool:

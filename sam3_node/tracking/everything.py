@@ -127,11 +127,12 @@ def segment_everything(
     What is found does not depend on what happens between the turns, as long as the features stay as they are.
     """
     options, census = options.complete(model), census or Census()
+    limits = Limits(options.min_iou or 0.0, options.min_stability or 0.0)
     found = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
     for points in _grid(options.grid, model).split(model.batch_size):
-        sure = _filter(_decode(model, features, points), options, census)
+        sure = _filter(_decode(model, features, points), limits, census)
         found = Everything(*(torch.cat(pair) for pair in zip(found, sure, strict=True)))
         if len(found.iou) > MAX_CANDIDATES:
             found = found.select(found.iou.topk(MAX_CANDIDATES).indices)
@@ -157,11 +158,11 @@ def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everythi
     return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
 
 
-def _filter(candidates: Everything, options: EverythingOptions, census: Census) -> Everything:
+def _filter(candidates: Everything, limits: Limits, census: Census) -> Everything:
     """Return the masks that the decoder is sure of and that do not depend on the threshold; count them."""
-    sure = candidates.select(candidates.iou > options.min_iou)
+    sure = candidates.select(candidates.iou > limits.min_iou)
     inner, outer = ((sure.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
-    stable = sure.select((inner > options.min_stability * outer) & (sure.logits > 0).flatten(1).any(dim=1))
+    stable = sure.select((inner > limits.min_stability * outer) & (sure.logits > 0).flatten(1).any(dim=1))
     census.candidates += len(candidates.iou)
     census.sure += len(sure.iou)
     census.stable += len(stable.iou)
