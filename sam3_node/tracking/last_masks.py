@@ -55,7 +55,7 @@ FALL = 0.02  # fall of the bound for each frame, at most: an object that was hal
 MIN_AREA = 16  # cells; the areas of smaller masks say nothing
 MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
 MAX_GAP = 8  # frames without a mask after which tolerances grow no more
-ALIKE = 0.7  # IoU of two masks brought to one place, area and direction from which their shapes are alike
+ALIKE = 0.8  # IoU of two masks brought to one place, area and direction from which their shapes are alike
 SAME_AREA = (
     0.15  # departure of the log area up to which the newest sure shape becomes the one to compare with
 )
@@ -66,7 +66,7 @@ QUALITY_GAIN = 0.1  # share of the newest quality in the usual one
 
 
 class SureHistory:
-    """What the sure masks of up to `capacity` objects were like: a bound of their area, their shape and their quality.
+    """Histories of the sure masks of up to `capacity` objects: a bound of their area, their shape and their quality.
 
     It needs no fitted weights, because each track is compared with its own past alone. Quality is the predicted IoU
     times the stability. Areas are in cells of a grid over the image.
