@@ -68,7 +68,7 @@ class Bag(Closeable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed or noticed up to now, though nothing is missing: alignment of depth, late writers."""
+        """Assumptions and remarks up to now where nothing is missing: alignment of depth, late writers."""
         return self._source.notes
 
     @property

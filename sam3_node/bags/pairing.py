@@ -37,7 +37,7 @@ UNIX_SINCE_NS = 10**17
 """Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
 
 LATE_NS = 250_000_000
-"""Difference of the times that colour and depth take to be recorded, from which it is told."""
+"""Least difference between the delays of recording of colour and depth that becomes a note."""
 
 _RECENT = 16  # samples whose times show the period and the clock of a topic
 _PERIODS = (3, 5)  # share of a period that a depth image may be away
@@ -149,7 +149,7 @@ class Pairing:
     def describe_losses(self, minimum: int = 1) -> str | None:
         """Describe what was left out so far: intrinsics and depth that fit no frame. None if nothing was.
 
-        Depth that reaches few frames is told of once there are `minimum` frames and depth images.
+        Depth that reaches few frames counts once there are `minimum` frames and depth images.
         """
         losses = Losses()
         losses.add(self._losses.text())

@@ -58,7 +58,7 @@ class ImagesBag(Closeable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed of the images up to now."""
+        """Assumptions about the images up to now."""
         return tuple(filter(None, (self._notes.text(),)))
 
     def samples(self, topics: Collection[str]) -> Iterator[Sample]:

@@ -80,5 +80,5 @@ def _as_ros(message: Any) -> SimpleNamespace:
         distortion_model=_MODELS.get(model, model),
         k=getattr(message, "K", ()),
         d=getattr(message, "D", ()),
-        p=getattr(message, "P", ()),
+        p=getattr(message, "P", getattr(message, "p", ())),
     )
