@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-MAX_WRONG = 0.01
+MAX_WRONG = 0.055
 RIDGE = 1e-3
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
 TARGET = Path("sam3_node/tracking/name_calibration.py")
