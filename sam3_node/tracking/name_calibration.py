@@ -16,6 +16,6 @@ WEIGHTS = {
 NEUTRAL = {"look": 1.36, "thing": 0.71}
 """Mean margins of right names, for detectors and phrases that have none."""
 SURE = 0.9
-"""Confidence from which at most 1 % of the names were wrong on clips that were held out."""
+"""Confidence below which a name is doubtful. It is chosen, see docs/objects-by-name.md."""
 CALIBRATED_FOR = ("nano",)
 """Names of the detectors whose detections the weights were fitted to."""

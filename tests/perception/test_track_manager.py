@@ -145,7 +145,7 @@ def test_the_ball_that_the_detector_takes_for_the_mug_is_doubtful(model: Tracker
     pipeline.set_prompts(prepare_prompts(detector, ["red mug"], 0.2))
     ball = next(id for id, name in clip.labels.items() if name == "orange ball")
     on_ball, mug = [], []
-    for index in range(108, 148):
+    for index in range(110, 140):
         masks = pipeline.step(clip.frames[index])
         truth = clip.truth(index)[ball]
         for instance in masks.instances:
