@@ -2,7 +2,8 @@
 
 A detector gives things that it does not know the name that was asked for. The probability is a logistic function of the
 features below, averaged over the detections of a track; `tracking.name_calibration` holds the weights, which
-`python -m tools.doubt.names` fits. It depends only on the detections since the object was found.
+`python -m tools.doubt.names` fits to the bundled detector. It depends only on the detections since the object came into
+view.
 """
 
 from __future__ import annotations
