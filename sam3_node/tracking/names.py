@@ -30,7 +30,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class NameEvidence:
-    """What the detections of one object say of one label."""
+    """Evidence of the detections of one object for one label."""
 
     means: list[float] = field(default_factory=list)
     """of the features, without the agreement; those of the last MEMORY detections count most"""
