@@ -84,6 +84,8 @@ def _format_object(instance: Instance) -> str:
     label = printable(instance.label)
     unseen = f" (unseen for {instance.frames_since_seen})" if instance.frames_since_seen else ""
     doubt = f" doubtful {instance.confidence or 0:.2f}" if instance.doubtful else ""
+    if instance.doubtful and instance.name_confidence is not None:
+        doubt += f", name {instance.name_confidence:.2f}"
     state, box = f"{instance.state}{unseen}{doubt}", ",".join(map(str, instance.box))
     return (
         f"  {instance.id:>3} {label:<20} {state:<24} {instance.score:4.2f} {instance.area:>8} px  box {box}"

@@ -19,6 +19,7 @@ from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
+from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CatchUps
@@ -84,9 +85,11 @@ class Pipeline:
         self._timer = StageTimer(model.device)
         self.spatial = spatial or SpatialStage(SpatialSettings(), None)
         self._track_manager: TrackManager | None = None
-        detection = detection or DetectorSettings()
-        self._min_name_confidence = detection.min_name_confidence
+        self._min_name_confidence = 0.0
         if detector is not None:
+            detection = detection or DetectorSettings()
+            if is_name_calibrated(detector.name):
+                self._min_name_confidence = detection.min_name_confidence
             self._track_manager = TrackManager(detector, self._tracker, self.registry, self.remove, detection)
 
     @property

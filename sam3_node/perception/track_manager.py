@@ -155,13 +155,11 @@ class TrackManager:
         return self._lifecycle.name_features(object_id, self._objects.label(object_id))
 
     def name_confidence(self, object_id: int) -> float | None:
-        """Return the probability that an object's label is right; None if a user gave it."""
+        """Return the probability that an object's label is right; 0 until detections tell, None if a user gave it."""
         if object_id not in self._lifecycle:
             return None
         features = self.name_features(object_id)
-        return (
-            estimate_name(features) if features else 0.0
-        )  # not measured since a state of an earlier version
+        return estimate_name(features) if features else 0.0
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record an object's mask on a frame. When its score falls below the limit, request one detection."""

@@ -215,7 +215,8 @@ class DetectorSettings(Section):
     max_lost_s: float = Field(5.0, gt=0.0, le=3600.0)
     """Seconds to keep an object that was found by name while it has neither a confident mask nor a detection."""
     min_name_confidence: float = Field(0.9, ge=0.0, le=1.0)
-    """Confidence of a name below which a mask is marked doubtful. 0: never."""
+    """Confidence of a name below which a mask is marked doubtful. 0: never. Only for the bundled detector, which it is
+    calibrated for."""
     association: bool = True
     """true: detections also correct, recover and merge tracked objects. false: detections only start new objects."""
 

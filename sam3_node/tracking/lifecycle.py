@@ -94,10 +94,15 @@ class Lifecycle:
         life.hidden = False
 
     def mark_missed(self, object_id: int) -> None:
-        """Record a round in which the detector did not find the object."""
+        """Record a round in which the detector did not find the object.
+
+        What comes back after a round out of view may be another thing: its name is unknown until it is detected again.
+        """
         life = self._lives[object_id]
         life.missed += 1
-        life.rounds += not life.hidden
+        life.rounds += 1
+        if life.hidden:
+            life.rounds, life.names = 0, {}
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record the object's mask on a frame. A mask with a high score is evidence, unless the object is tentative."""

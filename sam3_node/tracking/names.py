@@ -2,7 +2,8 @@
 
 A detector gives things that it does not know the name that was asked for. The probability is a logistic function of the
 features below, averaged over the detections of a track; `tracking.name_calibration` holds the weights, which
-`python -m tools.doubt.names` fits. It depends only on the detections since the object was found.
+`python -m tools.doubt.names` fits to the bundled detector. It depends only on the detections since the object came into
+view.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class NameEvidence:
-    """What the detections of one object say of one label."""
+    """Evidence of the detections of one object for one label."""
 
     means: list[float] = field(default_factory=list)
     """of the features, without the agreement; those of the last MEMORY detections count most"""

@@ -132,11 +132,14 @@ def test_what_detections_say_of_each_name() -> None:
     assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
     assert lifecycle.name_features(1, "cup") == [5.0, 6.0, 1 / 3]
     assert lifecycle.name_features(1, "jar") is None
-    lifecycle.observe(1, 0.0, False, 0)
-    lifecycle.mark_missed(1)  # out of view, where no detection could find it
-    assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
     lifecycle.keep_labels(["mug"])
     assert lifecycle.name_features(1, "cup") is None
+    lifecycle.observe(1, 0.0, False, 0)
+    assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
+    lifecycle.mark_missed(1)  # out of view in a round of the detector: what comes back may be another thing
+    assert lifecycle.name_features(1, "mug") is None
+    lifecycle.mark_detected(1, "mug", 0.9, 0, [7.0, 8.0])
+    assert lifecycle.name_features(1, "mug") == [7.0, 8.0, 1.0]
 
 
 def test_a_detection_elsewhere_voids_what_was_known_of_the_name() -> None:

@@ -36,7 +36,6 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-MAX_WRONG = 0.01
 RIDGE = 1e-3
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
 TARGET = Path("sam3_node/tracking/name_calibration.py")
@@ -159,21 +158,16 @@ def fit(x: Floats, right: Bools) -> tuple[Floats, float]:
     return found[:-1] / scale, float(found[-1])
 
 
-def choose_threshold(records: NameRecords, clip: Ints, folds: int = 8) -> float:
-    """Return the lowest confidence with at most MAX_WRONG wrong names, on clips that the weights were not fitted to."""
+def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int = 8) -> str:
+    """Return the coverage and the wrong names at a confidence, on clips that the weights were not fitted to."""
     confidence = np.zeros(len(clip))
     for fold in range(folds):
         held = clip % folds == fold
         weights, bias = fit(records.features[~held], records.right[~held])
         confidence[held] = 1 / (1 + np.exp(-(records.features[held] @ weights + bias)))
-    for threshold in np.arange(0.5, 0.995, 0.005):
-        kept = confidence >= threshold
-        if not kept.any() or 1 - records.right[kept].mean() <= MAX_WRONG:
-            break
-    print(
-        f"held out: {100 * (kept & records.right).sum() / records.right.sum():.0f} % of the right masks stay sure"
-    )
-    return round(float(threshold), 3)
+    kept = confidence >= sure
+    share, wrong = (kept & records.right).sum() / records.right.sum(), 1 - records.right[kept].mean()
+    return f"held out: {100 * share:.0f} % of the right names stay sure, {100 * wrong:.1f} % of the sure ones are wrong"
 
 
 def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float, command: str) -> None:
@@ -199,7 +193,7 @@ def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float
         + "}",
         '"""Mean margins of right names, for detectors and phrases that have none."""',
         f"SURE = {sure}",
-        '"""Confidence from which at most 1 % of the names were wrong on clips that were held out."""',
+        '"""Confidence below which a name is doubtful. It is chosen, see docs/objects-by-name.md."""',
         'CALIBRATED_FOR = ("nano",)',
         '"""Names of the detectors whose detections the weights were fitted to."""',
         "",
@@ -217,6 +211,7 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=2, help="as detector.every, of the frames that are played"
     )
+    parser.add_argument("--sure", type=float, default=0.9, help="confidence below which names are doubtful")
     parser.add_argument("--record-only", action="store_true", help="fit and write nothing")
     args = parser.parse_args()
     try:
@@ -227,15 +222,15 @@ def main() -> None:
         return
     records, clip = load(paths)
     weights, bias = fit(records.features, records.right)
-    sure = choose_threshold(records, clip)
+    print(describe_held_out(records, clip, args.sure))
     print(
         f"{len(clip)} masks of {len(paths)} clips, {100 * (1 - records.right.mean()):.1f} % with a wrong name"
     )
     for name, weight in zip(FEATURES, weights, strict=True):
         print(f"{name:10s} {weight:7.3f}")
-    print(f"bias {bias:.3f}, sure from {sure}")
+    print(f"bias {bias:.3f}, sure from {args.sure}")
     command = shlex.join(["python", "-m", "tools.doubt.names", *sys.argv[1:]])
-    write(TARGET, weights, bias, records.features[records.right].mean(axis=0), sure, command)
+    write(TARGET, weights, bias, records.features[records.right].mean(axis=0), args.sure, command)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
     python -m tools.bench.accuracy.doubt                                  DAVIS in ../shared, and clips already labelled
     python -m tools.bench.accuracy.doubt --set NAME=FOLDER --set NAME=FOLDER
+    python -m tools.bench.accuracy.doubt --names FOLDER                   the confidence of names, on rendered clips
 
 A set is a folder of clips in DAVIS' layout: rendered ones that the fit has not seen (`python -m tools.scenes --split
 val --clips 14 --frames 80 --seed 931 --scenario free=3,occlusion=3,leave=2,lookalike=3 -o out/scenes/doubt`), or real
 video with pseudo-masks (`python -m tools.doubt.pseudo VIDEOS --stride 6 --frames 40 --objects 3 -o out/doubt-report`).
 Each object is prompted by its mask on its first frame. A mask is wrong if its IoU with the truth is below 0.5. Frames
 on which no mask is published do not count. The tracks are recorded once; remove the folder of records to track again.
+Names are measured on clips of similar things that the fit has not seen (`python -m tools.scenes --split test --scenario
+similar=3,lookalike=1 --seed 42 --clips 32 --frames 48 --size 640x480 -o out/scenes/names`), with several prompts, with
+single ones, and with absent ones; see `tools.doubt.names`.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
+
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import load_tracker
-from sam3_node.settings import TrackerSettings
+from sam3_node.settings import DetectorSettings, TrackerSettings
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
+from tools.doubt import names
 from tools.doubt.measure import Bin, auroc, calibration_error, reliability, risk_at, risk_coverage
 from tools.doubt.play import Played, play
 from tools.doubt.record import record_folder
@@ -39,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=FOLDER", help="clips to measure on"
     )
+    parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
     parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument(
         "--records", type=Path, default=ROOT / "out/doubt-records", help="folder of the records"
@@ -82,6 +90,33 @@ def report(name: str, played: Played, figures: Figures) -> str:
     return f"{name}: AUROC {auroc(confidence, right):.3f}\n{table(bins)}"
 
 
+def report_names(args: argparse.Namespace, figures: Figures) -> str:
+    """Keep the figures of names, and return them as text."""
+    paths = list(names.record_folder(args.names, args.records / f"names-{args.names.name}", step=3, every=2))
+    records, _ = names.load(paths)
+    sure = records.confidence >= DetectorSettings().min_name_confidence
+    lines = []
+    for what, chosen in (
+        ("all prompts", records.prompts > 0),
+        ("several prompts", records.prompts > 1),
+        ("one prompt", records.prompts == 1),
+    ):
+        right, kept, confidence = records.right[chosen], sure[chosen], records.confidence[chosen]
+        at_65 = confidence >= np.quantile(confidence[right], 0.35)
+        size = f"{len(paths)} clips, {len(set(records.track[chosen].tolist()))} tracks, {len(right)} masks"
+        values = {
+            f"wrong names among sure masks before, {what} ({size})": 100 * float((~right).mean()),
+            f"wrong names among sure masks, {what}": 100 * float((~right[kept]).mean()),
+            f"right names that stay sure, {what}": 100 * float((right & kept).sum() / right.sum()),
+            f"wrong names at 65 % coverage, {what}": 100 * float((~right[at_65]).mean()),
+        }
+        for name, value in values.items():
+            figures.add(name, value, "%", target="1" if "at 65" in name else "")
+            lines.append(f"{name}: {value:.1f} %")
+        figures.add(f"AUROC by name confidence, {what}", auroc(confidence, right), "AUROC")
+    return "\n".join(lines)
+
+
 def table(bins: list[Bin]) -> str:
     """Return the calibration table."""
     lines = ["  confidence      masks   mean  right"]
@@ -116,6 +151,10 @@ def draw(played: dict[str, Played], path: Path) -> None:
 
 def main() -> None:
     args, figures = arguments(), Figures("accuracy.doubt")
+    if args.names:
+        print(report_names(args, figures))
+        figures.write(args.json)
+        return
     chosen = {name: Path(folder) for name, _, folder in (item.partition("=") for item in args.set)}
     sets = chosen or {name: folder for name, folder in SETS.items() if folder.is_dir()}
     if not sets:
