@@ -299,7 +299,8 @@ class LastMasks:
         self._prompted[rows] = state["prompted"]
         index = torch.from_numpy(rows).to(self._logits.device)
         self._logits[index] = state["logits"].to(self._logits.device)
-        self._sure[index] = state.get("sure", state["logits"]).to(self._sure.device)
+        sure: Tensor = state["sure"] if "sure" in state else state["logits"]
+        self._sure[index] = sure.to(self._sure.device)
         if "history" in state:
             self._history.restore(rows, state["history"])
         else:  # saved by a version without histories: they begin with the last masks
@@ -316,7 +317,7 @@ def _levels(logits: Tensor) -> LevelSets:
 
 def _has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
     """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
-    now, then = (np.maximum(one.inside.sum(axis=(1, 2)), 1) for one in (levels, before))
+    now, then = (one.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for one in (levels, before))
     change = np.log(now / then)
     jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
     return jumped
@@ -333,7 +334,7 @@ def _resemblance(inside: Bools, other: Bools) -> float:
 def shape_iou(shape: Bools, other: Bools) -> float:
     """Return the greatest IoU of two shapes: upright, and turned so that their long axes coincide, either way."""
     pairs = ((shape[0], other[0]), (shape[1], other[1]), (shape[1], other[1, ::-1, ::-1]))
-    return max(float(np.count_nonzero(a & b) / max(np.count_nonzero(a | b), 1)) for a, b in pairs)
+    return max(np.count_nonzero(a & b) / max(int(np.count_nonzero(a | b)), 1) for a, b in pairs)
 
 
 def _shape_of(inside: Bools) -> Bools:
@@ -356,7 +357,7 @@ def _shape_of(inside: Bools) -> Bools:
 
 
 def _log_area(inside: Bools) -> float:
-    return log(max(np.count_nonzero(inside), MIN_AREA))
+    return log(max(int(np.count_nonzero(inside)), MIN_AREA))
 
 
 def _touches_edge(inside: Bools) -> bool:
