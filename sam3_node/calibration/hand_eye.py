@@ -111,6 +111,11 @@ class Sight:
             shares.append(inside.all(axis=2).mean(axis=1))
         return np.asarray(max(shares, key=np.mean), np.float64)
 
+    @property
+    def radius_m(self) -> float:
+        """Half the diagonal of the corners."""
+        return float(np.linalg.norm(np.ptp(self.points_m, axis=0))) / 2
+
     def can_have_seen(self, b: Array) -> bool:
         """Return if boards at these poses are large enough in the image, and fit into it."""
         square_px = self.pitch_m * self.intrinsics.fx / max(_measure_distance(b), 1e-12)
@@ -533,6 +538,8 @@ def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
             f"the board lies behind the camera in {behind.sum()} of {count} views, where it cannot be seen; "
             f"{_explain_axes(b, both)}"
         )
+    if sight is not None and _measure_distance(b) < sight.radius_m / 2:
+        return  # a matter of units
     hidden = (shares == 0).mean() > _MAX_REJECTED_SHARE
     if hidden or (shares.mean() < _VISIBLE and turned > max(_VISIBLE, shares.mean() + _MIN_DIFFERENCE)):
         advice = both if turned > _VISIBLE else f"{_explain_axes(b, both)}; or take intrinsics of this camera"
