@@ -112,7 +112,8 @@ def test_a_hand_eye_that_is_replaced_is_kept(
     out = tmp_path / "wrist.toml"
     out.write_text(
         (scene / "true.toml").read_text()
-        + '[hand_eye]\nkind = "eye_in_hand"\ntranslation_m = [0.03, -0.07, 0.15]\nrotation_vector_rad = [0.02, -0.03, 1.57]\n'
+        + '[hand_eye]\nkind = "eye_in_hand"\ntranslation_m = [0.03, -0.07, 0.15]\n'
+        + "rotation_vector_rad = [0.02, -0.03, 1.57]\n"
     )
     before = out.read_bytes()
     words = ("--calibration", out, "--poses", scene / "poses.csv", "--mount", "eye_in_hand", "--board", BOARD)
