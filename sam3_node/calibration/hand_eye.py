@@ -459,13 +459,18 @@ def _explain_disagreement(
         found = float(np.median(score_errors(errors)))
         if median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD and (best is None or found < best[0]):
             best = found, scale / robot, guess
+    unknown = (
+        "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
+    )
     if best is None or 4 * best[0] > score:
-        return "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
+        return unknown
     _, scale, guess = best
     changes = _choose_changes(guess, sight)
     if abs(scale - 1) > _MAX_SCALE:
         changes = (*changes, _explain_scale(scale, guess.observations.rescale(1.0, 1 / robot), sight))
-    return "; and ".join(changes)
+    if changes:
+        return "; and ".join(changes)
+    return unknown if _can_have_seen(observations.b, sight) else "check unit and board_unit"
 
 
 def _lie_in_front(b: Array) -> npt.NDArray[np.bool_]:
