@@ -111,6 +111,11 @@ class Sight:
             shares.append(inside.all(axis=2).mean(axis=1))
         return np.asarray(max(shares, key=np.mean), np.float64)
 
+    @property
+    def radius_m(self) -> float:
+        """Half the diagonal of the corners."""
+        return float(np.linalg.norm(np.ptp(self.points_m, axis=0))) / 2
+
     def can_have_seen(self, b: Array) -> bool:
         """Return if boards at these poses are large enough in the image, and fit into it."""
         square_px = self.pitch_m * self.intrinsics.fx / max(_measure_distance(b), 1e-12)
@@ -454,13 +459,18 @@ def _explain_disagreement(
         found = float(np.median(score_errors(errors)))
         if median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD and (best is None or found < best[0]):
             best = found, scale / robot, guess
+    unknown = (
+        "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
+    )
     if best is None or 4 * best[0] > score:
-        return "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
+        return unknown
     _, scale, guess = best
     changes = _choose_changes(guess, sight)
     if abs(scale - 1) > _MAX_SCALE:
         changes = (*changes, _explain_scale(scale, guess.observations.rescale(1.0, 1 / robot), sight))
-    return "; and ".join(changes)
+    if changes:
+        return "; and ".join(changes)
+    return unknown if _can_have_seen(observations.b, sight) else "check unit and board_unit"
 
 
 def _lie_in_front(b: Array) -> npt.NDArray[np.bool_]:
@@ -533,6 +543,8 @@ def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
             f"the board lies behind the camera in {behind.sum()} of {count} views, where it cannot be seen; "
             f"{_explain_axes(b, both)}"
         )
+    if sight is not None and _measure_distance(b) < sight.radius_m / 2:
+        return  # a matter of units
     hidden = (shares == 0).mean() > _MAX_REJECTED_SHARE
     if hidden or (shares.mean() < _VISIBLE and turned > max(_VISIBLE, shares.mean() + _MIN_DIFFERENCE)):
         advice = both if turned > _VISIBLE else f"{_explain_axes(b, both)}; or take intrinsics of this camera"

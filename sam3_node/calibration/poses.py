@@ -52,7 +52,7 @@ _COLUMNS = (
     "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw or rx_rad, ry_rad, rz_rad, "
     "or m00 to m33"
 )
-_HINTS = {
+_HINTS: dict[tuple[str, ...], str] = {
     (
         "rx",
         "ry",
@@ -189,7 +189,8 @@ def _describe_wrong(item: Any) -> str:
     place = ".".join(map(str, item["loc"]))
     if item["type"] != "extra_forbidden":
         return f"{place}: {item['msg']}"
-    model = {1: _File, 3: _FileEntry}.get(len(item["loc"]), _Entry)
+    models: dict[int, type[BaseModel]] = {1: _File, 3: _FileEntry}
+    model = models.get(len(item["loc"]), _Entry)
     return f"{place}: unknown, expected {', '.join(model.model_fields)}"
 
 

@@ -53,11 +53,82 @@ def write(folder: Path, name: str, text: str) -> Path:
             "poses.csv",
             "﻿image, x_mm, y_mm, z_mm, qx, qy, qz, qw\na.png, 100, 200, 300, 0, 0, 0.70710678, 0.70710678\n",
         ),
+        ("poses.csv", "image;x_cm;y_cm;z_cm;qx;qy;qz;qw\na.png;10,0;20,0;30,0;0;0;0,70710678;0,70710678\n"),
+        ("poses.csv", "sep=;\nimage;x;y;z;rx_rad;ry_rad;rz_rad\na.png;0.1;0.2;0.3;0;0;1.570796327\n"),
+        ("poses.CSV", CSV.upper().replace(",", "\t")),
+        ("poses.tsv", CSV.replace(",", "\t").replace("\n", "\r\n")),
+        (
+            "poses.csv",
+            '"image","x","y","z","qx","qy","qz","qw"\n"a","0,1","0.2","0.3",0,0,0.7071068,0.7071068\n',
+        ),
+        ("poses.tum", "# timestamp tx ty tz qx qy qz qw\n5.25 0.1 0.2 0.3 0 0 0.70710678 0.70710678\n"),
+        ("poses.txt", json.dumps({"poses": [{"image": "a.png", "matrix": MATRIX}]})),
+        (
+            "poses.json",
+            json.dumps(
+                {
+                    "unit": "in",
+                    "poses": [
+                        {
+                            "position": [3.937008, 7.874016, 11.811024],
+                            "rotation_vector_rad": [0, 0, np.pi / 2],
+                        }
+                    ],
+                }
+            ),
+        ),
     ],
 )
 def test_all_forms_say_the_same(name: str, text: str, tmp_path: Path) -> None:
     (pose,) = read_poses(write(tmp_path, name, text))
     np.testing.assert_allclose(pose.base_from_gripper, MATRIX, atol=1e-6)
+
+
+def test_times_and_encodings_of_tables(tmp_path: Path) -> None:
+    tum = write(tmp_path, "a.tum", "1700000000.123456789 0.1 0.2 0.3 0 0 0 1\n")
+    assert read_poses(tum)[0].stamp_ns == 1_700_000_000_123_456_789
+    wide = tmp_path / "wide.txt"
+    wide.write_bytes(CSV.replace(",", "\t").encode("utf-16"))
+    assert read_poses(wide)[0].stamp_ns == 5
+
+
+HEADER = "image,x,y,z,qx,qy,qz,qw\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        (
+            "a.csv",
+            "x,y,z,rx,ry,rz\n0.4,0,0.4,3.1,0,0\n",
+            "found x, y, z, rx, ry, rz.*name a rotation vector.*rx_rad",
+        ),
+        ("a.csv", "image,x,y,z,roll,pitch,yaw\na,0,0,0,0,0,0\n", "convert Euler angles"),
+        ("a.csv", "image,x,y,z,q1,q2,q3,q4\na,0,0,0,0,0,0,1\n", "q1, q2, q3, q4: name them"),
+        ("a.csv", "image,x,y,z,rx_rad,ry_rad,rz_rad\na,0,0,0,180,0,0\n", "convert degrees"),
+        ("a.csv", "a.png,0.4,0,0.4,1,0,0,0\n", "expected a header"),
+        ("a.txt", "1 0 0 0 0 1 0 0 0 0 1 0\n", "expected a header"),
+        ("a.csv", HEADER + "a,0,4,0,0,4,1,0,0,0\n", "line 2: expected 8 columns, found 10; decimal commas"),
+        ("a.csv", HEADER + "a,0.4,0,0.4,1,0\n", "line 2, column qz"),
+        ("a.csv", HEADER + "a,nan,0,0.4,1,0,0,0\n", "line 2, column x: expected a finite number"),
+        ("a.csv", HEADER + 'a,"1,234.5",0,0.4,1,0,0,0\n', "line 2, column x: expected a number"),
+        ("a.csv", HEADER.replace(",", ";") + "a;0,4;0;0,4;1;0;0;0\n" * 2, "semicolons.*two for a"),
+        ("a.csv", "stamp_ns,x,y,z,qx,qy,qz,qw\n1.7E+18,0,0,0,0,0,0,1\n", "all digits of a time"),
+        ("a.csv", "x,x,y,z,qx,qy,qz,qw\n1,0,0,0,0,0,0,1\n", "two of x"),
+        ("a.yaml", "poses: []\n", r"\.csv .*\.json or \.toml, found \.yaml"),
+        ("poses", HEADER, "found no suffix"),
+        ("a.json", "[" * 100_000, "cannot read poses"),
+        ("a.json", json.dumps({"poses": [{"matrix": np.array(MATRIX).T.tolist()}]}), "transposed"),
+        (
+            "a.json",
+            json.dumps({"poses": [{"rvec": [0, 0, 0]}]}),
+            "rvec: unknown, expected position, quaternion",
+        ),
+    ],
+)
+def test_what_a_file_has_and_should_have_is_named(name: str, text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=named):
+        read_poses(write(tmp_path, name, text))
 
 
 def test_a_file_may_hold_inverse_poses_and_poses_of_the_board(tmp_path: Path) -> None:

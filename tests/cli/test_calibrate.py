@@ -96,8 +96,50 @@ def test_images_and_poses_give_one_file(
     )
     base_from_camera = calibration.base_from_camera(np.eye(4))
     np.testing.assert_allclose(base_from_camera, hand_eye.parent_from_camera)
+    assert "scale of the board by the robot's motion: 1.00" in printed or "motion: 0.99" in printed
+    assert hand_eye.measured.scale == pytest.approx(1, abs=0.02)
     assert calibrate("check", out, scene / "images", "--board", BOARD) == 0
-    assert "passed: median error" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "passed: median error" in printed
+    assert "passed: leave-one-out error" in printed
+    assert calibrate("check", out, "--hand-eye-limit", 1e-6) == 1
+    assert "FAILED: leave-one-out error" in capsys.readouterr().out
+
+
+def test_a_hand_eye_that_is_replaced_is_kept(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "wrist.toml"
+    out.write_text(
+        (scene / "true.toml").read_text()
+        + '[hand_eye]\nkind = "eye_in_hand"\ntranslation_m = [0.03, -0.07, 0.15]\n'
+        + "rotation_vector_rad = [0.02, -0.03, 1.57]\n"
+    )
+    before = out.read_bytes()
+    words = ("--calibration", out, "--poses", scene / "poses.csv", "--mount", "eye_in_hand", "--board", BOARD)
+    assert calibrate("hand-eye", scene / "images", *words) == 0
+    printed = capsys.readouterr().out
+    assert "the camera moved by" in printed
+    assert "wrist.toml.old" in printed
+    assert float(printed.split("moved by ")[1].split(" mm")[0]) == pytest.approx(100, abs=3)
+    old = tmp_path / "wrist.toml.old"
+    assert old.read_bytes() == before
+    assert calibrate("hand-eye", scene / "images", *words) == 0  # the same result replaces nothing
+    assert sorted(path.name for path in tmp_path.glob("*.old*")) == [old.name]
+    assert calibrate("intrinsics", scene / "images", "--board", BOARD, "-o", out, "--shape", "flat") == 0
+    assert "hand_eye of the file before" in capsys.readouterr().out
+    assert load_calibration(tmp_path / "wrist.toml.old2").hand_eye is not None
+
+
+def test_a_board_of_another_size_than_described_is_refused(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "wrist.toml"
+    words = ("--calibration", scene / "true.toml", "-o", out, "--poses", scene / "poses.csv")
+    board = "charuco:7x5:35mm:24.5mm:4x4_50"
+    assert calibrate("hand-eye", scene / "images", *words, "--mount", "eye_in_hand", "--board", board) == 2
+    assert "smaller than described" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_check_fails_for_another_camera(
