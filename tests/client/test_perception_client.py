@@ -182,6 +182,10 @@ def test_each_command_sends_its_request() -> None:
         "set_prompts",
         {"prompts": ["red mug", "tape"]},
     )
+    assert call({}, lambda client: client.set_prompts(["mug", "tape"], most=1))[2] == {
+        "prompts": ["mug", "tape"],
+        "most": {"mug": 1, "tape": 1},
+    }
     assert call({}, lambda client: client.pause())[1:] == ("pause", {})
     assert call({}, lambda client: client.resume())[1:] == ("resume", {})
     assert call({}, lambda client: client.reset(camera="a"))[1:] == ("reset", {"camera": "a"})

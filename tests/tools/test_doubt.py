@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from sam3_node.tracking.confidence import FEATURES
+from sam3_node.types import Instance, Mask
 from tests.support.tiny import tiny_model
+from tools.doubt import names
 from tools.doubt.fit import Fit, choose_threshold, fit_weights, write
 from tools.doubt.measure import auroc, calibration_error, reliability, risk_at, risk_coverage
 from tools.doubt.play import Played, play
@@ -97,3 +99,39 @@ def test_objects_of_middle_size_that_do_not_overlap_are_chosen() -> None:
     masks[2, 12:32, 12:32] = True  # overlaps
     masks[3, 60:80, 60:80] = True
     assert choose(masks, 4) == [1, 3]
+
+
+def test_the_fit_of_names_has_no_weight_below_0_and_what_is_random_has_none() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4000, 3))
+    right = rng.random(4000) < 1 / (1 + np.exp(-(2 * x[:, 0] - x[:, 1] + 0.5)))
+    weights, bias = names.fit(x, right)
+    np.testing.assert_allclose(weights, [1.9, 0, 0], atol=0.35)
+    assert bias == pytest.approx(0.5, abs=0.2)
+
+
+def test_a_name_is_right_if_the_object_under_most_of_the_mask_has_it() -> None:
+    labels = np.zeros((10, 10), np.uint8)
+    labels[:, :5], labels[:, 5:7] = 1, 2
+    objects = [{"id": 1, "name": "red mug", "kind": "mug"}, {"id": 2, "name": "red can", "kind": "can"}]
+
+    def is_right(label: str, columns: slice) -> bool:
+        inside = np.zeros((10, 10), np.bool_)
+        inside[:, columns] = True
+        instance = Instance(1, label, 0.9, "tracked", 1, 0, Mask.from_full(inside))
+        return names.is_right(instance, labels, objects)
+
+    assert is_right("red mug", slice(0, 6))
+    assert is_right("mug", slice(0, 6))
+    assert not is_right("red can", slice(0, 6))
+    assert is_right("red can", slice(5, 8))
+    assert not is_right("red can", slice(6, 10))  # most of it lies on nothing
+
+
+def test_the_table_of_names_reads_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "table.py"
+    names.write(path, np.array([1.0, 2.0, 0.0, 3.0, 4.0, 5.0]), -0.5, np.arange(6.0), 0.9, "fit")
+    table: dict[str, object] = {}
+    exec(path.read_text(), table)
+    assert table["WEIGHTS"] == {"score": 1, "rival": 2, "look": 3, "thing": 4, "agreement": 5}
+    assert (table["BIAS"], table["SURE"], table["NEUTRAL"]) == (-0.5, 0.9, {"look": 3.0, "thing": 4.0})

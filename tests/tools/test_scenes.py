@@ -22,6 +22,7 @@ from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
 from tools.scenes.identity import SPLITS, Split, draw_identity, get_split
+from tools.scenes.layout import draw_similar
 from tools.scenes.motion import frames, minimum_jerk, quaternions
 from tools.scenes.objects import MAKERS, TEST_KINDS, list_kinds, make_object
 from tools.scenes.photos import photo, pictures
@@ -142,6 +143,17 @@ def test_arms_take_the_colour_of_what_they_hide_on_training_clips_alone(
     settings = replace(SMALL, split=split, frames=20)
     plans = [make_plan(np.random.default_rng(seed), settings, "occlusion") for seed in range(12)]
     assert any(limb.color == own for plan in plans for limb in plan.limbs) == (split == "train")
+
+
+def test_similar_objects_share_a_kind_a_colour_or_both() -> None:
+    for seed in range(3):
+        models, _ = draw_similar(np.random.default_rng(seed), "val", {})
+        names = [(model.kind, model.color) for model in models]
+        assert len(names) > 2
+        assert any(a != b and (a[0] == b[0] or a[1] == b[1]) for a in names for b in names)
+        again, _ = draw_similar(np.random.default_rng(seed), "val", {})
+        assert [model.identity for model in again] == [model.identity for model in models]
+        assert {get_split(model.identity) for model in models} == {"val"}
 
 
 def test_quaternions_turn_as_their_matrices_do() -> None:

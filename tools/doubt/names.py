@@ -99,10 +99,11 @@ def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every
                 if features and sure and instance.state == "tracked":
                     right = is_right(instance, labels, clip.meta["objects"])
                     rows.append((features, right, 1000 * run + instance.id, len(prompts)))
-    columns = list(zip(*rows, strict=True)) if rows else [[], [], [], []]
-    features = np.array(columns[0], np.float64).reshape(-1, len(FEATURES))
     return NameRecords(
-        features, np.array(columns[1], np.bool_), *(np.array(c, np.int64) for c in columns[2:])
+        np.array([row[0] for row in rows], np.float64).reshape(-1, len(FEATURES)),
+        np.array([row[1] for row in rows], np.bool_),
+        np.array([row[2] for row in rows], np.int64),
+        np.array([row[3] for row in rows], np.int64),
     )
 
 

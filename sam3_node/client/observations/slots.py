@@ -100,7 +100,8 @@ class SlotObservation:
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
         """[N]; True if a policy may act on the mask: visible, fresh, not doubtful, and without `rivals`."""
-        return self.visible & ~self.doubtful & np.array([name not in self.rivals for name in self.names])
+        alone: npt.NDArray[np.bool_] = np.array([name not in self.rivals for name in self.names])
+        return alone & self.visible & ~self.doubtful
 
     @property
     def tracked(self) -> npt.NDArray[np.bool_]:

@@ -215,7 +215,8 @@ def measure(
     with torch.inference_mode():
         passes = [(timed(ours, pixels, text), timed(theirs, pixels, text)) for _ in range(runs + 1)]
         detections, raw = passes[0][0][1], passes[0][1][1]
-        kept = Kept(*select(detections.boxes[0], detections.scores[0], SCORE, iou=IOU, limit=LIMIT))
+        chosen = select(detections.boxes[0], detections.scores[0], SCORE, iou=IOU, limit=LIMIT)
+        kept = Kept(chosen.boxes, chosen.scores, chosen.classes)
         difference = compare(detections, theirs.detections(raw), kept, theirs.kept(raw))
     return difference, [(ours_ms, theirs_ms) for (ours_ms, _), (theirs_ms, _) in passes[1:]]
 
