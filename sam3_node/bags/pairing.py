@@ -161,8 +161,7 @@ class Pairing:
         """Return what a reader of the frames should know, though nothing is missing."""
         notes = []
         for state in self._states:
-            late_ns = state.lateness_ns
-            if state.paired and abs(late_ns) > LATE_NS:
+            if state.paired and abs(late_ns := state.lateness_ns) > LATE_NS:
                 first, last = ("colour", "depth") if late_ns > 0 else ("depth", "colour")
                 notes.append(
                     f"{state.camera.name}: {last} was recorded {_ms(round(abs(late_ns)))} later than {first} of its "

@@ -72,8 +72,11 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
 def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
     # a node gives each mask its confidence: without one, the recording is older than all optional fields
     is_older = expected.confidence is None and expected.mask.crop.any()
+    # without that of a name, it is older than the doubt about names, on which other optional fields depend
+    lacks_name = expected.name_confidence is None and instance.name_confidence is not None
     for item in fields(Instance):
-        if is_older and item.default is not MISSING:
+        is_optional = item.default is not MISSING
+        if is_optional and (is_older or (lacks_name and item.name != "confidence")):
             continue
         here, there = getattr(instance, item.name), getattr(expected, item.name)
         if item.name != "mask" and here != there:

@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.support.observations import make_frame, make_instance
 from tests.support.paths import ROOT
 
 pytest.importorskip("mcap")
@@ -29,7 +30,7 @@ from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
-from sam3_node.types import MaskFrame
+from sam3_node.types import Instance, MaskFrame
 from tests.support.live import BOX, SIZE, Live, edited, moving_frame, tiny_settings
 
 SMALL = ShardLimits(frames=5)
@@ -391,3 +392,17 @@ def test_wrong_objects_end_a_replay_before_its_first_frame(
     assert not printed.out
     # so that the corrected command may use the folder
     assert {path.name for path in out.glob("*")} <= {".lock"}
+
+
+def test_a_recording_without_the_confidence_of_names_is_compared_in_the_rest() -> None:
+    """Nodes before it marked other instances doubtful, and measured the position of those only that were not."""
+    older = make_instance(1, "mug")
+    named = replace(older, name_confidence=0.5, doubtful=True)
+
+    def differs(now: Instance, then: Instance) -> str | None:
+        return compare_masks([make_frame(now)], [make_frame(then)]).first
+
+    assert differs(named, older) is None
+    assert "confidence 0.9 " in (differs(replace(named, confidence=0.8), older) or "")
+    assert "name_confidence 0.5 " in (differs(replace(named, name_confidence=0.6), named) or "")
+    assert "doubtful True" in (differs(older, named) or "")

@@ -19,6 +19,8 @@ ADVICE = {
     "AmbiguousError": "Ask for as many objects as there are (`most`), follow one by its id, or give a longer name.",
     "NotSeenError": "Look at the labels and states that the message lists; name the object with `set_prompts`, or mark "
     "it with `add_object`.",
+    "AmbiguousError": "Remove or rename the wrong one of the objects that the message lists, name yours more "
+    "exactly, or let the node look for one with `set_prompts(…, most=1)`.",
     "SettingsError": "Correct the field that the message names; it also says where the field was set.",
     "CameraError": "Check the device or the file; [cameras](cameras.md) lists the sources.",
     "CalibrationError": "Take the views that the message asks for, or correct the board, the poses or their units "

@@ -37,7 +37,7 @@ class Predictions(NamedTuple):
     """[A, 2]: x and y of the anchors in pixels of the network's input"""
     strides: Tensor
     """[A], pixels"""
-    embeddings: Tensor
+    embeddings: Tensor = torch.zeros(0)
     """[B, A, D]: the product with a phrase's vector is its logit, up to a constant of the anchor"""
 
     def boxes(self) -> Tensor:

@@ -10,7 +10,7 @@ video with pseudo-masks (`python -m tools.doubt.pseudo VIDEOS --stride 6 --frame
 Each object is prompted by its mask on its first frame. A mask is wrong if its IoU with the truth is below 0.5. Frames
 on which no mask is published do not count. The tracks are recorded once; remove the folder of records to track again.
 Names are measured on clips of similar things that the fit has not seen (`python -m tools.scenes --split test --scenario
-similar=3,lookalike=1 --seed 42 --clips 32 --frames 48 --size 640x480 -o out/scenes/names`), with several prompts, with
+similar=3,lookalike=1 --seed 42 --clips 24 --frames 48 --size 640x480 -o out/scenes/names`), with several prompts, with
 single ones, and with absent ones; see `tools.doubt.names`.
 """
 
