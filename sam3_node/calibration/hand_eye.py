@@ -193,14 +193,12 @@ def calibrate_hand_eye(
         warnings = _check_scale(scale, free.refined.degrees, plain, sight)
         fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
         _check_agreement(observations, fit, mounting, sight)
-        refined, used = fit.refined, observations.select(fit.kept)
-        left_out = leave_one_out(used, lambda part: _refit(part, refined))
+        refined = fit.refined
+        left_out = leave_one_out(observations.select(fit.kept), lambda part: _refit(part, refined))
     except np.linalg.LinAlgError as error:
         raise CalibrationError(
-            "the views do not determine the camera's pose: turn the gripper about more axes, and check the units of "
-            "all positions"
+            "the views do not determine the camera's pose: turn the gripper about more axes, and check all units"
         ) from error
-    dropped = _name_outliers(views, observations, fit)
     return HandEyeResult(
         mounting,
         refined.x,
@@ -212,7 +210,7 @@ def calibrate_hand_eye(
         refined.noise[:2],
         (scale[0] - 1, scale[1]),
         tuple(view.name for view, keep in zip(views, fit.kept, strict=True) if keep),
-        (*rejected, *hidden, *dropped),
+        (*rejected, *hidden, *_name_outliers(views, observations, fit)),
         (*warnings, *_doubt_place(mounting, refined.x, refined.y)),
     )
 
