@@ -368,7 +368,8 @@ def _check_motion(views: Sequence[HandEyeView]) -> None:
             f"expected at least {MIN_POSES} poses with a view of the board, found {len(views)}; 12 or more are better"
         )
     poses = np.array([view.base_from_gripper for view in views], np.float64)
-    if not np.isfinite([poses, [view.camera_from_board for view in views]]).all():
+    boards = np.array([view.camera_from_board for view in views], np.float64)
+    if not (np.isfinite(poses).all() and np.isfinite(boards).all()):
         raise CalibrationError("expected finite poses of robot and board, found NaN or infinity")
     _check_repeats(views)
     first, second, _ = measure_rotations(poses)
@@ -566,7 +567,7 @@ def _explain_axes(b: Array, both: str) -> str:
 
 
 def _check_scale(
-    scale: tuple[float, float], degrees: int, observations: Observations, sight: Sight
+    scale: tuple[float, float], degrees: int, observations: Observations, sight: Sight | None
 ) -> list[str]:
     """Refuse a board of another size than described, and return warnings; `scale` is 1 and its error at best."""
     share, deviation = scale[0] - 1, scale[1]

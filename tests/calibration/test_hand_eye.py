@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import re
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -314,6 +316,320 @@ def test_a_size_that_is_wrong_by_three_percent_is_at_least_warned_about() -> Non
         assert bool(result.warnings) == (abs(result.scale[0]) > 0.02)
     assert max(map(abs, shares), default=0) < 0.05
     assert all("size of the board" in text or "than described" in text for text in refusals)
+
+
+def test_views_that_do_not_tell_the_size_are_refused() -> None:
+    _, views = make_hand_eye(7, robot_m=2e-2, robot_rad=2e-2)
+    assert "do not tell the size of the board" in refuse(views, "eye_in_hand", scaled=False)
+
+
+def test_a_camera_at_the_place_of_another_mount_is_doubted() -> None:
+    for mounting in MOUNTINGS:
+        _, views = make_hand_eye(14, mounting)
+        assert not calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M).warnings
+        swapped = [invert_robot(view) for view in views]
+        (warning,) = calibrate_hand_eye(swapped, OTHER[mounting], board_centre_m=CENTRE_M).warnings
+        assert "both inverted" in warning
+
+
+OTHER: dict[Mounting, Mounting] = {"eye_in_hand": "eye_to_hand", "eye_to_hand": "eye_in_hand"}
+SIGHT = Sight(CAMERA, SIZE, BOARD.points, BOARD.pitch_m)
+TOWARDS_VIEWER = rigid(np.diag([1.0, -1, -1]), [0, 0.15, 0])
+"""Frame at the board's lower left corner with y up and z towards the viewer, as some detectors have it."""
+
+
+def invert_robot(view: HandEyeView) -> HandEyeView:
+    return replace(view, base_from_gripper=invert(view.base_from_gripper))
+
+
+def invert_board(view: HandEyeView) -> HandEyeView:
+    return replace(view, camera_from_board=invert(view.camera_from_board))
+
+
+def turn_board(view: HandEyeView) -> HandEyeView:
+    return replace(view, camera_from_board=view.camera_from_board @ TOWARDS_VIEWER)
+
+
+def refuse(views: list[HandEyeView], mounting: Mounting, scaled: bool = True) -> str:
+    with pytest.raises(CalibrationError) as caught:
+        calibrate_hand_eye(
+            views, mounting, board_centre_m=CENTRE_M, scaled=scaled, sight=SIGHT if scaled else None
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mounting", MOUNTINGS)
+@pytest.mark.parametrize("turned", [False, True], ids=["z away", "z towards the viewer"])
+def test_inverted_frames_are_named(mounting: Mounting, turned: bool) -> None:
+    _, views = make_hand_eye(14, mounting, board_poses_only=True)
+    views = [turn_board(view) for view in views] if turned else views
+    accepted = calibrate_hand_eye(
+        views, mounting, board_centre_m=CENTRE_M, scaled=True, sight=SIGHT
+    )
+    assert len(accepted.views) >= 13
+    board = [invert_board(view) for view in views]
+    robot = [invert_robot(view) for view in views]
+    assert "instead of board_from_camera" in refuse(board, mounting)
+    for message in (refuse(robot, mounting), refuse(views, OTHER[mounting])):
+        assert "base_from_gripper instead of its inverse" in message
+        assert "board_from_camera" not in message
+    for message in (refuse(board, OTHER[mounting]), refuse(list(map(invert_robot, board)), mounting)):
+        assert "robot and board are both inverted" in message
+
+
+def test_other_frames_of_the_camera_are_named() -> None:
+    _, views = make_hand_eye(14, board_poses_only=True)
+    forward = np.array([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]])  # x forward, z up
+    for frame, named in ((np.diag([1.0, -1, -1, 1]), "z backward"), (forward, r"along +x of the camera")):
+        moved = [replace(view, camera_from_board=frame @ view.camera_from_board) for view in views]
+        message = refuse(moved, "eye_in_hand")
+        assert named in message
+        assert "x right, y down, z forward" in message
+
+
+def test_a_few_boards_behind_the_camera_are_left_out() -> None:
+    truth, views = make_hand_eye(14, board_poses_only=True)
+    views[2:4] = [invert_board(view) for view in views[2:4]]
+    result = calibrate_hand_eye(views, "eye_in_hand", board_centre_m=CENTRE_M, scaled=True, sight=SIGHT)
+    assert [item.name for item in result.rejected][:2] == ["view2", "view3"]
+    assert "behind the camera" in result.rejected[0].reason
+    assert measure_miss(result.parent_from_camera, truth)[0] < 3e-3
+
+
+def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> list[HandEyeView]:
+    def multiply(pose: Array, factor: float) -> Array:
+        return rigid(pose[:3, :3], pose[:3, 3] * factor)
+
+    return [
+        replace(
+            view,
+            base_from_gripper=multiply(view.base_from_gripper, robot),
+            camera_from_board=multiply(view.camera_from_board, board),
+        )
+        for view in views
+    ]
+
+
+@pytest.mark.parametrize("mounting", MOUNTINGS)
+@pytest.mark.parametrize(
+    ("robot", "board", "named"),
+    [
+        (1, 1e3, "board's positions are 1000 times too large, millimetres read as metres: correct board_unit"),
+        (1, 1e-3, "metres read as millimetres: correct board_unit"),
+        (1, 100, "centimetres read as metres: correct board_unit"),
+        (1, 0.1, "centimetres read as millimetres: correct board_unit"),
+        (1, 39.37, "inches read as metres: correct board_unit"),
+        (1e3, 1, "robot's positions are 1000 times too large, millimetres read as metres: correct unit"),
+        (1e-3, 1, "robot's positions are 1000 times too small, metres read as millimetres: correct unit"),
+        (0.1, 1, "centimetres read as millimetres: correct unit"),
+        (1e-3, 1e-3, "check unit and board_unit"),
+        (0.1, 0.1, "check unit and board_unit"),
+        (10, 10, "check unit and board_unit"),
+        (1, 0, "behind the camera|positions of the board are 0|do not determine"),
+        (0, 1, "position did not change"),
+        (1, 0.8, r"25\.\d % larger than described"),
+        (1, 1.25, r"(19|20)\.\d % smaller than described"),
+    ],
+)
+def test_units_are_named(mounting: Mounting, robot: float, board: float, named: str) -> None:
+    _, views = make_hand_eye(14, mounting, board_poses_only=True)
+    assert re.search(named, refuse(scale(views, robot, board), mounting))
+
+
+def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
+    _, views = make_hand_eye(14, board_poses_only=True)
+    swapped = [replace(view, camera_from_board=read_as_wxyz(view.camera_from_board)) for view in views]
+    assert "quaternions of the board are read as w x y z" in refuse(swapped, "eye_in_hand")
+    message = refuse(scale(swapped, board=1e3), "eye_in_hand")
+    assert "quaternions of the board are read as w x y z" in message
+    assert "correct board_unit" in message
+
+
+@pytest.mark.parametrize("mounting", MOUNTINGS)
+def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
+    accepted = 0
+    for seed in range(repetitions(3, 40)):
+        _, views = make_hand_eye(7, mounting, noise_px=0.2, robot_m=5e-4, robot_rad=np.radians(0.1), seed=seed)
+        result = calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
+        accepted += 1
+        assert abs(result.scale[0]) < 0.02
+        assert result.scale[1] < 0.01
+        for size in (20, 25, 30, 35, 38, 42, 45, 50, 60, 70, 80):  # of a board of 40 mm
+            wrong = scale(views, board=size / 40)
+            assert "than described" in refuse(wrong, mounting, scaled=False)
+    assert accepted == repetitions(3, 40)
+
+
+def test_a_size_that_is_wrong_by_three_percent_is_at_least_warned_about() -> None:
+    _, views = make_hand_eye(7, noise_px=0.2, robot_m=2.5e-3, robot_rad=np.radians(0.1), seed=3)
+    shares = []
+    for factor in np.linspace(0.94, 1.06, 13):
+        try:
+            result = calibrate_hand_eye(scale(views, board=factor), "eye_in_hand", board_centre_m=CENTRE_M)
+        except CalibrationError as error:
+            assert "size of the board" in str(error) or "than described" in str(error)
+            continue
+        shares.append(result.scale[0])
+        assert bool(result.warnings) == (abs(result.scale[0]) > 0.02)
+    assert max(map(abs, shares), default=0) < 0.05
+
+
+def test_views_that_do_not_tell_the_size_are_refused() -> None:
+    _, views = make_hand_eye(7, robot_m=2e-2, robot_rad=2e-2)
+    assert "do not tell the size of the board" in refuse(views, "eye_in_hand", scaled=False)
+
+
+def test_a_camera_at_the_place_of_another_mount_is_doubted() -> None:
+    for mounting in MOUNTINGS:
+        _, views = make_hand_eye(14, mounting)
+        assert not calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M).warnings
+        swapped = [invert_robot(view) for view in views]
+        (warning,) = calibrate_hand_eye(swapped, OTHER[mounting], board_centre_m=CENTRE_M).warnings
+        assert "both inverted" in warning
+
+
+OTHER: dict[Mounting, Mounting] = {"eye_in_hand": "eye_to_hand", "eye_to_hand": "eye_in_hand"}
+SIGHT = Sight(CAMERA, SIZE, BOARD.points, BOARD.pitch_m)
+TOWARDS_VIEWER = rigid(np.diag([1.0, -1, -1]), [0, 0.15, 0])
+"""Frame at the board's lower left corner with y up and z towards the viewer, as some detectors have it."""
+
+
+def invert_robot(view: HandEyeView) -> HandEyeView:
+    return replace(view, base_from_gripper=invert(view.base_from_gripper))
+
+
+def invert_board(view: HandEyeView) -> HandEyeView:
+    return replace(view, camera_from_board=invert(view.camera_from_board))
+
+
+def turn_board(view: HandEyeView) -> HandEyeView:
+    return replace(view, camera_from_board=view.camera_from_board @ TOWARDS_VIEWER)
+
+
+def refuse(views: list[HandEyeView], mounting: Mounting, scaled: bool = True) -> str:
+    with pytest.raises(CalibrationError) as caught:
+        calibrate_hand_eye(
+            views, mounting, board_centre_m=CENTRE_M, scaled=scaled, sight=SIGHT if scaled else None
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mounting", MOUNTINGS)
+@pytest.mark.parametrize("turned", [False, True], ids=["z away", "z towards the viewer"])
+def test_inverted_frames_are_named(mounting: Mounting, turned: bool) -> None:
+    _, views = make_hand_eye(14, mounting, board_poses_only=True)
+    views = [turn_board(view) for view in views] if turned else views
+    accepted = calibrate_hand_eye(
+        views, mounting, board_centre_m=CENTRE_M, scaled=True, sight=SIGHT
+    )
+    assert len(accepted.views) >= 13
+    board = [invert_board(view) for view in views]
+    robot = [invert_robot(view) for view in views]
+    assert "instead of board_from_camera" in refuse(board, mounting)
+    for message in (refuse(robot, mounting), refuse(views, OTHER[mounting])):
+        assert "base_from_gripper instead of its inverse" in message
+        assert "board_from_camera" not in message
+    for message in (refuse(board, OTHER[mounting]), refuse(list(map(invert_robot, board)), mounting)):
+        assert "robot and board are both inverted" in message
+
+
+def test_other_frames_of_the_camera_are_named() -> None:
+    _, views = make_hand_eye(14, board_poses_only=True)
+    forward = np.array([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]])  # x forward, z up
+    for frame, named in ((np.diag([1.0, -1, -1, 1]), "z backward"), (forward, r"along +x of the camera")):
+        moved = [replace(view, camera_from_board=frame @ view.camera_from_board) for view in views]
+        message = refuse(moved, "eye_in_hand")
+        assert named in message
+        assert "x right, y down, z forward" in message
+
+
+def test_a_few_boards_behind_the_camera_are_left_out() -> None:
+    truth, views = make_hand_eye(14, board_poses_only=True)
+    views[2:4] = [invert_board(view) for view in views[2:4]]
+    result = calibrate_hand_eye(views, "eye_in_hand", board_centre_m=CENTRE_M, scaled=True, sight=SIGHT)
+    assert [item.name for item in result.rejected][:2] == ["view2", "view3"]
+    assert "behind the camera" in result.rejected[0].reason
+    assert measure_miss(result.parent_from_camera, truth)[0] < 3e-3
+
+
+def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> list[HandEyeView]:
+    def multiply(pose: Array, factor: float) -> Array:
+        return rigid(pose[:3, :3], pose[:3, 3] * factor)
+
+    return [
+        replace(
+            view,
+            base_from_gripper=multiply(view.base_from_gripper, robot),
+            camera_from_board=multiply(view.camera_from_board, board),
+        )
+        for view in views
+    ]
+
+
+@pytest.mark.parametrize("mounting", MOUNTINGS)
+@pytest.mark.parametrize(
+    ("robot", "board", "named"),
+    [
+        (1, 1e3, "board's positions are 1000 times too large, millimetres read as metres: correct board_unit"),
+        (1, 1e-3, "metres read as millimetres: correct board_unit"),
+        (1, 100, "centimetres read as metres: correct board_unit"),
+        (1, 0.1, "centimetres read as millimetres: correct board_unit"),
+        (1, 39.37, "inches read as metres: correct board_unit"),
+        (1e3, 1, "robot's positions are 1000 times too large, millimetres read as metres: correct unit"),
+        (1e-3, 1, "robot's positions are 1000 times too small, metres read as millimetres: correct unit"),
+        (0.1, 1, "centimetres read as millimetres: correct unit"),
+        (1e-3, 1e-3, "check unit and board_unit"),
+        (0.1, 0.1, "check unit and board_unit"),
+        (10, 10, "check unit and board_unit"),
+        (1, 0, "behind the camera|positions of the board are 0|do not determine"),
+        (0, 1, "position did not change"),
+        (1, 0.8, r"25\.\d % larger than described"),
+        (1, 1.25, r"(19|20)\.\d % smaller than described"),
+    ],
+)
+def test_units_are_named(mounting: Mounting, robot: float, board: float, named: str) -> None:
+    _, views = make_hand_eye(14, mounting, board_poses_only=True)
+    assert re.search(named, refuse(scale(views, robot, board), mounting))
+
+
+def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
+    _, views = make_hand_eye(14, board_poses_only=True)
+    swapped = [replace(view, camera_from_board=read_as_wxyz(view.camera_from_board)) for view in views]
+    assert "quaternions of the board are read as w x y z" in refuse(swapped, "eye_in_hand")
+    message = refuse(scale(swapped, board=1e3), "eye_in_hand")
+    assert "quaternions of the board are read as w x y z" in message
+    assert "correct board_unit" in message
+
+
+@pytest.mark.parametrize("mounting", MOUNTINGS)
+def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
+    accepted = 0
+    for seed in range(repetitions(3, 40)):
+        _, views = make_hand_eye(7, mounting, noise_px=0.2, robot_m=5e-4, robot_rad=np.radians(0.1), seed=seed)
+        result = calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
+        accepted += 1
+        assert abs(result.scale[0]) < 0.02
+        assert result.scale[1] < 0.01
+        for size in (20, 25, 30, 35, 38, 42, 45, 50, 60, 70, 80):  # of a board of 40 mm
+            wrong = scale(views, board=size / 40)
+            assert "than described" in refuse(wrong, mounting, scaled=False)
+    assert accepted == repetitions(3, 40)
+
+
+def test_a_size_that_is_wrong_by_three_percent_is_at_least_warned_about() -> None:
+    _, views = make_hand_eye(7, noise_px=0.2, robot_m=2.5e-3, robot_rad=np.radians(0.1), seed=3)
+    shares = []
+    for factor in np.linspace(0.94, 1.06, 13):
+        try:
+            result = calibrate_hand_eye(scale(views, board=factor), "eye_in_hand", board_centre_m=CENTRE_M)
+        except CalibrationError as error:
+            assert "size of the board" in str(error) or "than described" in str(error)
+            continue
+        shares.append(result.scale[0])
+        assert bool(result.warnings) == (abs(result.scale[0]) > 0.02)
+    assert max(map(abs, shares), default=0) < 0.05
 
 
 def test_views_that_do_not_tell_the_size_are_refused() -> None:
