@@ -331,8 +331,9 @@ def _normalise(observations: Observations) -> float:
 def _reject_outliers(observations: Observations, x: Array, y: Array, scale: float | None = None) -> _Fit:
     """Refine on the views that agree, with a free scale of the board from the start `scale` if it is given."""
     scores = score_errors(measure_errors(observations.a, observations.b, x, y))
-    # generous, since the start is from few views
-    kept = scores <= np.maximum(6 * np.median(scores), 1e-6)
+    # generous, since the start is from few views: of seven, it fits some too well
+    enough = np.sort(scores)[min(MIN_POSES, len(scores)) - 1]
+    kept = scores <= max(6 * float(np.median(scores)), float(enough), 1e-6)
     limit = outlier_limit(len(kept))
     refined = refine(observations.select(kept), x, y, scale=scale)
     for _ in range(10):
