@@ -193,14 +193,12 @@ def calibrate_hand_eye(
         warnings = _check_scale(scale, free.refined.degrees, plain, sight)
         fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
         _check_agreement(observations, fit, mounting, sight)
-        refined, used = fit.refined, observations.select(fit.kept)
-        left_out = leave_one_out(used, lambda part: _refit(part, refined))
+        refined = fit.refined
+        left_out = leave_one_out(observations.select(fit.kept), lambda part: _refit(part, refined))
     except np.linalg.LinAlgError as error:
         raise CalibrationError(
-            "the views do not determine the camera's pose: turn the gripper about more axes, and check the units of "
-            "all positions"
+            "the views do not determine the camera's pose: turn the gripper about more axes, and check all units"
         ) from error
-    dropped = _name_outliers(views, observations, fit)
     return HandEyeResult(
         mounting,
         refined.x,
@@ -212,7 +210,7 @@ def calibrate_hand_eye(
         refined.noise[:2],
         (scale[0] - 1, scale[1]),
         tuple(view.name for view, keep in zip(views, fit.kept, strict=True) if keep),
-        (*rejected, *hidden, *dropped),
+        (*rejected, *hidden, *_name_outliers(views, observations, fit)),
         (*warnings, *_doubt_place(mounting, refined.x, refined.y)),
     )
 
@@ -333,8 +331,9 @@ def _normalise(observations: Observations) -> float:
 def _reject_outliers(observations: Observations, x: Array, y: Array, scale: float | None = None) -> _Fit:
     """Refine on the views that agree, with a free scale of the board from the start `scale` if it is given."""
     scores = score_errors(measure_errors(observations.a, observations.b, x, y))
-    # generous, since the start is from few views
-    kept = scores <= np.maximum(6 * np.median(scores), 1e-6)
+    # generous, since the start is from few views: of seven, it fits some too well
+    enough = np.sort(scores)[min(MIN_POSES, len(scores)) - 1]
+    kept = scores <= max(6 * float(np.median(scores)), float(enough), 1e-6)
     limit = outlier_limit(len(kept))
     refined = refine(observations.select(kept), x, y, scale=scale)
     for _ in range(10):
@@ -370,8 +369,8 @@ def _check_motion(views: Sequence[HandEyeView]) -> None:
             f"expected at least {MIN_POSES} poses with a view of the board, found {len(views)}; 12 or more are better"
         )
     poses = np.array([view.base_from_gripper for view in views], np.float64)
-    places = np.array([view.camera_from_board for view in views], np.float64)
-    if not (np.isfinite(poses).all() and np.isfinite(places).all()):
+    boards = np.array([view.camera_from_board for view in views], np.float64)
+    if not (np.isfinite(poses).all() and np.isfinite(boards).all()):
         raise CalibrationError("expected finite poses of robot and board, found NaN or infinity")
     _check_repeats(views)
     first, second, _ = measure_rotations(poses)

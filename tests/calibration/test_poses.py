@@ -13,7 +13,7 @@ from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import FramePose
 
-MATRIX = [[0, -1, 0, 0.1], [1, 0, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]
+MATRIX: list[list[float]] = [[0, -1, 0, 0.1], [1, 0, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]
 QUATERNION = [0, 0, 0.5**0.5, 0.5**0.5]
 TOML = """
 unit = "mm"

@@ -16,7 +16,6 @@ ADVICE = {
     "NoAnswerError": "Start the node, or correct the endpoint; wait longer: `--timeout`, or in Python `timeout_ms`. "
     "If the connection ended before the reply, look what the node did, then repeat the request.",
     "AuthenticationError": "Compare `sam3-node keys list` on both machines, see [security](security.md#keys).",
-    "AmbiguousError": "Ask for as many objects as there are (`most`), follow one by its id, or give a longer name.",
     "NotSeenError": "Look at the labels and states that the message lists; name the object with `set_prompts`, or mark "
     "it with `add_object`.",
     "AmbiguousError": "Remove or rename the wrong one of the objects that the message lists, name yours more "
