@@ -43,7 +43,7 @@ SILENCE_NS = 1_000_000_000
 """Least distance of the next depth, from a colour image after the first depth, that counts as a gap of depth."""
 
 _GAP_PERIODS = 3  # periods that such a gap has at least
-_GAP_SHARE = 20  # it is told if one of so many frames lies in a gap
+_GAP_SHARE = 20  # a loss if one of so many frames lies in a gap
 _RECENT = 16  # samples whose times show the period and the clock of a topic
 _PERIODS = (3, 5)  # share of a period that a depth image may be away
 
