@@ -39,6 +39,11 @@ UNIX_SINCE_NS = 10**17
 LATE_NS = 250_000_000
 """Least difference between the delays of recording of colour and depth that becomes a note."""
 
+SILENCE_NS = 1_000_000_000
+"""Least distance of the next depth, from a colour image after the first depth, that counts as a gap of depth."""
+
+_GAP_PERIODS = 3  # periods that such a gap has at least
+_GAP_SHARE = 20  # a loss if one of so many frames lies in a gap
 _RECENT = 16  # samples whose times show the period and the clock of a topic
 _PERIODS = (3, 5)  # share of a period that a depth image may be away
 
@@ -79,6 +84,11 @@ class _CameraState:
     settled: int = 0
     paired: int = 0
     nearest_ns: int | None = None
+    first_depth_ns: int | None = None
+    in_gaps: int = 0
+    """number of frames without depth where depth has stopped"""
+    before_depth: int = 0
+    """number of those before it began"""
     is_metric: bool | None = None
     """True if the first depth with values was in its format's unit"""
     lens: tuple[CameraInfo, tuple[int, int], Intrinsics | None] | None = None
@@ -88,6 +98,11 @@ class _CameraState:
     def lateness_ns(self) -> float:
         """Time by which depth is recorded later than colour of the same stamp, or its clock is behind."""
         return self.colour_times.offset_ns - self.depth_times.offset_ns
+
+    @property
+    def gap_ns(self) -> int:
+        """Least distance from a colour image to the next depth that counts as a gap."""
+        return max(SILENCE_NS, _GAP_PERIODS * (self.depth_times.period_ns or 0))
 
     @property
     def tolerance_ns(self) -> int:
@@ -149,7 +164,7 @@ class Pairing:
     def describe_losses(self, minimum: int = 1) -> str | None:
         """Describe what was left out so far: intrinsics and depth that fit no frame. None if nothing was.
 
-        Depth that reaches few frames counts once there are `minimum` frames and depth images.
+        Depth that reaches few frames, or stops, counts once there are `minimum` frames and depth images.
         """
         losses = Losses()
         losses.add(self._losses.text())
@@ -161,6 +176,11 @@ class Pairing:
         """Return what a reader of the frames should know, though nothing is missing."""
         notes = []
         for state in self._states:
+            if state.paired and state.before_depth:
+                notes.append(
+                    f"{state.camera.name}: {state.before_depth} of {state.settled} frames have no depth, because it "
+                    "began later"
+                )
             if state.paired and abs(late_ns := state.lateness_ns) > LATE_NS:
                 first, last = ("colour", "depth") if late_ns > 0 else ("depth", "colour")
                 notes.append(
@@ -210,6 +230,8 @@ class Pairing:
                 f"{sample.topic}: expected metres, as 32FC1 has in ROS (REP 118), found values above 100 alone: they "
                 "are read as millimetres"
             )
+        if state.first_depth_ns is None:
+            state.first_depth_ns = sample.stamp_ns
         state.depths.append(sample)
         state.depth_times.add(sample)
         while len(state.depths) > 1 and sum(map(_depth_size, state.depths)) > MAX_BYTES:
@@ -227,6 +249,7 @@ class Pairing:
             waiting = self._queue.popleft()
             waiting.state.settled += 1
             waiting.state.paired += waiting.depth is not None
+            _count_gap(waiting)
             frames.append(_frame(waiting, self._find_intrinsics(waiting.state, waiting.colour)))
         return frames
 
@@ -276,6 +299,17 @@ def _nearest(waiting: _Waiting) -> Sample | None:
     return min(waiting.state.depths, key=lambda depth: _distance(depth, waiting), default=None)
 
 
+def _count_gap(waiting: _Waiting) -> None:
+    """Count an image without depth that is far from any depth."""
+    state, nearest = waiting.state, _nearest(waiting)
+    if state.camera.depth is None or waiting.depth is not None:
+        return
+    if state.first_depth_ns is None or waiting.stamp_ns < state.first_depth_ns - state.gap_ns:
+        state.before_depth += 1
+    elif nearest is None or abs(nearest.stamp_ns - waiting.stamp_ns) > state.gap_ns:
+        state.in_gaps += 1
+
+
 def _distance(depth: Sample | None, waiting: _Waiting) -> int:
     return MAX_TOLERANCE_NS + 1 if depth is None else abs(depth.stamp_ns - waiting.stamp_ns)
 
@@ -296,8 +330,15 @@ def _has_values(depth: Depth) -> bool:
 def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
     """Say that depth reached no frame, or less than half of those that it could reach, and why."""
     arrived, possible = state.depth_times.count, min(state.settled, state.depth_times.count)
-    if possible < minimum or 2 * state.paired >= possible:
+    if possible < minimum:
         return None
+    if 2 * state.paired >= possible:
+        if state.in_gaps < max(minimum, state.settled / _GAP_SHARE):
+            return None
+        return (
+            f"{state.camera.depth}: {state.in_gaps} of {state.settled} frames have no depth, because it stopped: none "
+            f"came within {_ms(SILENCE_NS)} of them"
+        )
     tolerance_ns = state.tolerance_ns
     text = f"{state.camera.depth}: {arrived} depth images came, {state.paired} of {state.settled} frames have one"
     if state.nearest_ns is None or state.paired:

@@ -259,6 +259,16 @@ def test_depth_that_comes_later_than_the_patience_is_told() -> None:
     assert "expected depth at most 2.000 s after its colour image" in str(losses(samples))
 
 
+def test_depth_that_starts_later_is_noted() -> None:
+    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    samples = [*map(colour, range(0, 6000, 100)), *map(depth, range(4000, 6000, 100))]
+    for sample in sorted(samples, key=lambda sample: sample.logged_ns):
+        pairing.add(sample)
+    pairing.flush()
+    assert pairing.describe_losses() is None
+    assert pairing.notes() == ["table: 30 of 60 frames have no depth, because it began later"]
+
+
 def test_depth_that_starts_later_or_is_sparse_is_no_loss() -> None:
     assert (
         losses([*(colour(at) for at in range(0, 3000, 100)), *(depth(at) for at in range(2000, 3000, 100))])
@@ -271,6 +281,23 @@ def test_depth_that_starts_later_or_is_sparse_is_no_loss() -> None:
         losses([*(colour(at) for at in range(0, 990, 198)), *(depth(at) for at in range(0, 990, 33))]) is None
     )
     assert losses([colour(0), colour(100)]) is None
+
+
+@pytest.mark.parametrize(
+    "depths_ms", [range(0, 1000, 100), [0], [*range(0, 1000, 100), *range(5000, 6000, 100)]]
+)
+def test_depth_that_stops_is_told(depths_ms: Iterable[int]) -> None:
+    text = losses([*(colour(at) for at in range(0, 6000, 100)), *(depth(at) for at in depths_ms)])
+    assert text is not None
+    count = sum(all(abs(at - other) > 1000 for other in depths_ms) for at in range(0, 6000, 100))
+    assert f"/table/depth: {count} of 60 frames have no depth, because it stopped" in text
+
+
+def test_a_short_gap_of_depth_and_slow_depth_are_no_loss() -> None:
+    times = range(0, 30_000, 100)
+    assert losses([*map(colour, times), *(depth(at) for at in times if not 5000 < at < 5900)]) is None
+    assert losses([*map(colour, times), *map(depth, range(0, 30_000, 1500))]) is None
+    assert losses([*map(colour, range(0, 1900, 100)), *map(depth, range(0, 900, 100))]) is None
 
 
 def test_a_colour_image_on_the_topic_of_depth_is_told() -> None:

@@ -32,6 +32,10 @@ _MAX_TEXT = 1 << 26  # bytes of a list of files or of scene_camera.json
 _NO_PICTURES = ("annotations", "masks", "mask", "mask_visib", "depth")
 _ROLES = re.compile(r"(?<![a-z])(colou?r|rgb|depth|image)(?![a-z])", re.IGNORECASE)
 _DEPTH = re.compile(r"(?<![a-z])depth(?![a-z])", re.IGNORECASE)
+_DEPTH_FOLDER = re.compile(
+    r"((raw|aligned|registered)[_-])?depths?([_-]?(raw|images?|frames?|maps?|png|mm|aligned|registered|to[_-](colou?r|rgb)))*",
+    re.IGNORECASE,
+)
 _TUM_SCALE_M = 1 / 5000
 
 
@@ -277,7 +281,8 @@ def _folders(path: Path) -> list[Path]:
     if _pictures(root):
         return [root]
     levels = _MAX_DEPTH if _DAVIS in root.parts else 1
-    return list(_below(root, levels))
+    found = list(_below(root, levels))
+    return [folder for folder in found if not _DEPTH_FOLDER.fullmatch(folder.name)] or found
 
 
 def _below(root: Path, levels: int) -> Iterator[Path]:
@@ -295,10 +300,19 @@ def _plain_images(folder: Path) -> tuple[list[Path], list[Path]]:
     pictures = _pictures(folder)
     colour = [path for path in pictures if not _DEPTH.search(path.stem)]
     depth = [path for path in pictures if _DEPTH.search(path.stem)]
-    for place in (folder / "depth", folder.parent / "depth" / folder.name, folder.parent / "depth"):
-        if not depth and place.is_dir():
-            depth = _pictures(place)
+    beside = [place for place in _depth_folders(folder.parent) if place != folder]
+    for place in (*_depth_folders(folder), *(place / folder.name for place in beside), *beside):
+        depth = depth or _pictures(place)
     return colour, depth
+
+
+def _depth_folders(folder: Path) -> list[Path]:
+    """Return the folders of depth images in a folder, the one named `depth` first; none if it cannot be read."""
+    try:
+        found = [place for place in _subfolders(folder) if _DEPTH_FOLDER.fullmatch(place.name)]
+    except BagError:
+        return []
+    return sorted(found, key=lambda place: place.name != "depth")
 
 
 def _plain_files(colour: Sequence[Path], matches: Mapping[Path, Path]) -> Iterator[ImageFile]:

@@ -26,12 +26,13 @@ _ORIENTATION = 0x0112
 class ImagesBag(Closeable):
     """A folder of images: a SampleReader in which each sequence is a camera.
 
-    Depth is PNG or TIFF of 16-bit grey: in mm in a plain folder, where it lies in a folder `depth` beside or inside the
-    folder of the images, or beside the images with `depth` in its name; in the dataset's unit otherwise. The images of
-    a sequence have the dataset's stamps, and its cameras come together; without stamps they come in the natural order
-    of their names, 24 a second from 0, one sequence after the other. Images that cannot be decoded, or that differ in
-    size from the first of their sequence, are passed over, and `lost` says so. Turns by EXIF orientation are not made;
-    a warning tells of photos that ask for different ones. Raises BagError for a folder without images.
+    Depth is PNG or TIFF of 16-bit grey: in mm in a plain folder, where it lies in a folder `depth` (also Depth,
+    depth_raw and the like) beside or inside the folder of the images, or beside the images with `depth` in its name; in
+    the dataset's unit otherwise. The images of a sequence have the dataset's stamps, and its cameras come together;
+    without stamps they come in the natural order of their names, 24 a second from 0, one sequence after the other.
+    Images that cannot be decoded, or that differ in size from the first of their sequence, are passed over, and `lost`
+    says so. Turns by EXIF orientation are not made; a warning tells of photos that ask for different ones. Raises
+    BagError for a folder without images.
     """
 
     is_sequential = True

@@ -38,8 +38,10 @@ _FIELD = re.compile(r"\{(\w+)(?::0?(\d))?d?\}")
 
 
 class DepthFormat(NamedTuple):
-    """How depth is stored: in images by its `unit_m` in metres, None for mm in integers and m in floats; in videos by
-    12-bit codes from `min_m` to `max_m`, in even steps of the depth or, with `is_log`, of log(depth + `shift_m`).
+    """The way in which depth is stored.
+
+    Images have it in the unit `unit_m` in metres; None is mm for integers and m for floats. Videos have 12-bit codes
+    from `min_m` to `max_m`, in even steps of the depth or, with `is_log`, of log(depth + `shift_m`).
     """
 
     unit_m: float | None = None

@@ -105,6 +105,10 @@ def test_two_resolutions_of_a_sequence_are_two_cameras(tmp_path: Path) -> None:
         ("desk", "desk/depth", ("{}.jpg", "{}.png")),
         ("desk/rgb", "desk/depth", ("rgb_{}.jpg", "depth_{}.png")),
         ("desk", "desk", ("frame-{}.color.jpg", "frame-{}.depth.png")),
+        ("desk/RGB", "desk/Depth", ("{}.png", "{}.png")),
+        ("desk/rgb", "desk/depth_raw", ("{}.jpg", "{}.png")),
+        ("desk/color", "desk/aligned_depth_to_color", ("{}.jpg", "{}.png")),
+        ("desk", "desk/depth_images", ("rgb_{}.jpg", "depth_{}.png")),
     ],
 )
 def test_depth_beside_the_images_has_their_times(
@@ -117,6 +121,24 @@ def test_depth_beside_the_images_has_their_times(
     assert list(found) == ["/desk/image", "/desk/depth"]
     check_colour(found["/desk/image"], [tmp_path / colour / names[0].format(index) for index in range(5)])
     check_depth(found["/desk/depth"], [0, 1, 2, 4])
+    assert lost is None
+
+
+def test_folders_that_are_only_named_alike_are_cameras(tmp_path: Path) -> None:
+    for name in ("rgb", "depth_camera", "depth_color", "in_depth"):
+        write(tmp_path / name, ["0.png", "1.png"])
+    assert len(read(tmp_path)[0]) == 4
+    write(tmp_path / "alone/depth_maps", ["0.png"])
+    assert list(read(tmp_path / "alone")[0]) == ["/depth_maps/image"]
+
+
+def test_of_several_depth_folders_the_plain_one_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "desk/rgb", ["0.png", "1.png"])
+    write(tmp_path / "desk/depth", ["0.png", "1.png"], depth=True)
+    write(tmp_path / "desk/aligned_depth", ["0.png", "1.png"])
+    found, lost = read(tmp_path / "desk")
+    assert list(found) == ["/desk/image", "/desk/depth"]
+    check_depth(found["/desk/depth"], [0, 1])
     assert lost is None
 
 
