@@ -219,7 +219,7 @@ class Board:
 
         They are searched with a border of one bit and of two, tags in the enlarged image, too: black squares that touch
         them cut two pixels off their corners, too much of a small tag. A tag with a border of two bits is also found
-        with one bit, inside its true corners: of borders with about as many markers, the one that fits the board counts.
+        with one bit, inside its true corners: the border that fits the board counts.
         """
         found, tags = _NO_MARKERS, self.kind == "apriltag"
         for enlarge in (1, 2) if tags else (1,):
@@ -232,6 +232,7 @@ class Board:
         return found
 
     def _detect_border(self, grey: GreyImage, enlarge: int) -> Markers:
+        """Return the markers with a border of one bit or of two, whichever finds more or fits the board better."""
         tags = self.kind == "apriltag"
         single = _detect_markers(self._dictionary, grey, 1, enlarge, refined=tags)
         if not tags and 5 * len(single.ids) >= 4 * self._marker_count:
