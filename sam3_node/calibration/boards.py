@@ -218,15 +218,31 @@ class Board:
         """Return all markers of the board's dictionary in an image.
 
         They are searched with a border of one bit and of two, tags in the enlarged image, too: black squares that touch
-        them cut two pixels off their corners, too much of a small tag.
+        them cut two pixels off their corners, too much of a small tag. A tag with a border of two bits is also found
+        with one bit, inside its true corners: the border that fits the board counts.
         """
         found, tags = _NO_MARKERS, self.kind == "apriltag"
-        for border, enlarge in ((1, 1), (2, 1), (1, 2), (2, 2)) if tags else ((1, 1), (2, 1)):
-            fits = enlarge == 1 or enlarge * max(grey.shape) <= _MAX_SEARCHED_PX
-            if 5 * len(found.ids) < 4 * self._marker_count and fits:
-                other = _detect_markers(self._dictionary, grey, border, enlarge, refined=tags)
-                found = max(found, other, key=lambda markers: len(markers.ids))
+        for enlarge in (1, 2) if tags else (1,):
+            if enlarge > 1 and enlarge * max(grey.shape) > _MAX_SEARCHED_PX:
+                break
+            other = self._detect_border(grey, enlarge)
+            found = max(found, other, key=lambda markers: len(markers.ids))
+            if 5 * len(found.ids) >= 4 * self._marker_count:
+                break
         return found
+
+    def _detect_border(self, grey: GreyImage, enlarge: int) -> Markers:
+        """Return the markers with a border of one bit or of two, whichever finds more or fits the board better."""
+        tags = self.kind == "apriltag"
+        single = _detect_markers(self._dictionary, grey, 1, enlarge, refined=tags)
+        if not tags and 5 * len(single.ids) >= 4 * self._marker_count:
+            return single
+        double = _detect_markers(self._dictionary, grey, 2, enlarge, refined=tags)
+        fewer, more = sorted((single, double), key=lambda markers: len(markers.ids))
+        alike = tags and 5 * len(fewer.ids) >= 4 * len(more.ids) and self.select(fewer)[1].any()
+        if not alike or not self.select(more)[1].any():
+            return single if len(single.ids) == len(double.ids) else more
+        return min(single, double, key=self.measure_misfit)
 
     def choose_layout(self, markers: Markers, grey: GreyImage) -> _Layout | None:
         """Return the layout in which the markers of the board lie in an image; None if they fit no layout.

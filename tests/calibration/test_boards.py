@@ -11,6 +11,7 @@ from sam3_node.calibration.boards import Board, explain_absence
 from sam3_node.calibration.bundle import View
 from sam3_node.calibration.intrinsics import calibrate_intrinsics
 from sam3_node.errors import CalibrationError
+from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import Intrinsics
 from tests.support.calibration_scenes import (
     DENSITY,
@@ -19,6 +20,7 @@ from tests.support.calibration_scenes import (
     draw_charuco,
     draw_kalibr,
     project_board,
+    render,
     render_views,
 )
 
@@ -125,6 +127,20 @@ def test_boards_of_others_have_their_own_corners(text: str, printed: str) -> Non
             for turn in range(turns):  # against the clock
                 true = np.stack([true[:, 1], SIZE[1 - turn % 2] - 1 - true[:, 0]], axis=1)
             assert np.abs(corners.pixels - true).max() < 0.5
+
+
+@pytest.mark.parametrize("border", [1, 2])
+def test_large_tags_of_kalibr_have_their_outer_corners(border: int) -> None:
+    board, near = Board.parse("apriltag:6x5:24mm:7mm"), Intrinsics(1100.0, 1100.0, 640.0, 480.0, "none", ())
+    texture = draw_kalibr(board, border)
+    for tilt in (-0.2, 0.1, 0.3):
+        turn = rotation_from_vector([tilt, 0.1, 0.05])
+        pose = rigid(turn, np.array([0, 0, 0.33]) - turn @ board.points.mean(axis=0))
+        corners = board.detect(render(board, pose, near, (960, 1280), texture))
+        assert corners is not None
+        assert len(corners.ids) > 0.8 * len(board.points)
+        true = project_board(pose, near, board.points)[corners.ids]
+        assert np.abs(corners.pixels - true).max() < 0.5
 
 
 def test_kalibr_rows_and_columns_alone_are_told_by_the_black_squares() -> None:
