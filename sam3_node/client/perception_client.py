@@ -279,10 +279,11 @@ class PerceptionClient(MaskReader):
         detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
         as `most` is that of every name.
         """
-        most = dict.fromkeys(prompts, most) if isinstance(most, int) else most
+        names = check_names(prompts, "prompts", '["red mug"]')
+        most = dict.fromkeys(names, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
         limits = {name: check_limits(values, name) for name, values in given.items() if values}
-        self._control.call("set_prompts", prompts=check_names(prompts, "prompts", '["red mug"]'), **limits)
+        self._control.call("set_prompts", prompts=names, **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""

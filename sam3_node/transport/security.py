@@ -197,7 +197,10 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
     no_key = f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         if keys is None:
-            return f"{no_key}; or it takes no more connections, for it ended each of the last before its handshake"
+            return (
+                f"{no_key}; or it takes no more connections, or another program than a node listens there, for it ended"
+                " each of the last before its handshake"
+            )
         return (
             f"{endpoint} does not have the key {keys.server}, which {keys.folder.path} names for it, or has no keys;"
             " correct the endpoint, copy the .pub file of the process that binds it, or set transport.keys there"

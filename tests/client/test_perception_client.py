@@ -230,6 +230,8 @@ def test_names_that_are_no_list_are_refused_at_once(prompts: Any) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         with pytest.raises(RequestError, match=r"prompts: expected a list of texts .* found the"):
             client.set_prompts(prompts)
+        with pytest.raises(RequestError, match=r"prompts: expected a list of texts .* found the"):
+            client.set_prompts(prompts, most=1)
         with pytest.raises(RequestError, match="cameras: expected a list of texts"):
             client.latest_of_all(prompts)
     with pytest.raises(RequestError, match="cameras: expected a list of texts"):
@@ -241,7 +243,7 @@ def test_what_is_no_text_or_map_is_refused_at_once() -> None:
         wrong: list[Any] = [b"mug", None, ["mug"]]
         for name in wrong:
             with pytest.raises(RequestError, match="prompts: expected text"):
-                client.set_prompts(["mug", name])
+                client.set_prompts(["mug", name], most=1)
             with pytest.raises(RequestError, match="label: expected text"):
                 client.wait_for(name)
         limits: Any = ["mug"]
@@ -254,6 +256,12 @@ def test_what_is_no_text_or_map_is_refused_at_once() -> None:
 def test_any_sequence_of_names_is_sent(prompts: Any) -> None:
     _, op, args = call({"prompts": []}, lambda client: client.set_prompts(prompts))
     assert (op, args) == ("set_prompts", {"prompts": ["red mug"]})
+
+
+def test_names_that_come_once_are_sent_with_their_most() -> None:
+    once: Any = iter(["red mug"])
+    _, _, args = call({"prompts": []}, lambda client: client.set_prompts(once, most=1))
+    assert args == {"prompts": ["red mug"], "most": {"red mug": 1}}
 
 
 @pytest.mark.parametrize(

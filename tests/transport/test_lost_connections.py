@@ -104,7 +104,7 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
     monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
     monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
     with closing_listener() as (endpoint, closed), ControlClient(endpoint, 100) as idle:
-        with pytest.raises(TransportError):
+        with pytest.raises(TransportError, match="another program than a node"):
             idle.call("status")
         assert idle._watch.monitor.closed
         assert idle._socket._monitor_socket is None
