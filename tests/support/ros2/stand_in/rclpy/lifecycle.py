@@ -92,7 +92,7 @@ class LifecycleNode:
     def get_parameter(self, name: str) -> Parameter:
         return self._parameters[name]
 
-    def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
+    def resolve_topic_name(self, topic: str) -> str:
         return self._expand(topic)
 
     def get_logger(self) -> Logger:
