@@ -32,7 +32,7 @@ from sam3_node.bags.bag import open_bag
 from sam3_node.bags.time_span import TimeSpan
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame, Intrinsics
-from sam3_node.wire import decode_image
+from sam3_node.wire import decode_depth, decode_image
 from tests.support.grey_video import encode, level
 from tests.support.paths import SHARED
 
@@ -193,8 +193,10 @@ DEFINITIONS = {
 WRITERS = ["MCAP", "SQLITE3", "ROS1"]
 
 
-def write_messages(path: Path, plugin: str, messages: list[tuple[str, str, dict[str, Any]]]) -> Path:
-    """Write a bag of ROS 2, or of ROS 1; messages are topic, type, and fields without stamp, one every PERIOD_NS."""
+def write_messages(
+    path: Path, plugin: str, messages: list[tuple[str, str, dict[str, Any]]], period_ns: int = PERIOD_NS
+) -> Path:
+    """Write a bag of ROS 2, or of ROS 1; messages are topic, type, and fields without stamp, one every `period_ns`."""
     is_ros1 = plugin == "ROS1"
     store = get_typestore(Stores.ROS1_NOETIC if is_ros1 else Stores.ROS2_HUMBLE)
     for name, definition in DEFINITIONS.items():
@@ -205,7 +207,7 @@ def write_messages(path: Path, plugin: str, messages: list[tuple[str, str, dict[
         for index, (topic, kind, fields) in enumerate(messages):
             if topic not in connections:
                 connections[topic] = writer.add_connection(topic, kind, typestore=store)
-            time = T0 + index * PERIOD_NS
+            time = T0 + index * period_ns
             stamp = store.types["builtin_interfaces/msg/Time"](*divmod(time, NANOSECONDS))
             first: dict[str, Any] = {"timestamp": stamp, "frame_id": "cam"}
             if kind.startswith("sensor_msgs"):
@@ -302,9 +304,12 @@ def test_images_and_calibration_of_foxglove_msgs_are_read(tmp_path: Path, plugin
         ("/b/image/compressed", "CompressedImage", png),
     ]
     messages = [(topic, f"foxglove_msgs/msg/{kind}", fields) for topic, kind, fields in messages]
-    frames, lost = read(write_messages(tmp_path / "bag.bag", plugin, messages))
+    near_ns = 10_000_000  # depth belongs to the image after it
+    frames, lost = read(write_messages(tmp_path / "bag.bag", plugin, messages, near_ns))
     assert lost is None
     assert {frame.camera for frame in frames} == {"a", "b"}
     assert all(np.array_equal(decode_image(frame), picture) for frame in frames)
     (frame,) = (frame for frame in frames if frame.camera == "a")
+    assert frame.depth is not None
+    assert (decode_depth(frame.depth) == 1234).all()
     assert frame.intrinsics == Intrinsics(60.0, 61.0, 30.0, 20.0)
