@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import require
-from ..types import Image
 from .decompression import max_pixels, max_video_pixels
 from .samples import Colour, Losses, Sample, VideoPacket
 
@@ -36,25 +35,37 @@ def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample
         yield from stream.flush()
 
 
-def upright(frame: Any) -> Image:
-    """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], turned and mirrored as its file says."""
-    return np.asarray(turn(frame.to_ndarray(format="bgr24"), frame), np.uint8)
+def read_bgr(frame: Any) -> npt.NDArray[Any]:
+    """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], as it is stored."""
+    return np.asarray(frame.to_ndarray(format="bgr24"), np.uint8)
 
 
-def turn(image: npt.NDArray[Any], frame: Any) -> npt.NDArray[Any]:
-    """Turn and mirror the pixels [height, width, ...] of a decoded frame as its file says.
+class Turner:
+    """Turns and mirrors the pictures of one stream as its file says.
 
-    The first two rows of the file's display matrix say where the picture's x and y axes point. Between quarter turns
-    the nearer one counts.
+    The first two rows of the display matrix say where the picture's x and y axes point. Between quarter turns the nearer
+    one counts.
     """
-    matrix = frame.side_data.get("DISPLAYMATRIX")
-    if matrix is None or memoryview(matrix).nbytes < _AXES.size:
-        return image
-    x_to_x, x_to_y, y_to_x, y_to_y = _AXES.unpack_from(matrix)
-    is_transposed = abs(x_to_x) + abs(y_to_y) < abs(x_to_y) + abs(y_to_x)
-    if is_transposed:
-        image, x_to_x, y_to_y = image.swapaxes(0, 1), y_to_x, x_to_y
-    return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
+
+    def __init__(self) -> None:
+        self._rotation: int | None = None
+        self._axes: tuple[int, int, int, int] | None = None
+
+    def turn(self, image: npt.NDArray[Any], frame: Any) -> npt.NDArray[Any]:
+        """Return the pixels [height, width, ...] of a decoded frame upright."""
+        if frame.rotation != self._rotation:
+            self._rotation = frame.rotation
+            # not for each frame: frame and side data refer to each other, so both stay until a garbage collection
+            matrix = frame.side_data.get("DISPLAYMATRIX")
+            has_axes = matrix is not None and memoryview(matrix).nbytes >= _AXES.size
+            self._axes = _AXES.unpack_from(matrix) if has_axes else None
+        if self._axes is None:
+            return image
+        x_to_x, x_to_y, y_to_x, y_to_y = self._axes
+        is_transposed = abs(x_to_x) + abs(y_to_y) < abs(x_to_y) + abs(y_to_x)
+        if is_transposed:
+            image, x_to_x, y_to_y = image.swapaxes(0, 1), y_to_x, x_to_y
+        return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
 
 
 class _Stream:
@@ -66,6 +77,7 @@ class _Stream:
         self._context.thread_count = 1  # several threads hold images back
         limit = max_pixels(memoryview(first.data).nbytes)
         self._context.options = {"max_pixels": str(limit), "flags": "low_delay"}
+        self._turner = Turner()
         self._pixels = self._bytes = 0
         self._number = 0
         self._waiting: dict[int, Sample] = {}
@@ -105,7 +117,7 @@ class _Stream:
             self._pixels += frame.width * frame.height
             sample = self._waiting.pop(frame.pts, None)
             if sample is not None:
-                image = np.ascontiguousarray(upright(frame))
+                image = np.ascontiguousarray(self._turner.turn(read_bgr(frame), frame))
                 colour = Colour(image.shape[1], image.shape[0], "bgr8", image.data.cast("B"))
                 yield sample._replace(payload=colour)
 

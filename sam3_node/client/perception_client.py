@@ -283,41 +283,41 @@ class PerceptionClient(MaskReader):
         most = dict.fromkeys(names, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
         limits = {name: check_limits(values, name) for name, values in given.items() if values}
-        self._control.call("set_prompts", prompts=names, **limits)
+        self._open_control.call("set_prompts", prompts=names, **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
-        self._control.call("reset", **drop_none(camera=camera))
+        self._open_control.call("reset", **drop_none(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
-        self._control.call("pause")
+        self._open_control.call("pause")
 
     def resume(self) -> None:
         """Process frames again."""
-        self._control.call("resume")
+        self._open_control.call("resume")
 
     def status(self) -> dict[str, Any]:
         """Return the status of the node."""
-        return cast(dict[str, Any], self._control.call("status"))
+        return cast(dict[str, Any], self._open_control.call("status"))
 
     def snapshot(self, name: str) -> SnapshotInfo:
         """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
 
         It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
         """
-        return make_snapshot(self._control, name)
+        return make_snapshot(self._open_control, name)
 
     def fetch_snapshot(self) -> bytes:
         """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
-        return fetch_snapshot(self._control)
+        return fetch_snapshot(self._open_control)
 
     def restore(self, name: str) -> None:
         """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
 
         Raises RequestError if there is no such snapshot, and SnapshotError if it does not fit the node.
         """
-        self._control.call("restore", name=name)
+        self._open_control.call("restore", name=name)
 
     def close(self) -> None:
         """Close both connections. Calls that wait for masks return None, later ones raise TransportError. Idempotent.
@@ -326,6 +326,11 @@ class PerceptionClient(MaskReader):
         """
         super().close()
         self._control.close()
+
+    @property
+    def _open_control(self) -> ControlClient:
+        self._require_open()
+        return self._control
 
     def _describe_node(self) -> dict[str, Any] | None:
         with suppress(TransportError):
@@ -357,4 +362,4 @@ class PerceptionClient(MaskReader):
             raise
 
     def _call(self, op: str, args: dict[str, Any]) -> Fields:
-        return Fields(self._control.call(op, **args), op)
+        return Fields(self._open_control.call(op, **args), op)

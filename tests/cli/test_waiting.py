@@ -83,7 +83,7 @@ def settings_for(masks: str, control: str, **others: str) -> Settings:
 
 
 def test_watch_without_a_node(printed: Printed) -> None:
-    with running(watch, settings_for(NOBODY, NOBODY)):
+    with running(watch, settings_for(NOBODY, "tcp://127.0.0.1:8")):
         printed.wait_for(f"watch: no node is connected at {NOBODY}")
 
 

@@ -94,7 +94,7 @@ def test_messages_are_printed_as_lines_and_then_a_summary() -> None:
 
 def test_without_masks_it_stops_and_prints_so() -> None:
     out = io.StringIO()
-    with watching(settings_for("tcp://127.0.0.1:9"), out) as (_, stop):
+    with watching(settings_for("tcp://127.0.0.1:8"), out) as (_, stop):
         time.sleep(0.2)
         stop.set()
     assert out.getvalue().splitlines()[-1] == "summary: no masks received"

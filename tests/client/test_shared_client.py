@@ -308,7 +308,8 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
     send_until(publisher, masks_of(1), client.newest)
     begun = iter(client)
     with ThreadPoolExecutor(1) as thread:
-        while next(begun).seq != 1 or client.latest(50) is not None:
+        assert next(begun).seq == 1
+        while client.latest(50) is not None:
             pass
         waiting = thread.submit(client.latest)
         threading.Timer(0.05, client.close).start()

@@ -30,7 +30,7 @@ from ..isolated import IsolatedCalls
 from ..messages.ros_images import MILLIMETRE, to_millimetres
 from ..pairing import UNIX_SINCE_NS
 from ..samples import Colour, Losses, LossLimit, Sample, Topic
-from ..video_packets import turn, upright
+from ..video_packets import read_bgr
 from .lerobot_layout import (
     DepthFormat,
     Episode,
@@ -311,7 +311,7 @@ def _read_codes(frame: Any) -> npt.NDArray[np.uint16]:
     if not re.match(r"(gray|yuv\d{3}p)12[lb]e$", name):
         raise BagError(f"expected depth in a video of 12 bits, found one of {name}: it has no exact values")
     rows = np.frombuffer(plane, "<u2" if name.endswith("le") else ">u2").reshape(frame.height, -1)
-    return turn(rows[:, : frame.width], frame)
+    return rows[:, : frame.width]
 
 
 def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
@@ -339,7 +339,7 @@ class _VideoFrames:
         self._depth = None if depth is None else _make_table(depth)
         self._begin_ns = round(part.begin_s * NANOSECONDS)
         first_ns = max(self._begin_ns + offset_ns - self._half_ns, 0)
-        self._frames = Playback(part.path, first_ns, upright if depth is None else _read_codes).frames()
+        self._frames = Playback(part.path, first_ns, read_bgr if depth is None else _read_codes).frames()
         self._next: tuple[int, npt.NDArray[Any]] | None = None
 
     def find(self, time_ns: int) -> Colour | Depth:

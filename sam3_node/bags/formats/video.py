@@ -21,7 +21,7 @@ from ...types import NANOSECONDS, Closeable
 from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
 from ..samples import Colour, Losses, Sample, Topic
-from ..video_packets import upright
+from ..video_packets import Turner, read_bgr
 
 _FALLBACK_FPS = 30
 _MAX_FPS = 1000
@@ -93,15 +93,15 @@ class VideoBag(Closeable):
 
 
 class Playback:
-    """One pass over a video, from `begin_ns` of its time; `convert` makes the image of a decoded frame of PyAV.
+    """One pass over a video, from `begin_ns` of its time; `convert` reads the pixels of a frame of PyAV.
 
     Raises BagError for a video that is absent, or a stand-in of it.
     """
 
     def __init__(
-        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = upright
+        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
     ) -> None:
-        self._av, self._convert = require("av", "bags"), convert
+        self._av, self._convert, self._turner = require("av", "bags"), convert, Turner()
         self._path, self._begin_ns = path, begin_ns
         if stand_in := describe_stand_in(path):
             raise BagError(f"expected a video at {path}, found {stand_in}")
@@ -146,7 +146,7 @@ class Playback:
             number = round(stamp_ns / period_ns) if number is None else number
             self._end_ns = stamp_ns + period_ns
             if stamp_ns >= self._begin_ns:
-                yield number, stamp_ns, self._convert(frame)
+                yield number, stamp_ns, self._turner.turn(self._convert(frame), frame)
             number += 1
 
     def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
