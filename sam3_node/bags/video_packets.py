@@ -43,8 +43,8 @@ def read_bgr(frame: Any) -> npt.NDArray[Any]:
 class Turner:
     """Turns and mirrors the pictures of one stream as its file says.
 
-    The first two rows of the display matrix say where the picture's x and y axes point. Between quarter turns the nearer
-    one counts.
+    The first two rows of the display matrix say where the picture's x and y axes point. Between quarter turns the
+    nearer one counts.
     """
 
     def __init__(self) -> None:
