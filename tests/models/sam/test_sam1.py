@@ -66,7 +66,7 @@ def test_masks_equal_transformers(
 def test_objects_are_followed_by_the_box_and_logits_of_their_last_masks(
     source: SamModel, model: TrackerModel
 ) -> None:
-    """Where an area jumps, the mask of a tighter box counts: it equals the reference's mask for one of the boxes."""
+    """Each mask equals the reference for one of the boxes: after a jump of the area, a tighter box may count."""
     tracker, last, compared = Tracker(model), {}, 0
     prompts = [ObjectPrompt(1, box=BOX), ObjectPrompt(2, points=POINTS[:1])]
     for number, pixels in enumerate(noise_clip(SIZE, 5)):
