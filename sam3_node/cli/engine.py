@@ -96,7 +96,7 @@ def engine_list(args: Namespace, settings: Settings) -> None:
 def engine_check(args: Namespace, settings: Settings) -> int:
     """Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1."""
     _require_node()
-    from ..engines.detector_slot import check_detector
+    from ..engines.detector import check_detector
     from ..engines.tracker_slot import check_tracker
 
     reports = [check_tracker(settings, args.source)]
@@ -175,8 +175,7 @@ def add_fp8_command(calibrate: Any, add: AddCommand) -> None:
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     """Run frames of the sources through the model that the settings name; write the scales, print a summary."""
     _require_node()
-    from ..engines.quantize import calibrate
-    from ..engines.recipes import load_recipe
+    from ..engines.quantize import calibrate, load_recipe
     from ..models import load_tracker
     from .progress import ProgressBar
 

@@ -19,11 +19,10 @@ from ..errors import EngineError, Sam3NodeError
 from ..models import TrackerModel
 from ..models.weight_loading import pick_device
 from ..settings import Settings
-from .gate_clip import read_gate_clip
 from .inductor import describe_processor
-from .key import checkpoint_digest
-from .report import Report
-from .validation import compare_stages
+from .slot import read_gate_clip
+from .store import checkpoint_digest
+from .validation import Report, compare_stages
 
 MIN_COSINE = 0.99
 """Cosine similarity to float32 of each stage's worst output from which bfloat16 serves where nobody asked for it."""

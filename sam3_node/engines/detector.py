@@ -1,27 +1,38 @@
-"""The detector as an engine: YOLO-World's network for square frames of one size and a fixed number of phrases."""
+"""The detector as an engine: YOLO-World's network for square frames of one size and a fixed number of phrases.
+
+The detector's engine slot: an engine in the place of YOLO-World's network.
+"""
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..detection.load import NANO
+from ..detection.base import Detector
+from ..detection.load import NANO, VOCABULARY, load_detector
+from ..detection.vocabulary import Vocabulary
+from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError
+from ..models.pixels import letterbox
 from ..models.sam.stages import Run
-from ..models.yolo.network import Detections, YoloWorld
+from ..models.yolo.network import Detections, YoloWorld, anchors
 from ..models.yolo.weights import load_yolo_world
 from ..settings import DetectorSettings, Settings
+from ..types import Image
 from .build_progress import BuildStep, ReportProgress, ignore_progress
 from .export import export
-from .key import checkpoint_digest
 from .oom import reraise_out_of_memory
+from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec, detector_stage
-from .store import EngineKey, EngineStore, StoredEngine
-from .tensorrt.build import build
-from .tensorrt.library import LOCAL, find_library, find_target
+from .store import EngineKey, EngineStore, StoredEngine, checkpoint_digest
+from .tensorrt.build import LOCAL, build, find_library, find_target
+from .tensorrt.run import TensorRTRun
+from .validation import Report, StageComparator, without_tf32
 
 PHRASES = 16
 """Phrases that an engine takes at once. YOLO-World gives each box to the phrase that fits best, and a phrase given
@@ -101,3 +112,119 @@ def build_detector(
             plan = build(path, stage, key.gpu, progress=step.update)
         build_s = step.finish()
     return store.save(key, {DETECT: plan}, {DETECT: build_s})
+
+
+DEFAULT_PHRASES = ("person", "cup", "bottle", "chair")  # for the gate, where the settings give no others
+_log = logging.getLogger(__name__)
+
+
+def serve_detector(detector: Detector, settings: Settings) -> None:
+    """Put the engine that `settings` ask for in the place of YOLO-World's network; other detectors have no engine.
+
+    If it cannot serve, only the detector falls back to torch, not the tracker, and the detector's name says why. See
+    `EngineSlot.serve`.
+    """
+    if settings.engine.kind == "tensorrt" and isinstance(detector, YoloWorldDetector):
+        DetectorSlot(detector, settings).serve()
+
+
+def check_detector(settings: Settings, source: str | Path | None = None) -> Report:
+    """Run the gate on the detector's engine that `settings` ask for, and store its report; see `EngineSlot.check`."""
+    chosen = settings.detector
+    with reraise_out_of_memory(EngineError, f"while {chosen.name} was loaded"):
+        detector = load_detector(
+            chosen.kind,
+            chosen.name,
+            vocabulary=chosen.vocabulary,
+            text_encoder=chosen.text_encoder,
+            device=settings.model.device,
+            dtype=settings.model.dtype,
+        )
+    assert isinstance(detector, YoloWorldDetector)
+    return DetectorSlot(detector, settings).check(source)
+
+
+class DetectorSlot(EngineSlot):
+    """The slot of YOLO-World's network."""
+
+    subject = "the detector's engine"
+
+    def __init__(self, detector: YoloWorldDetector, settings: Settings) -> None:
+        super().__init__(settings)
+        self.detector = detector
+
+    @property
+    def _device(self) -> torch.device:
+        return self.detector.model.backbone.stem.conv.weight.device
+
+    def require_device(self) -> None:
+        require_gpu(self._device)
+
+    def compute_key(self) -> EngineKey:
+        return compute_detector_key(self.settings, self.detector.model.config.image_size)
+
+    def load(self, stored: StoredEngine) -> LoadedEngines:
+        spec = specify_network(self.detector.model, resolve_detector_dtype(self.settings))
+        run = TensorRTRun(stored.read_plan(DETECT), spec, self._device, kernels=stored.kernels_path(DETECT))
+        return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
+
+    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
+        text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
+        folder = resolve_folder(self.settings.detector)
+        reference = load_yolo_world(folder, device=text.device, dtype="float32")
+        run, spec = engines.runs[DETECT], engines.specs[DETECT]
+        return compare_detector(reference, run, spec, clip.frames, text, self.settings.engine.min_cosine)
+
+    def install(self, engines: LoadedEngines) -> None:
+        run, spec = engines.runs[DETECT], engines.specs[DETECT]
+        run(*spec.examples())  # so that an engine that fails does so now, not on a frame
+        self.detector.network = FixedPhrases(run, spec, self.detector.model)
+
+    def fall_back(self, reason: EngineError) -> None:
+        _log.warning("the detector's engine cannot serve, torch does: %s", reason)
+        self.detector.network = self.detector.model
+        self.detector.name = f"{self.detector.name} (torch: {shorten_reason(reason)})"
+
+
+@without_tf32()
+@torch.inference_mode()
+def compare_detector(
+    reference: YoloWorld,
+    run: Run,
+    spec: StageSpec,
+    frames: Sequence[Image],
+    text: Tensor,
+    min_cosine: float,
+) -> Report:
+    """Compare `run`, an engine of spec `spec`, with the network in float32.
+
+    frames: BGR uint8 [h, w, 3] each. text: vectors [K, D] of 1 to PHRASES phrases. Boxes are compared as distances from
+    their anchors, because the positions of the anchors are the same for all networks. Raises EngineError for no frames.
+    """
+    if not frames:
+        raise EngineError("expected frames to compare the detector's engine on, found none")
+    comparator = StageComparator(spec, _relative_to_anchors(reference), _relative_to_anchors(run))
+    for comparator.frame, image in enumerate(frames):
+        config = reference.config
+        pixels, _ = letterbox(image, config.image_size, device=text.device, resize=config.resize)
+        comparator(pixels, pad_phrases(text))
+    faults = (comparator.fault,) if comparator.fault else ()
+    return Report(min_cosine, 0.0, len(frames), tuple(comparator.figures()), None, faults, tracked=False)
+
+
+def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:
+    """Return phrases for the gate: the prompts, else the first of the vocabulary, else DEFAULT_PHRASES."""
+    if settings.prompts:
+        return settings.prompts[:PHRASES]
+    file = settings.vocabulary or resolve_folder(settings) / VOCABULARY
+    phrases = Vocabulary.load(file).phrases if file.is_file() else DEFAULT_PHRASES
+    return phrases[:PHRASES]
+
+
+def _relative_to_anchors(run: Run) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def run_relative(pixels: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        boxes, scores = run(pixels, text)
+        centres, _ = anchors(pixels.shape[-2:], pixels.device)
+        return boxes - centres.repeat(1, 2), scores
+
+    return run_relative

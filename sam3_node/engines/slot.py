@@ -3,6 +3,8 @@
 `EngineSlot` holds the steps that the tracker's and the detector's slots share. It opens the stored engines, runs the
 gate unless its report is stored, and puts the engines in place. Where this fails, torch serves and says why, or the
 error is raised.
+
+The clip on which the gate compares: frames of a recording, with prompts of its objects where these are known.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
-from ..bags.native.labelled_clip import TABLETOP
+from ..bags.image_sampling import sample_images
+from ..bags.native.labelled_clip import TABLETOP, LabelledClip
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models.sam.stages import Run
 from ..settings import EngineSettings, Settings
-from .gate_clip import GateClip, read_gate_clip
+from ..tracking import ObjectPrompt
+from ..types import Image
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
-from .report import Report
 from .specs import StageSpec
 from .store import EngineKey, EngineStore, StoredEngine
+from .validation import Report
 
 REPORT = "gate.json"
 MAX_REASON_CHARS = 100
@@ -181,3 +186,45 @@ def shorten_reason(error: Exception) -> str:
     """Return the first part of an error's text, short enough to go into every message of a node."""
     text = str(error).split(";")[0]
     return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1].rsplit(" ", 1)[0] + " …"
+
+
+CLIP_FRAMES, CLIP_STEP = 16, 2
+
+
+class GateClip(NamedTuple):
+    """Frames, BGR uint8 [h, w, 3] each, and the boxes of the objects in view on the first.
+
+    boxes: by the object's id (x0, y0, x1, y1) as fractions of the image's width and height; empty where nobody knows
+    the objects.
+    """
+
+    frames: list[Image]
+    boxes: dict[int, tuple[float, float, float, float]]
+
+    def prompts(self, side: int) -> list[ObjectPrompt] | None:
+        """Return a box prompt for each object, in pixels of a model's square image of `side`; None without boxes.
+
+        Without boxes the reference looks for objects itself.
+        """
+        boxes = self.boxes.items()
+        return [ObjectPrompt(key, box=[edge * side for edge in box]) for key, box in boxes] or None
+
+
+def read_gate_clip(source: str | Path = TABLETOP) -> GateClip:
+    """Read the first frames of a recording, a video or a folder of images; objects are known of the bundled recording.
+
+    Raises CameraError or BagError for the source.
+    """
+    if Path(source) != TABLETOP:
+        return GateClip(list(sample_images(source, CLIP_FRAMES, CLIP_STEP)), {})
+    clip = LabelledClip.load(TABLETOP)
+    frames = [clip.image(index * CLIP_STEP) for index in range(CLIP_FRAMES)]
+    return GateClip(frames, {key: _bound(mask) for key, mask in clip.truth(0).items()})
+
+
+def _bound(mask: np.ndarray) -> tuple[float, float, float, float]:
+    """Return the tight box of a mask [h, w] as fractions of its width and height."""
+    (height, width), (rows, columns) = mask.shape, mask.nonzero()
+    x0, x1 = columns.min() / width, (columns.max() + 1) / width
+    y0, y1 = rows.min() / height, (rows.max() + 1) / height
+    return float(x0), float(y0), float(x1), float(y1)

@@ -27,10 +27,9 @@ from ..settings import Settings
 from ..tracking.slots import BOX_LABELS
 from .build_progress import BuildStep, ReportProgress, ignore_progress
 from .export import EXTRA, export
-from .key import checkpoint_digest, resolve_dtype
 from .oom import reraise_out_of_memory
 from .specs import OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
-from .store import BUILD_HINT, EngineStore, StoredEngine
+from .store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, resolve_dtype
 
 PREFIX = "sam3_"
 ONNX, PLAN, ENSEMBLE = "onnxruntime_onnx", "tensorrt_plan", "ensemble"

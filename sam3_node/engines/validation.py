@@ -1,31 +1,38 @@
-"""The gate: engines are compared with the torch stages in float32 before they serve.
+"""Reports of the gate: the figures of a comparison with torch, the verdict, and their text and JSON forms.
+
+The gate: engines are compared with the torch stages in float32 before they serve.
 
 There are two comparisons. First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the
 candidate on the reference's own inputs and compares the outputs. Then all stages together, as they will serve: in the
 served model, whose modules preprocess and answer the prompts, the candidates track the same clip. Their masks are
 compared with those of the reference.
+
+Comparison of two networks of the same structure, layer by layer, to find where their outputs differ.
+
+Prompts for the gate's clip where nobody has prompted: the objects that a tracker segments with confidence.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from ..errors import EngineError, ModelError
 from ..models import TrackerModel
-from ..models.sam.stages import Run, Stages
+from ..models.sam.stages import Decoded, Run, Stages
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
 from ..types import Image
-from .auto_prompts import find_confident_prompts
-from .layer_diff import cosine, worst_layers
-from .report import OutputFigures, Report, TrackFigures
 from .specs import (
     OBJECTS,
     STAGES,
@@ -38,6 +45,130 @@ from .specs import (
     has_trunk,
     tracker_stages,
 )
+
+_EXACT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFigures:
+    """Figures of one output of one stage, on the reference's own inputs.
+
+    cosine: the lowest over frames and objects, found on frame `frame`. error: the largest difference, as a fraction of
+    the largest value of the reference's output on that frame.
+    """
+
+    stage: str
+    output: str
+    cosine: float
+    error: float
+    frame: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrackFigures:
+    """IoU of the engines' masks with those of the reference, over the `masks` masks of a tracked clip."""
+
+    mean_iou: float
+    worst_iou: float
+    worst_frame: int
+    worst_object: int
+    masks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Figures and thresholds of a gate run.
+
+    tracks: None if the engines could not track at all; `faults` says why. layers: the layers of a refused stage that
+    differ most, as (stage.layer, cosine). tracked: False for a detector, which has no masks to compare. plans: SHA-256
+    of the plan of each compared stage, empty if none came from plans.
+    """
+
+    min_cosine: float
+    min_iou: float
+    frames: int
+    outputs: tuple[OutputFigures, ...]
+    tracks: TrackFigures | None
+    faults: tuple[str, ...] = ()
+    layers: tuple[tuple[str, float], ...] = ()
+    tracked: bool = True
+    plans: Mapping[str, str] = field(default_factory=dict)
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    @property
+    def passed(self) -> bool:
+        """True if these engines may serve."""
+        return not any(self._reasons())
+
+    def refusal(self) -> str | None:
+        """Return why they may not serve, with stage, figure and threshold; None if they may."""
+        reasons = list(self._reasons())
+        if not reasons:
+            return None
+        text = "; ".join(reasons)
+        if self.layers:
+            named = ", ".join(f"{name} ({cosine:.4f})" for name, cosine in self.layers)
+            text += f"; the layers that differ most (cosine): {named}"
+        return text
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a table of the figures, then the verdict."""
+        yield f"{'stage':<10}{'output':<12}{'cosine':>10}{'error':>10}{'frame':>7}"
+        for row in self.outputs:
+            yield f"{row.stage:<10}{row.output:<12}{row.cosine:>10.6f}{row.error:>10.2%}{row.frame:>7}"
+        if self.tracks is not None:
+            tracks = self.tracks
+            yield (
+                f"mask IoU of {tracks.masks} masks on {self.frames} frames: mean {tracks.mean_iou:.4f}, worst "
+                f"{tracks.worst_iou:.4f} (frame {tracks.worst_frame}, object {tracks.worst_object})"
+            )
+        refusal = self.refusal()
+        thresholds = f"cosine {self.min_cosine:g}" + (
+            f" and mean IoU {self.min_iou:g}" if self.tracked else ""
+        )
+        yield f"passed: {thresholds} or more" if refusal is None else f"refused: {refusal}"
+
+    def to_json(self) -> str:
+        """Return the report as JSON, which `from_json` reads."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a report from the text that `to_json` made. Raises EngineError for any other text."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "the whole"
+            raise EngineError(
+                f"expected a report of the gate, found another text ({field}: {first['msg']}); "
+                "run `sam3-node engine check`"
+            ) from error
+
+    def _reasons(self) -> Iterator[str]:
+        yield from self.faults
+        for row in self.outputs:
+            if not row.cosine >= self.min_cosine:
+                yield (
+                    f"{row.stage}: cosine of {row.output} {_round_down(row.cosine)} on frame {row.frame}, "
+                    f"below {self.min_cosine:g}"
+                )
+        if self.tracks is None:
+            if self.tracked and not self.faults:
+                yield "no mask of a tracked clip was compared"
+        elif not self.tracks.mean_iou >= self.min_iou:
+            tracks = self.tracks
+            yield (
+                f"mean mask IoU {_round_down(tracks.mean_iou)}, below {self.min_iou:g} (worst {tracks.worst_iou:.4f} "
+                f"on frame {tracks.worst_frame}, object {tracks.worst_object})"
+            )
+
+
+def _round_down(value: float) -> str:
+    """Format a figure rounded down, so that a refused one never reads as the threshold itself."""
+    return f"{math.floor(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else str(value)
+
 
 ModuleLookup = Callable[[str], nn.Module | None]
 """Returns the torch module that stands for the engine of a stage of this name; None if there is none."""
@@ -273,3 +404,156 @@ def _find_worst_layers(
     inputs = worst.worst_inputs
     layers = worst_layers(worst.reference, module, inputs, cast_tensors(inputs, worst.stage.inputs))
     return tuple((f"{name}.{layer}", cosine) for layer, cosine in layers)
+
+
+LAYERS = 5  # number of layers to name
+SAMPLE_SIZE = 65536  # values to keep of each output, evenly spread over it
+
+Outputs = dict[str, list[Tensor]]
+
+
+def worst_layers(
+    reference: nn.Module,
+    other: nn.Module,
+    inputs: Sequence[Tensor],
+    other_inputs: Sequence[Tensor] | None = None,
+    count: int = LAYERS,
+) -> list[tuple[str, float]]:
+    """Return the `count` layers whose outputs differ most, the lowest cosine first: (name, cosine).
+
+    Layers are the leaf modules of the reference that `other` has under the same name. `inputs` are those of one forward
+    pass, `other_inputs` the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
+    """
+    names = [name for name in _list_leaves(reference) if _find_module(other, name) is not None]
+    expected = _record_outputs(reference, names, inputs)
+    outputs = _record_outputs(other, names, inputs if other_inputs is None else other_inputs)
+    cosines = ((name, _lowest_cosine(expected[name], outputs[name])) for name in names if expected[name])
+    return sorted(cosines, key=lambda item: item[1])[:count]
+
+
+def cosine(first: Tensor, second: Tensor) -> float:
+    """Return the cosine of two tensors of the same size as vectors, in float32.
+
+    NaN if one holds values that are not finite. Two tensors of zeros only count as equal: 1.
+    """
+    left, right = first.flatten().float(), second.flatten().float()
+    if not (left.any() or right.any()):
+        return 1.0
+    return F.cosine_similarity(left, right, dim=0).clamp(max=1.0).item()
+
+
+def _list_leaves(module: nn.Module) -> Iterator[str]:
+    for name, child in module.named_modules():
+        if name and next(child.children(), None) is None:
+            yield name
+
+
+def _find_module(module: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+@torch.inference_mode()
+def _record_outputs(module: nn.Module, names: Sequence[str], inputs: Sequence[Tensor]) -> Outputs:
+    """Run one forward pass; return the outputs of each named layer, one tensor for each call of the layer."""
+    outputs: Outputs = {name: [] for name in names}
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_recording(module.get_submodule(name), outputs[name]))
+        module(*inputs)
+    return outputs
+
+
+@contextmanager
+def _recording(layer: nn.Module, samples: list[Tensor]) -> Iterator[None]:
+    """Append samples of the layer's outputs to `samples` within the block."""
+
+    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
+        values = output if isinstance(output, tuple) else (output,)
+        samples.extend(_sample(value) for value in values if isinstance(value, Tensor))
+
+    handle = layer.register_forward_hook(record)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _sample(values: Tensor) -> Tensor:
+    flat = values.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE_SIZE)].clone().float().cpu()
+
+
+def _lowest_cosine(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:
+    """Return the lowest cosine over all calls; -1, which sorts first, for NaN or another shape."""
+    values = [
+        cosine(*pair) for pair in zip(expected, outputs, strict=False) if pair[0].shape == pair[1].shape
+    ]
+    return min((value if value == value else -1.0 for value in values), default=-1.0)
+
+
+MAX_PROMPTS = 4
+CELLS = 6  # boxes lie around the centres of 6 x 6 cells
+BOX_SIDES = (0.15, 0.3)  # as fractions of the image's side
+THRESHOLD_SHIFT = 1.0  # logits by which a mask's threshold moves to test its stability
+MIN_AREA, MAX_AREA = 0.002, 0.4  # as fractions of the image
+SAME_IOU = 0.5
+
+
+@torch.inference_mode()
+def find_confident_prompts(
+    model: TrackerModel, pixels: Tensor, max_prompts: int = MAX_PROMPTS
+) -> list[ObjectPrompt]:
+    """Return a box prompt for each of up to `max_prompts` objects on one frame, pixels [1, 3, S, S], the surest first.
+
+    The function tries a grid of boxes. An object is sure if it has a high score (presence probability times predicted
+    IoU) and a stable mask, which hardly changes if its threshold moves; SAM's mask generator uses the same test (arXiv
+    2304.02643, sec. 5). Masks of medium size come before others.
+    """
+    features, tracker = model.encode(pixels), Tracker(model, 1)
+    batches = torch.split(grid_boxes(model.image_size), model.batch_size)
+    proposals = [tracker.propose(features, boxes) for boxes in batches]
+    decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
+    masks = decoded.logits > 0
+    rows = _select_distinct(masks, _compute_sureness(decoded), max_prompts)
+    scale = model.image_size / masks.shape[-1]
+    return [ObjectPrompt(number, box=_bound_mask(masks[row], scale)) for number, row in enumerate(rows, 1)]
+
+
+def grid_boxes(side: int) -> Tensor:
+    """Make boxes [D, 4] (x0, y0, x1, y1) over a square of `side` pixels."""
+    centre = (torch.arange(CELLS) + 0.5) * side / CELLS
+    y, x = torch.meshgrid(centre, centre, indexing="ij")
+    middle = torch.stack([x, y], dim=-1).reshape(-1, 2)
+    halves = [fraction * side / 2 for fraction in BOX_SIDES]
+    return torch.cat([torch.cat([middle - half, middle + half], dim=1) for half in halves]).clamp(0, side)
+
+
+def _compute_sureness(decoded: Decoded) -> Tensor:
+    """Return how sure each mask is [D]: score times stability, less 1 for very small and very large masks."""
+    score = decoded.presence.sigmoid() * decoded.iou
+    sizes = [(decoded.logits > shift).flatten(1).sum(1) for shift in (THRESHOLD_SHIFT, -THRESHOLD_SHIFT)]
+    area = (decoded.logits > 0).flatten(1).float().mean(1)
+    unusual = (area < MIN_AREA) | (area > MAX_AREA)
+    return score * sizes[0] / sizes[1].clamp(min=1) - unusual.float()
+
+
+def _select_distinct(masks: Tensor, sureness: Tensor, max_count: int) -> list[int]:
+    """Return rows of the surest masks [D, h, w] that are not empty and differ from those selected before."""
+    selected: list[int] = []
+    for row in sureness.argsort(descending=True).tolist():
+        if len(selected) == max_count:
+            break
+        overlap = mask_iou(masks[row : row + 1], masks[selected])
+        if masks[row].any() and bool((overlap < SAME_IOU).all()):
+            selected.append(row)
+    return selected
+
+
+def _bound_mask(mask: Tensor, scale: float) -> list[float]:
+    """Return the tight box of a mask [h, w], its coordinates multiplied by `scale`."""
+    rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+    x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    return [float(edge) * scale for edge in (x0, y0, x1, y1)]

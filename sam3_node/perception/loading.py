@@ -7,13 +7,11 @@ import torch
 from ..detection.base import Detector
 from ..detection.load import load_detector
 from ..engines.auto_dtype import has_open_dtype, load_by_gate
-from ..engines.detector_slot import serve_detector
-from ..engines.graphs import use_graphs
-from ..engines.inductor import keep_compiled
-from ..engines.key import choose_model_dtype
+from ..engines.detector import serve_detector
+from ..engines.inductor import keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
-from ..engines.torch_slot import serve_fast_torch
-from ..engines.tracker_slot import serve_tracker, use_torch
+from ..engines.store import choose_model_dtype
+from ..engines.tracker_slot import serve_fast_torch, serve_tracker, use_torch
 from ..errors import ModelError, SettingsError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages

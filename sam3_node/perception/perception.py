@@ -15,7 +15,7 @@ from ..calibration import Calibration, load_calibration
 from ..detection.base import Detector, PromptSet, prepare_prompts, restore_prompts
 from ..detection.load import NANO as NANO_DETECTOR
 from ..detection.phrases import clean_prompts
-from ..engines.key import checkpoint_digest
+from ..engines.store import checkpoint_digest
 from ..errors import EngineError, RequestError
 from ..models import TrackerModel
 from ..settings import Settings

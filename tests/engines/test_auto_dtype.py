@@ -12,7 +12,7 @@ import torch
 
 from sam3_node.engines import auto_dtype
 from sam3_node.engines.auto_dtype import has_bfloat16, has_open_dtype, load_by_gate
-from sam3_node.engines.report import Report, TrackFigures
+from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel
 from sam3_node.settings import Settings
@@ -23,7 +23,7 @@ NANO_SCRIPT = """
 import sys
 from pathlib import Path
 from sam3_node.engines.auto_dtype import has_bfloat16
-from sam3_node.engines.report import Report
+from sam3_node.engines.validation import Report
 from sam3_node.perception.loading import load_models
 from sam3_node.settings import Settings
 if not has_bfloat16():

@@ -20,15 +20,17 @@ from sam3_node.engines.detector import (
     PHRASES,
     FixedPhrases,
     build_detector,
+    choose_phrases,
+    compare_detector,
     compute_detector_key,
     pad_phrases,
+    serve_detector,
     specify_network,
 )
-from sam3_node.engines.detector_slot import choose_phrases, compare_detector, serve_detector
 from sam3_node.engines.export import export
-from sam3_node.engines.report import Report
 from sam3_node.engines.specs import StageSpec
 from sam3_node.engines.tensorrt.run import TensorRTRun
+from sam3_node.engines.validation import Report
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
 from sam3_node.models.yolo.network import Detections, YoloWorld

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.bags.image_sampling import sample_images
-from sam3_node.engines.gate_clip import CLIP_FRAMES, CLIP_STEP, read_gate_clip
+from sam3_node.engines.slot import CLIP_FRAMES, CLIP_STEP, read_gate_clip
 from sam3_node.errors import BagError
 from tests.support.tabletop import TABLETOP, truth
 

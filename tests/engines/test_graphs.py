@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.engines.graphs import CapturedGraph, GraphedStage, Inputs, make_graphed, use_graphs
+from sam3_node.engines.inductor import CapturedGraph, GraphedStage, Inputs, make_graphed, use_graphs
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker

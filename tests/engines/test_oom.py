@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sam3_node.engines.graphs import CapturedGraph, GraphedStage, Inputs
+from sam3_node.engines.inductor import CapturedGraph, GraphedStage, Inputs
 from sam3_node.engines.oom import find_device_error, is_out_of_memory, reraise_out_of_memory
 from sam3_node.engines.specs import StageSpec, TensorSpec
 from sam3_node.errors import EngineError, ModelError

@@ -15,16 +15,19 @@ from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.cli import main as cli
 from sam3_node.engines.quantize import (
     MAX_E4M3,
+    Exclusion,
     Image,
     QuantisedLayer,
+    Recipe,
     Scales,
     calibrate,
     export_quantised,
+    find_layers,
+    load_recipe,
     quantise_encoder,
     round_fp8,
     weights_digest,
 )
-from sam3_node.engines.recipes import Exclusion, Recipe, find_layers, load_recipe
 from sam3_node.engines.specs import tracker_stages
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker

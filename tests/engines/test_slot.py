@@ -14,12 +14,24 @@ import cv2
 import pytest
 import torch
 
-from sam3_node.engines.key import choose_model_dtype, compute_key, resolve_dtype
-from sam3_node.engines.quantize import Quantisation, Scales, quantise_encoder, weights_digest
-from sam3_node.engines.recipes import Recipe, find_layers
+from sam3_node.engines.quantize import (
+    Quantisation,
+    Recipe,
+    Scales,
+    find_layers,
+    quantise_encoder,
+    weights_digest,
+)
 from sam3_node.engines.slot import REPORT, LoadedEngines, read_report
 from sam3_node.engines.specs import STAGES, tracker_stages
-from sam3_node.engines.store import EngineKey, EngineStore, StoredEngine
+from sam3_node.engines.store import (
+    EngineKey,
+    EngineStore,
+    StoredEngine,
+    choose_model_dtype,
+    compute_key,
+    resolve_dtype,
+)
 from sam3_node.engines.tracker_slot import TrackerSlot, check_tracker, serve_tracker
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker

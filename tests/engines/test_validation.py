@@ -14,11 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sam3_node.engines.auto_prompts import find_confident_prompts
-from sam3_node.engines.layer_diff import worst_layers
-from sam3_node.engines.report import OutputFigures, Report, TrackFigures
 from sam3_node.engines.specs import tracker_stages
-from sam3_node.engines.validation import compare_stages
+from sam3_node.engines.validation import (
+    OutputFigures,
+    Report,
+    TrackFigures,
+    compare_stages,
+    find_confident_prompts,
+    worst_layers,
+)
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Stages

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sam3_node.engines.graphs import CapturedGraph, Inputs
+from sam3_node.engines.inductor import CapturedGraph, Inputs
 from sam3_node.models.sam.stages import Run
 
 HOST_READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.engines.graphs import GraphedStage
+from sam3_node.engines.inductor import GraphedStage
 from sam3_node.engines.specs import ALIGNMENT, STAGES, StageSpec, TensorSpec, tracker_stages
 from sam3_node.engines.tensorrt.run import TensorRTRun, Workspace
 from sam3_node.errors import EngineError

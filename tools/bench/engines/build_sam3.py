@@ -34,12 +34,10 @@ from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.cli.progress import ProgressBar
 from sam3_node.engines.export import export
-from sam3_node.engines.layer_diff import cosine
-from sam3_node.engines.quantize import Scales, calibrate, export_quantised, quantise_encoder
-from sam3_node.engines.recipes import Recipe
+from sam3_node.engines.quantize import Recipe, Scales, calibrate, export_quantised, quantise_encoder
 from sam3_node.engines.specs import StageSpec, tracker_stages
-from sam3_node.engines.tensorrt.build import build, count_fp8_layers
-from sam3_node.engines.tensorrt.library import find_library, find_target
+from sam3_node.engines.tensorrt.build import build, count_fp8_layers, find_library, find_target
+from sam3_node.engines.validation import cosine
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from tools.bench.common import Figures, make_parser, processor

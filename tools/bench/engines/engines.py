@@ -32,10 +32,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.graphs import use_graphs
-from sam3_node.engines.report import Report
+from sam3_node.engines.inductor import use_graphs
 from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
-from sam3_node.engines.validation import compare_stages
+from sam3_node.engines.validation import Report, compare_stages
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Run

@@ -21,8 +21,7 @@ import numpy as np
 
 from sam3_node.bags.image_sampling import sample_images
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.engines.quantize import calibrate, quantise_encoder
-from sam3_node.engines.recipes import Recipe, load_recipe
+from sam3_node.engines.quantize import Recipe, calibrate, load_recipe, quantise_encoder
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.rasterize import rasterize

@@ -25,8 +25,7 @@ from transformers.initialization import no_init_weights
 
 from sam3_node.engines.build import OBJECTS_A_CALL
 from sam3_node.engines.export import export
-from sam3_node.engines.quantize import Scales, export_quantised, weights_digest
-from sam3_node.engines.recipes import find_layers
+from sam3_node.engines.quantize import Scales, export_quantised, find_layers, weights_digest
 from sam3_node.engines.specs import tracker_stages
 from sam3_node.engines.tensorrt.build import build
 from sam3_node.models import TrackerModel

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sam3_node.engines.graphs import use_graphs
-from sam3_node.engines.layer_diff import cosine
-from sam3_node.engines.quantize import Scales, weights_digest
-from sam3_node.engines.recipes import find_layers
+from sam3_node.engines.inductor import use_graphs
+from sam3_node.engines.quantize import Scales, find_layers, weights_digest
 from sam3_node.engines.specs import STAGES
-from sam3_node.engines.torch_slot import make_fp8_encoder
+from sam3_node.engines.tracker_slot import make_fp8_encoder
+from sam3_node.engines.validation import cosine
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.stages import Stages
