@@ -14,17 +14,17 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
-from ..models.boxes import select, to_corners, to_detections
-from ..models.pixels import normalise_frame, unit_letterbox
-from ..models.pretrained import (
+from ..models.pixels import normalise_frame, select, to_corners, to_detections, unit_letterbox
+from ..models.weight_files import (
     IMAGENET,
     Normalisation,
     load_tokenizer,
     load_whole,
+    pick_device,
+    pick_dtype,
     read_normalisation,
     read_preprocessing,
 )
-from ..models.weight_loading import pick_device, pick_dtype
 from ..types import Detection
 from .base import raise_model_error
 from .phrases import quote_phrase

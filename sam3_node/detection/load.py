@@ -78,7 +78,7 @@ def _load_yolo_world(
     device: str | torch.device,
     dtype: str | torch.dtype | None,
 ) -> Detector:
-    from ..models.yolo.weights import load_yolo_world
+    from ..models.yolo.network import load_yolo_world
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"

@@ -16,12 +16,26 @@ from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
 from ..errors import RequestError
-from ..models.boxes import MAX_CANDIDATES, Selection, select, to_corners, to_detections
-from ..models.pixels import normalise_frame, unit_letterbox
-from ..models.pretrained import CENTRED, Normalisation, load_tokenizer, load_whole, read_normalisation
+from ..models.pixels import (
+    MAX_CANDIDATES,
+    Selection,
+    normalise_frame,
+    select,
+    to_corners,
+    to_detections,
+    unit_letterbox,
+)
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
-from ..models.weight_loading import pick_device, pick_dtype
+from ..models.weight_files import (
+    CENTRED,
+    Normalisation,
+    load_tokenizer,
+    load_whole,
+    pick_device,
+    pick_dtype,
+    read_normalisation,
+)
 from ..types import Detection
 from .base import raise_model_error
 from .phrases import quote_phrase

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..models.boxes import select, to_detections
-from ..models.pixels import letterbox
-from ..models.yolo.config import STRIDES
-from ..models.yolo.network import Detections, YoloWorld
+from ..models.pixels import letterbox, select, to_detections
+from ..models.yolo.network import STRIDES, Detections, YoloWorld
 from ..types import Detection
 from .base import raise_model_error
 from .phrase_encoder import PhraseEncoder, check_phrase_encoder

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import EngineError, Sam3NodeError
 from ..models import TrackerModel
-from ..models.weight_loading import pick_device
+from ..models.weight_files import pick_device
 from ..settings import Settings
 from .inductor import describe_processor
 from .slot import read_gate_clip

@@ -20,8 +20,7 @@ from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError
 from ..models.pixels import letterbox
 from ..models.sam.stages import Run
-from ..models.yolo.network import Detections, YoloWorld, anchors
-from ..models.yolo.weights import load_yolo_world
+from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, Settings
 from ..types import Image
 from .build_progress import BuildStep, ReportProgress, ignore_progress

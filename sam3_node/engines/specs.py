@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.sam.stages import Run
-from ..models.yolo.config import STRIDES
-from ..models.yolo.network import YoloWorld
+from ..models.yolo.network import STRIDES, YoloWorld
 from ..tracking.memory import MemoryBank
 from ..tracking.selection import get_rule
 

@@ -26,8 +26,7 @@ from ..files import describe_exposure, make_private_dir, read_private, write_pri
 from ..models import TrackerModel
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
-from ..models.weight_files import CONFIG, check_weight_files, list_weight_files
-from ..models.weight_loading import pick_device
+from ..models.weight_files import CONFIG, check_weight_files, list_weight_files, pick_device
 from ..settings import EngineSettings, Section, Settings
 from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target

@@ -2,15 +2,34 @@
 
 An index of shards may name files elsewhere, and links may lead there. The hub's cache consists of links, from
 `snapshots/REVISION` to `blobs` beside it, and these are followed.
+
+Common steps of loading weights: choose the device and the dtype, and check the file against its SHA-256 digest.
+
+The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum, so `sha256sum -c` can check it too.
+
+Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub.
+
+Transformers' progress bars and warnings are suppressed. Errors are raised as ModelError.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..errors import ModelError
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from ..errors import ModelError, did_you_mean
 from ..files import describe_stand_in
 
 CONFIG = "config.json"
@@ -70,3 +89,234 @@ def _read_json(path: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Return the device with this name; "auto" is CUDA if available, else CPU. Raises ModelError if it is missing."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda was requested, but torch finds no CUDA device; use --model.device cpu")
+    return chosen
+
+
+def pick_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype with this name; None or "auto" is bfloat16 on CUDA, else float32. Raises ModelError."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype in (None, "auto"):
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    named = getattr(torch, str(dtype), None)
+    if not isinstance(named, torch.dtype):
+        raise ModelError(f"unknown dtype {dtype}; expected float32, bfloat16 or float16")
+    return named
+
+
+def digest_path(path: Path) -> Path:
+    """Return the path of a file's digest."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def write_digest(path: Path) -> Path:
+    """Write the digest of a file beside it, and return its path. Raises OSError if it cannot be written."""
+    target = digest_path(path)
+    target.write_text(f"{_compute_sha256(path)}  {path.name}\n")
+    return target
+
+
+def check_digest(path: Path, hint: str | None = None) -> None:
+    """Raise ModelError unless the file has its stored digest.
+
+    hint: how to get the file again; by default, how to get the bundled weights again.
+    """
+    digest_file, hint = digest_path(path), hint or _reinstall_hint(path)
+    try:
+        line = _LINE.fullmatch(digest_file.read_text(errors="replace").strip())
+        digest = _compute_sha256(path)
+    except OSError as error:
+        raise ModelError(f"cannot check {path} against its digest: {error}; {hint}") from error
+    if line is None or line[2] != path.name:
+        raise ModelError(
+            f"expected the sha256 of {path.name} in {digest_file}, as sha256sum writes it, found another text; "
+            f"{hint}"
+        )
+    if line[1] != digest:
+        raise ModelError(
+            f"{path} is damaged or not the file of {digest_file.name}: expected sha256 {line[1]}, "
+            f"found {digest}; {hint}"
+        )
+
+
+def _compute_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reinstall_hint(path: Path) -> str:
+    return (
+        f"install the package again (in a checkout: git checkout -- {path.parent}) "
+        "or name other weights with --model.name"
+    )
+
+
+FAST_TOKENIZER = "tokenizer.json"
+PREPROCESSING = "preprocessor_config.json"
+
+
+KNOWN = (
+    "nano",
+    "facebook/sam3",
+    *(f"facebook/sam2.1-hiera-{size}" for size in ("tiny", "small", "base-plus", "large")),
+    "yonigozlan/EdgeTAM-hf",
+)
+"""Names of weights that an error message may suggest."""
+
+
+class Normalisation(NamedTuple):
+    """Mean and standard deviation of red, green and blue, for pixels in 0..1."""
+
+    mean: list[float]
+    std: list[float]
+
+
+IMAGENET = Normalisation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+CENTRED = Normalisation([0.5] * 3, [0.5] * 3)
+
+
+def load_pretrained(
+    name: str,
+    classes: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    configure: Callable[[Any], Any] = lambda config: config,
+) -> tuple[nn.Module, list[str]]:
+    """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
+
+    `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
+    ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
+    loaded, and no code of the repository runs.
+    """
+    _check_folder(name)
+    if os.path.isdir(name):
+        check_weight_files(Path(name))
+    with _reading(name, "config.json and safetensors"):
+        kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
+        if kind is None:
+            raise ValueError("config.json names no model_type")
+        if kind not in classes:
+            raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
+        config = configure(classes[kind].config_class.from_pretrained(name))
+        model, report = classes[kind].from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    if not os.path.isdir(name) and (path := _find(name, CONFIG)):
+        check_weight_files(Path(path).parent)
+    if wrong := [str(item) for item in report["mismatched_keys"]]:
+        raise ModelError(
+            f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
+        )
+    return model.eval(), sorted(report["missing_keys"])
+
+
+def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
+    model, missing = load_pretrained(name, classes, dtype)
+    if missing:
+        raise ModelError(
+            f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"
+        )
+    return model
+
+
+def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
+    """Load the tokenizer of class `kind` beside the weights of a model with `tokens` tokens.
+
+    Raises ModelError if its files are missing or damaged, or if it has more tokens than the model.
+    """
+    slow = [file for file in kind.vocab_files_names.values() if file != FAST_TOKENIZER]
+    if not (_find(name, FAST_TOKENIZER) or all(_find(name, file) for file in slow)):
+        raise ModelError(
+            f"{name} has no tokenizer: expected {FAST_TOKENIZER} (or {' and '.join(slow)}) beside the weights"
+        )
+    with _reading(name, FAST_TOKENIZER):
+        tokenizer = kind.from_pretrained(name)
+    if len(tokenizer) > tokens:
+        raise ModelError(f"{name}: expected a tokenizer of at most {tokens} tokens, found {len(tokenizer)}")
+    return tokenizer
+
+
+def read_preprocessing(name: str) -> dict[str, Any]:
+    """Read preprocessor_config.json beside the weights; return {} if there is none. Raises ModelError if unreadable."""
+    path = _find(name, PREPROCESSING)
+    if path is None:
+        return {}
+    try:
+        config = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: expected JSON, found {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def read_normalisation(name: str, default: Normalisation) -> Normalisation:
+    """Return the normalisation in preprocessor_config.json, or `default` if it has none of three numbers each."""
+    config = read_preprocessing(name)
+    try:
+        mean, std = ([float(value) for value in config[key]] for key in ("image_mean", "image_std"))
+    except (KeyError, TypeError, ValueError):
+        return default
+    return Normalisation(mean, std) if len(mean) == len(std) == 3 and all(std) else default
+
+
+def _check_folder(name: str) -> None:
+    """Raise ModelError if the name looks like a folder and there is no such folder, or is no name of any weights."""
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
+    if is_path and not os.path.isdir(name):
+        raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
+    if "/" not in name and not os.path.isdir(name):
+        folders = [path.name for path in Path().glob("*/")]
+        raise ModelError(
+            f"no weights {name!r}: expected nano (bundled), a folder with config.json and weights, or a hub name such "
+            f"as facebook/sam3{did_you_mean(name, [*folders, *KNOWN])}"
+        )
+
+
+@contextmanager
+def _reading(name: str, files: str) -> Iterator[None]:
+    """Suppress transformers' output in the block, and turn its errors into ModelError."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
+        first_line = str(error).strip().split("\n")[0][:300]
+        explained = ModelError(
+            f"cannot load {name}: expected a folder or hub repository with {files}; "
+            f"found {type(error).__name__}: {first_line}"
+        )
+        explained.may_pass = "connect to" in first_line  # the hub cannot be reached now
+        raise explained from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+
+
+def _find(name: str, file: str) -> str | None:
+    """Return the path of a file of a folder or hub repository; None if there is none."""
+    path: str | None = cached_file(
+        name,
+        file,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return path

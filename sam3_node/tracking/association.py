@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ..models.boxes import box_iou
+from ..models.pixels import box_iou
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

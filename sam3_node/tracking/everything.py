@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import RequestError
 from ..models import Features, TrackerModel
-from ..models.boxes import mask_boxes, suppress
+from ..models.pixels import mask_boxes, suppress
 from ..types import Turns
 
 MAX_GRID = 32

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..models import Features, TrackerModel
-from ..models.boxes import mask_boxes
+from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded

@@ -66,7 +66,7 @@ def test_while_doctor_imports_what_it_checks(module: str) -> None:
     interrupt(imported(module), "doctor", options=IMPORTS)
 
 
-@pytest.mark.parametrize("module", ["torch._C", "sam3_node.models.pretrained"])
+@pytest.mark.parametrize("module", ["torch._C", "sam3_node.models.weight_files"])
 def test_an_engine_build(tmp_path: Path, module: str) -> None:
     interrupt(imported(module), "engine", "build", "--engine.folder", str(tmp_path), options=IMPORTS)
 

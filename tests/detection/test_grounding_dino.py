@@ -17,9 +17,8 @@ from transformers.models.grounding_dino.image_processing_pil_grounding_dino impo
 
 from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size, load_grounding_dino
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError
-from sam3_node.models.boxes import box_iou
-from sam3_node.models.pixels import normalise_frame
-from sam3_node.models.pretrained import IMAGENET
+from sam3_node.models.pixels import box_iou, normalise_frame
+from sam3_node.models.weight_files import IMAGENET
 from tests.support.tiny_detectors import QUERIES, picture, write_tiny_grounding_dino
 
 NAMES = ["red mug", "bottle", "spoons"]

@@ -15,8 +15,7 @@ from sam3_node.detection import load
 from sam3_node.detection.load import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, VocabularyError
-from sam3_node.models.yolo.network import YoloWorld
-from sam3_node.models.yolo.weights import save_yolo_world
+from sam3_node.models.yolo.network import YoloWorld, save_yolo_world
 from tests.support.tiny_clip import vocabulary, write_tiny_clip
 from tests.support.tiny_detectors import picture, vary, write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import TINY

@@ -14,8 +14,7 @@ from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoMod
 from sam3_node.detection.sam3_concept import PHRASE_BATCH, Sam3ConceptDetector, load_sam3_concept
 from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
-from sam3_node.models.boxes import box_iou
-from sam3_node.models.pixels import normalise_frame
+from sam3_node.models.pixels import box_iou, normalise_frame
 from sam3_node.types import Detection
 from tests.support.tiny import sam3_config, tiny_model
 from tests.support.tiny_clip import LETTERS, TOKENS

@@ -14,8 +14,7 @@ from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.detection.vocabulary_build import read_source
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.errors import ModelError, UnknownPhraseError, VocabularyError
-from sam3_node.models.boxes import box_iou
-from sam3_node.models.pixels import letterbox
+from sam3_node.models.pixels import box_iou, letterbox
 from sam3_node.models.yolo.convert import convert_checkpoint
 from sam3_node.types import Detection, Mask
 from tests.support.paths import SHARED

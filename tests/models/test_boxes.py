@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.models.boxes import box_iou, mask_boxes, select, suppress
-from sam3_node.models.pixels import GREY, letterbox
+from sam3_node.models.pixels import GREY, box_iou, letterbox, mask_boxes, select, suppress
 
 
 def overlap(a: list[float], b: list[float]) -> float:

@@ -14,7 +14,7 @@ from sam3_node.engines.store import checkpoint_digest
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import checkpoints, load_tracker
 from sam3_node.models.sam.vit import WindowedViT
-from sam3_node.models.weight_loading import digest_path, write_digest
+from sam3_node.models.weight_files import digest_path, write_digest
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip, random_composite, random_source, sam3_config, stages_of, tiny_model
 
@@ -244,7 +244,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_no_network(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("sam3_node.models.pretrained.PreTrainedConfig.get_config_dict", refuse)
+    monkeypatch.setattr("sam3_node.models.weight_files.PreTrainedConfig.get_config_dict", refuse)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "robot-weights").mkdir()
     for name, nearest in (("nanoo", "nano"), ("robot-weigths", "robot-weights")):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import ModelError
-from sam3_node.models.weight_loading import check_digest, digest_path, write_digest
+from sam3_node.models.weight_files import check_digest, digest_path, write_digest
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc": FIPS 180-2, appendix B.1
 

@@ -10,7 +10,7 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import RequestError
-from sam3_node.models.yolo.weights import save_yolo_world
+from sam3_node.models.yolo.network import save_yolo_world
 from tests.support.node_rig import Rig, ids, masks_where
 from tests.support.tiny_detectors import write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import phrases, tiny_yolo

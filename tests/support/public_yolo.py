@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from sam3_node.models.yolo.layers import (
+from sam3_node.models.yolo.network import (
     Bottleneck,
     ContrastiveHead,
     ConvNorm,
@@ -20,8 +20,8 @@ from sam3_node.models.yolo.layers import (
     MaxSigmoidAttention,
     PyramidPooling,
     TextGuidedCspLayer,
+    YoloWorld,
 )
-from sam3_node.models.yolo.network import YoloWorld
 
 BLOCKS = "ultralytics.nn.modules.block"
 Named = dict[tuple[str, str], type]  # classes by module and name, as a pickle names them

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sam3_node.models.yolo.config import YoloWorldConfig
-from sam3_node.models.yolo.network import YoloWorld
+from sam3_node.models.yolo.network import YoloWorld, YoloWorldConfig
 
 TINY = YoloWorldConfig(
     channels=(8, 8, 16, 32, 16),

@@ -11,8 +11,7 @@ import torch
 from sam3_node.detection.load import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import CameraError, ModelError
-from sam3_node.models.yolo.network import Predictions, anchors
-from sam3_node.models.yolo.weights import load_yolo_world
+from sam3_node.models.yolo.network import Predictions, anchors, load_yolo_world
 from tools.scenes.clips import Clip, read_clip, write_clip
 from tools.train_detector.assignment import assign
 from tools.train_detector.augmentation import SIZE, Augmentation

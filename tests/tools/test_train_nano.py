@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from sam3_node.errors import CameraError, ModelError
 from sam3_node.models import load_tracker
-from sam3_node.models.weight_loading import check_digest
+from sam3_node.models.weight_files import check_digest
 from tests.support.rectangles import write_rectangles
 from tools.train_nano.__main__ import main
 from tools.train_nano.config import nano_config

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.models.pretrained import IMAGENET
 from sam3_node.models.sam.tracker_model import TrackerModel
+from sam3_node.models.weight_files import IMAGENET
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip
 from tools.train_nano.config import SIZE, nano_config, new_tracker

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sam3_node.models.yolo.config import STRIDES
+from sam3_node.models.yolo.network import STRIDES
 
 ALPHA, BETA = 0.5, 6.0  # exponents of the score and of the IoU in the alignment
 CANDIDATES = 10  # anchors an object has at most

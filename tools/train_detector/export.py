@@ -9,7 +9,7 @@ import torch
 
 from sam3_node.detection.load import VOCABULARY
 from sam3_node.errors import ModelError
-from sam3_node.models.yolo.weights import WEIGHTS, save_yolo_world
+from sam3_node.models.yolo.network import WEIGHTS, save_yolo_world
 from tools.train_nano.export import read_checkpoint
 
 from .network import LearntDetector, begin_from

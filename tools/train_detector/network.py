@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from sam3_node.detection.load import VOCABULARY
 from sam3_node.detection.vocabulary import Vocabulary
-from sam3_node.models.yolo.config import SCALES, YoloWorldConfig
-from sam3_node.models.yolo.network import Predictions, YoloWorld
-from sam3_node.models.yolo.weights import load_yolo_world
+from sam3_node.models.yolo.network import SCALES, Predictions, YoloWorld, YoloWorldConfig, load_yolo_world
 
 from .words import Words, WordVectors, recover_words
 

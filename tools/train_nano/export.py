@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sam3_node.errors import ModelError
-from sam3_node.models.weight_loading import write_digest
+from sam3_node.models.weight_files import write_digest
 
 from .config import nano_config
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sam3_node.models.sam.hiera import POOL, Hiera, z_order
 from sam3_node.models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from sam3_node.models.sam.stages import ABSENT_LOGIT
+from sam3_node.models.sam.vit import POOL, Hiera, z_order
 
 IMAGES = 4  # encoded at once on a CPU
 

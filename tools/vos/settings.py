@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sam3_node.errors import SettingsError
-from sam3_node.models.sam.read_tokens import METHODS as READS
+from sam3_node.models.sam.memory_read import METHODS as READS
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.selection import RULES
 

@@ -1,8 +1,16 @@
-"""Image encoders of SAM 3, SAM 2 and EdgeTAM: they turn pixels into the tracker's three feature maps."""
+"""Image encoders of SAM 3, SAM 2 and EdgeTAM: they turn pixels into the tracker's three feature maps.
+
+SAM for single images (arXiv 2304.02643): its ViT, and its prompt encoder with the interface of SAM 2's.
+
+The encoder equals transformers' `SamModel` on the same weights. Tokens stay in window order, as in `vit`. The relative
+positions, which the reference adds to all scores as a bias of tokens x tokens, become further channels of queries and
+keys. So attention is fused, and no such bias is ever in memory.
+"""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,11 +21,8 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
-from .edgetam import RepVitBackbone
-from .hiera import POOL, Hiera, z_order
-from .repvit import fold_norms
-from .sam1 import Sam1Encoder
-from .vit import WindowedViT
+from .edgetam import RepVitBackbone, fold_norms
+from .vit import POOL, Hiera, WindowedViT, pad_windows, side, window_order, z_order
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -156,3 +161,151 @@ def _check_pyramid(neck: Any) -> None:
 def _map(tokens: Tensor, rows: Tensor) -> Tensor:
     """Turn tokens [B, n, C] in Z order into a map [B, C, h, w], channels last in memory. `rows` undoes the order."""
     return torch.unflatten(tokens[:, rows].transpose(1, 2), 2, (math.isqrt(len(rows)), -1))
+
+
+NO_POINT = -1  # label of a position without a point, as in transformers
+CORNER = 2  # labels from here on are corners of a box
+
+
+def adapt_sam1(source: Any) -> SimpleNamespace:
+    """Return a transformers `SamModel` with the attributes of a SAM 2 model that `TrackerModel` reads."""
+    config = source.config
+    grid = config.prompt_encoder_config.image_embedding_size
+    weight = source.mask_decoder.iou_token.weight
+    return SimpleNamespace(
+        config=SimpleNamespace(
+            multimask_output_in_sam=True,
+            multimask_output_for_tracking=False,
+            multimask_min_pt_num=0,
+            multimask_max_pt_num=1,
+        ),
+        vision_encoder=source.vision_encoder,
+        prompt_encoder=Sam1PromptEncoder(source.prompt_encoder),
+        mask_decoder=source.mask_decoder,
+        backbone_feature_sizes=[(grid, grid)],
+        hidden_dim=weight.shape[-1],
+        no_memory_embedding=nn.Parameter(weight.new_zeros(1, 1, weight.shape[-1])),
+        get_image_wide_positional_embeddings=source.get_image_wide_positional_embeddings,
+    )
+
+
+class Sam1PromptEncoder(nn.Module):
+    """SAM's prompt encoder. Corners of boxes are points with the labels 2 and 3, as in SAM 2's."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.input_image_size = side(source.input_image_size)
+        self.mask_input_size = tuple(4 * size for size in source.image_embedding_size)
+        self.shared_embedding, self.mask_embed = source.shared_embedding, source.mask_embed
+        self.no_mask_embed, self.no_point = source.no_mask_embed, source.not_a_point_embed
+        labels = torch.cat([embedding.weight for embedding in source.point_embed])
+        self.labels = nn.Parameter(torch.cat([labels, self.no_point.weight]).detach(), requires_grad=False)
+
+    def forward(self, points: Tensor, labels: Tensor, boxes: None, masks: None) -> tuple[Tensor, None]:
+        """Embed points [1, N, n, 2] in model pixels with labels [1, N, n], as [1, N, n or n + 1, C].
+
+        Without a box, a position without a point follows, as in the reference.
+        """
+        if not (labels >= CORNER).any():
+            points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels, (0, 1), value=NO_POINT)
+        size = (self.input_image_size, self.input_image_size)
+        place = self.shared_embedding(points + 0.5, size)
+        embedded = place.masked_fill(labels[..., None] == NO_POINT, 0) + self.labels[labels.long()]
+        return embedded, None
+
+
+class Sam1Encoder(nn.Module):
+    """SAM's ViT with its neck. SAM has no finer feature maps: those two are zeros, which take no memory."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        vision, decoder = source.vision_encoder, source.mask_decoder
+        config = vision.config
+        self.patch, self.neck = vision.patch_embed.projection, vision.neck
+        grid = side(config.image_size) // side(config.patch_size)
+        windows = window_order(grid, config.window_size).to(self.patch.weight.device)
+        order = windows[windows < grid * grid]
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("inverse", order.argsort(), persistent=False)
+        position = self.patch.weight.new_zeros(1, 1, 1) if vision.pos_embed is None else vision.pos_embed
+        position = position.detach().flatten(1, -2)
+        self.register_buffer(
+            "position", position[:, order].clone() if position.shape[1] > 1 else position, persistent=False
+        )
+        self.layers = nn.ModuleList(_Layer(layer, windows, order, grid) for layer in vision.layers)
+        for name, conv in (("fine", decoder.upscale_conv2), ("middle", decoder.upscale_conv1)):
+            self.register_buffer(name, conv.weight.new_zeros(1, conv.out_channels, 1, 1), persistent=False)
+        self.grid = grid
+
+    order: Tensor
+    inverse: Tensor
+    position: Tensor
+    fine: Tensor
+    middle: Tensor
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
+        x = self.patch(pixels).flatten(2).transpose(1, 2)[:, self.order] + self.position
+        for layer in self.layers:
+            x = layer(x)
+        top = self.neck(x[:, self.inverse].unflatten(1, (self.grid, self.grid)))
+        fine, middle = (
+            zero.expand(-1, -1, scale * self.grid, scale * self.grid)
+            for zero, scale in ((self.fine, 4), (self.middle, 2))
+        )
+        return fine, middle, top
+
+
+class _Layer(nn.Module):
+    rows: Tensor
+    columns: Tensor
+    key_place: Tensor
+    gather: Tensor | None
+    scatter: Tensor | None
+
+    def __init__(self, source: Any, windows: Tensor, order: Tensor, grid: int) -> None:
+        super().__init__()
+        attention = source.attn
+        self.norm1, self.norm2, self.mlp = source.layer_norm1, source.layer_norm2, source.mlp
+        self.qkv, self.out, self.heads = attention.qkv, attention.proj, attention.num_attention_heads
+        windowed = source.window_size > 0
+        width = source.window_size if windowed else grid
+        cells = torch.arange(width * width, device=order.device) if windowed else order
+        self.span = len(cells)  # tokens that attend to each other
+        overhangs = windowed and windows.numel() > order.numel()
+        gather, scatter = pad_windows(windows, order) if overhangs else (None, None)
+        self.register_buffer("gather", gather, persistent=False)
+        self.register_buffer("scatter", scatter, persistent=False)
+        self.tables = nn.ParameterList(
+            [attention.rel_pos_h, attention.rel_pos_w] if attention.use_rel_pos else []
+        )
+        rows, columns = cells // width, cells % width
+        places = torch.arange(width, device=order.device)
+        for name, place in (("rows", rows), ("columns", columns)):
+            self.register_buffer(name, place[:, None] - places + width - 1, persistent=False)
+        marks = torch.cat([rows[:, None] == places, columns[:, None] == places], dim=1)
+        self.register_buffer("key_place", marks.to(self.qkv.weight.dtype), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.out(self._attend(self.norm1(x)))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+    def _attend(self, x: Tensor) -> Tensor:
+        batch, _, channels = x.shape
+        if self.gather is not None:  # tokens beyond the edge are zeros, which the others do attend to
+            x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
+        qkv = self.qkv(x).view(-1, self.span, 3, self.heads, channels // self.heads)
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+        scale = query.shape[-1] ** -0.5
+        if len(self.tables):
+            place = [
+                (query @ table.T).gather(-1, index.expand(*query.shape[:2], -1, -1))
+                for table, index in zip(self.tables, (self.rows, self.columns), strict=True)
+            ]
+            query = torch.cat([query * scale, *place], dim=-1)
+            key = torch.cat([key, self.key_place.expand(*key.shape[:2], -1, -1)], dim=-1)
+            value, scale = F.pad(value, (0, query.shape[-1] - value.shape[-1])), 1.0
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale)[..., : channels // self.heads]
+        out = out.transpose(1, 2).reshape(batch, -1, channels)
+        return out if self.scatter is None else out[:, self.scatter]

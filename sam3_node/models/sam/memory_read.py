@@ -1,4 +1,14 @@
-"""The memory read: features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
+"""The tokens that the memory read attends to: all of them, or fewer in an approximation.
+
+- exact: all tokens of all memories, as the weights were trained.
+- pooled: the memory of the newest prompted frame in full, the others averaged over 2x2 tokens, as EfficientTAM does
+  with all (arXiv 2411.18933). An average weighs as the four tokens that it stands for.
+- sparse: the same memory in full, of each other one the quarter of the tokens that differ most from their mean. Those
+  are the object's, because tokens of the background are much alike.
+
+EdgeTAM's memories are compressed already (see `perceiver`), and are read exactly.
+
+The memory read: features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
 
 The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
 
@@ -13,15 +23,218 @@ The arithmetic equals transformers' memory attention on the same weights, rearra
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import require
+from ...errors import ModelError, require
 from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
-from .read_tokens import MemoryTokens, Tokens
+from .memory_write import find_latent_places
+
+ReadMethod = Literal["exact", "pooled", "sparse"]
+METHODS = get_args(ReadMethod)
+POOL = 2
+"""Side of the square of tokens that is averaged."""
+
+
+class Tokens(NamedTuple):
+    """The T tokens of N objects, in three regions: of reduced memories, of full ones, and of pointers."""
+
+    keys: Tensor
+    """[N, T, 64], before the projection"""
+    values: Tensor
+    """[N, T, 64]"""
+    reduced: int
+    """Number of tokens in the first region."""
+    full: int
+    """Number of tokens in the second."""
+    weight: int
+    """As how many tokens each of the first region counts."""
+    rows: Tensor
+    """int64 [1 or N, reduced], rows of the rotation table"""
+    mask: Tensor | None
+    """bool [N, 1, M <= T] for the last M tokens, True for those to attend to; in each region they come first. None for
+    all."""
+
+
+class MemoryTokens(nn.Module):
+    """Makes the tokens of memories and pointers, with their positions in space and time."""
+
+    memory_position: Tensor
+    rotation: Tensor
+    """Rotation table [R, D / 2, (cos, sin)]: of the hw tokens, none for pointers, of pooled tokens if the grid is even,
+    then of compressed tokens."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        config = source.config
+        self.height, self.width = source.backbone_feature_sizes[-1]
+        self.area = self.height * self.width
+        self.compressed = hasattr(source, "spatial_perceiver")
+        self.method: ReadMethod = "exact"
+        self.hidden, self.channels = source.hidden_dim, source.mem_dim
+        self.pointer_tokens = max(1, self.hidden // self.channels)
+        self.max_pointers = config.max_object_pointers_in_encoder
+        self.pointer_time: nn.Module | None = (
+            source.temporal_positional_encoding_projection_layer
+            if config.enable_temporal_pos_encoding_for_object_pointers
+            else None
+        )
+        reference = source.no_memory_embedding
+        attention = source.memory_attention
+        rotation = self._make_table(_rotation(attention, reference, attention.position_ids))
+        if self.compressed:
+            latents = find_latent_places(source, _rotation(attention, reference, attention.position_ids_k))
+            position = latents.position
+            self.memory_rows = range(len(rotation), len(rotation) + len(position))
+            rotation = torch.cat([rotation, latents.rotation])
+        else:
+            grid = (1, self.channels, self.height, self.width)
+            position = source.memory_encoder.position_encoding(grid, reference.device, torch.float32)
+            position = position.flatten(2)[0].T
+            self.memory_rows = range(self.area)
+        # [num_maskmem, T, 64]: position in the image plus age in frames; the last row is for conditioning frames
+        temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.channels)
+        place = position + temporal
+        self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
+        self.register_buffer("rotation", rotation, persistent=False)
+
+    memory_rows: range
+    """Rows of the rotation table that belong to the T tokens of a memory."""
+
+    @property
+    def memory_tokens(self) -> int:
+        """Number T of tokens of a memory: hw, or fewer if memories are compressed."""
+        return len(self.memory_rows)
+
+    def use(self, method: ReadMethod) -> None:
+        """Choose what is attended to. Raises ModelError where the weights or the grid do not allow it."""
+        if method != "exact" and self.compressed:
+            raise ModelError(
+                f"tracker.read {method}: expected memories of the whole grid, found EdgeTAM's, which are compressed to "
+                f"{self.memory_tokens} tokens already; use --tracker.read exact"
+            )
+        if method == "pooled" and (self.height % POOL or self.width % POOL):
+            raise ModelError(
+                f"tracker.read pooled: expected a grid of even sides, found {self.height} x {self.width}; choose "
+                "another --model.image_size, or --tracker.read exact"
+            )
+        self.method = method
+
+    def forward(
+        self,
+        memory: Tensor,
+        offset: Tensor,
+        pointers: Tensor,
+        pointer_age: Tensor,
+        valid: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tokens:
+        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
+        count, slots = memory.shape[:2]
+        full = slots if self.method == "exact" else 1
+        place = self.memory_position[offset]
+        places, values = [place[:, :full]], [memory[:, :full]]
+        rows = offset.new_empty(1, 0)
+        if slots > full:
+            reduce = self._pool if self.method == "pooled" else self._choose
+            value, position, rows = reduce(memory[:, full:].to(dtype), place[:, full:])
+            places, values = [position, *places], [value, *values]
+        content = [*(value.flatten(1, 2) for value in values), pointers.reshape(count, -1, self.channels)]
+        where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
+        joined = torch.cat(content, dim=1).to(dtype)
+        mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
+        weight = POOL * POOL if self.method == "pooled" else 1
+        return Tokens(
+            torch.cat(where, dim=1).add_(joined),
+            joined,
+            rows.shape[1],
+            full * self.memory_tokens,
+            weight,
+            rows,
+            mask,
+        )
+
+    def _pool(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Average memories [N, S, hw, 64] and their positions.
+
+        Return both [N, S, hw / 4, 64], and their rows of the rotation table [1, S * hw / 4].
+        """
+        pooled = self.area // POOL**2
+        rows = torch.arange(pooled, device=memory.device).add_(self.area + 1).repeat(memory.shape[1])
+        return self._average(memory), self._average(place), rows[None]
+
+    def _average(self, x: Tensor) -> Tensor:
+        """Average x [..., hw, C] over squares of tokens; return [..., hw / 4, C]."""
+        square = x.unflatten(-2, (self.height // POOL, POOL, self.width // POOL, POOL))
+        average: Tensor = square.mean(dim=(-4, -2)).flatten(-3, -2)
+        return average
+
+    def _choose(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keep the K tokens of each memory [N, S, hw, 64] that differ most from their mean.
+
+        Return them and their positions, [N, S, K, 64], and their rows of the rotation table [N, S * K].
+        """
+        kept = -(-self.area // POOL**2)
+        unlike = (memory - memory.mean(dim=2, keepdim=True)).square().sum(dim=-1)
+        chosen = unlike.topk(kept, dim=-1).indices  # [N, S, K]
+        index = chosen[..., None].expand(-1, -1, -1, memory.shape[-1])
+        return memory.gather(2, index), place.gather(2, index), chosen.flatten(1)
+
+    def _make_table(self, rotation: Tensor) -> Tensor:
+        nothing = rotation.new_tensor([1.0, 0.0]).expand(1, rotation.shape[1], 2)
+        table = [rotation, nothing]
+        if self.height % POOL == self.width % POOL == 0:
+            # an average of keys that differ only by their rotation is rotated by the average
+            table.append(self._average(rotation.flatten(1)).unflatten(-1, (-1, 2)))
+        return torch.cat(table)
+
+    def _pointer_place(self, age: Tensor) -> Tensor:
+        """Return the temporal encoding of pointers, [N, P * tokens, 64]; zeros if the weights have none."""
+        count, pointers = age.shape
+        if self.pointer_time is None:
+            return self.memory_position.new_zeros(count, pointers * self.pointer_tokens, self.channels)
+        phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
+        place = self.pointer_time(phase.to(self.memory_position.dtype))
+        out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
+        return out
+
+    def _mask(
+        self, valid: Tensor | None, reduced: int, full: int, pointers: int, tokens: int
+    ) -> Tensor | None:
+        """Return the mask of the last tokens, bool [N, 1, all or those of pointers]: True for tokens to attend to.
+
+        The first `full` memories are in full, the next `reduced` ones have `tokens` tokens in all.
+        """
+        if valid is None:
+            return None
+        pointers_only = valid.shape[1] == pointers
+        pointer = (valid if pointers_only else valid[:, full + reduced :]).repeat_interleave(
+            self.pointer_tokens, dim=1
+        )
+        if pointers_only:
+            return pointer[:, None]
+        masks = [valid[:, :full].repeat_interleave(self.memory_tokens, dim=1), pointer]
+        if reduced:
+            masks.insert(0, valid[:, full : full + reduced].repeat_interleave(tokens // reduced, dim=1))
+        return torch.cat(masks, dim=1)[:, None]
+
+
+def _rotation(attention: Any, reference: Tensor, places: Tensor) -> Tensor:
+    """Return the rotary encoding of places [T, 2], float32 [T, D / 2, (cos, sin)]."""
+    cos, sin = attention.rotary_emb(reference, places)  # [1, T, D], each value occurs twice
+    return torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
+
+
+def _sine_1d(position: Tensor, channels: int) -> Tensor:
+    """Return the sine encoding [..., channels] of position [...], float32."""
+    half = channels // 2
+    period = 10000.0 ** (2 * (torch.arange(half, device=position.device, dtype=torch.float32) // 2) / half)
+    phase = position.unsqueeze(-1) / period
+    return torch.cat([phase.sin(), phase.cos()], dim=-1)
+
 
 KERNEL_EXTRA = "triton"
 

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from .read_tokens import Tokens
+from .memory_read import Tokens
 
 if TYPE_CHECKING:
     from .memory_read import ReadLayer

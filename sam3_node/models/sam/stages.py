@@ -1,4 +1,13 @@
-"""The four stages that every frame runs through (encode, read, decode, remember), as functions of tensors.
+"""SAM's mask decoder (arXiv 2304.02643, 2408.00714), arranged for many objects on one image.
+
+It equals transformers' decoder on the same weights. SAM 1's has no opinion whether the object is in view, so it always
+says that it is. Attention between few tokens and many pixels never projects the
+pixels: the products are regrouped, so that the tokens carry the projections. `(x Wk) . (t Wq)` is `x . (t Wq Wk^T)`,
+and `softmax(s) (x Wv)` is `(softmax(s) x) Wv`. The pyramid's pixels stay grouped by the token that they come from, so
+upscaling is a matrix product without a rearrangement, until the masks are complete. The four mask heads are computed
+together.
+
+The four stages that every frame runs through (encode, read, decode, remember), as functions of tensors.
 
 An engine may replace each stage of `Stages`, which tracks objects without prompts. Prompts always use the torch modules
 `Decoder` and `MemoryWrite` directly.
@@ -14,8 +23,250 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .mask_decoder import MaskDecoder
+from .algebra import apply_linear, join_linear
 from .memory_write import MemoryWrite
+
+IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
+
+
+class MaskDecoder(nn.Module):
+    """The mask decoder of a transformers tracker, for image tokens with the position encoding [1, C, h, w]."""
+
+    output_tokens: Tensor
+    position: Tensor
+
+    def __init__(self, source: Any, position: Tensor) -> None:
+        super().__init__()
+        self.masks = source.num_mask_tokens
+        stable = getattr(source, "dynamic_multimask_via_stability", False)
+        self.stable_mask = source._dynamic_multimask_via_stability if stable else None
+        self.upscale = _Upscale(source)
+        self.iou_head = source.iou_prediction_head
+        self.presence_head: nn.Module | None = getattr(source, "pred_obj_score_head", None)
+        tokens = [source.iou_token.weight, source.mask_tokens.weight]
+        if self.presence_head is not None:
+            tokens.insert(0, source.obj_score_token.weight)
+        self.register_buffer("output_tokens", torch.cat(tokens).detach()[None].clone(), persistent=False)
+        flat = position.detach()[0].flatten(1)  # [C, hw]
+        self.register_buffer("position", flat.clone(), persistent=False)
+        transformer = source.transformer
+        self.layers = nn.ModuleList(map(_TwoWayLayer, transformer.layers))
+        self.final = _TokenToImage(transformer.final_attn_token_to_image)
+        self.final_norm = transformer.layer_norm_final_attn
+        self.heads = _StackedHeads(source.output_hypernetworks_mlps)
+
+    def forward(
+        self, image: Tensor, fine: Tensor, middle: Tensor, prompt: Tensor, multimask: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decode N objects on one image.
+
+        Takes image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and prompt [N, T, C]. Return logits
+        [N, M, 4h, 4w], iou [N, M], mask tokens [N, M, C] and presence logits [N]; M is 3 with `multimask`, else 1.
+        """
+        tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
+        queries, pixels = tokens, image.flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            queries, pixels = layer(queries, pixels, tokens, self.position)
+        queries = self.final_norm(queries + self.final(queries + tokens, pixels, self.position))
+        presence = self._presence(queries[:, 0])
+        queries = queries if self.presence_head is None else queries[:, 1:]
+        mask_tokens = queries[:, 1 : 1 + self.masks]
+        logits = self.upscale(self.heads(mask_tokens), pixels, fine, middle)
+        iou = self.iou_head(queries[:, 0])
+        if multimask:
+            return logits[:, 1:], iou[:, 1:], mask_tokens[:, 1:], presence
+        if self.stable_mask is not None:
+            logits, iou = (x[:, 0] for x in self.stable_mask(logits[:, None], iou[:, None]))
+        return logits[:, :1], iou[:, :1], mask_tokens[:, :1], presence
+
+    def _presence(self, token: Tensor) -> Tensor:
+        if self.presence_head is None:
+            return token.new_full((len(token),), IN_VIEW_LOGIT)
+        presence: Tensor = self.presence_head(token)[:, 0]
+        return presence
+
+
+class _Upscale(nn.Module):
+    """Upscales image tokens four times with the finer features, and multiplies them with the mask heads' output.
+
+    A transposed convolution with stride = kernel size is a linear map of each token to the 2 x 2 pixels below it. All
+    pixels below one token stay neighbours until the end; the finer features are brought into this order, once for all
+    objects.
+    """
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.first, self.second = (
+            _subpixel_linear(source.upscale_conv1),
+            _subpixel_linear(source.upscale_conv2),
+        )
+        self.norm, self.activation = source.upscale_layer_norm, source.activation
+
+    def forward(self, heads: Tensor, pixels: Tensor, fine: Tensor, middle: Tensor) -> Tensor:
+        """Return logits [N, M, 4h, 4w] of heads [N, M, C/8], image tokens [N, hw, C] and the image's features."""
+        height, width = middle.shape[-2] // 2, middle.shape[-1] // 2
+        count, area = pixels.shape[0], height * width
+        x = apply_linear(self.first, pixels).view(count, area * 4, -1) + _group(middle, height, width, 1)
+        norm = self.norm
+        x = self.activation(F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps))
+        x = apply_linear(self.second, x).view(count, area * 16, -1) + _group(fine, height, width, 2)
+        logits: Tensor = heads @ self.activation(x).transpose(1, 2)
+        logits = logits.view(count, -1, height, width, 2, 2, 2, 2)
+        return logits.permute(0, 1, 2, 4, 6, 3, 5, 7).reshape(count, -1, 4 * height, 4 * width)
+
+
+def _subpixel_linear(layer: nn.ConvTranspose2d) -> nn.Linear:
+    """Return the linear map of a token to its 2 x 2 pixels [2 * 2 * C] that equals a transposed convolution."""
+    assert layer.kernel_size == layer.stride == (2, 2)
+    assert layer.bias is not None
+    linear = nn.Linear(layer.in_channels, 4 * layer.out_channels).to(layer.weight).requires_grad_(False)
+    linear.weight.copy_(layer.weight.detach().permute(2, 3, 1, 0).flatten(0, 2))
+    linear.bias.copy_(layer.bias.detach().repeat(4))
+    return linear
+
+
+def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:
+    """Turn features [1, C, 2^L h, 2^L w] into pixels [1, hw * 4^L, C]: by token, then by pixel of each level L."""
+    rows, columns = [height] + [2] * levels, [width] + [2] * levels
+    split = features.view(features.shape[1], *rows, *columns)
+    places = [1 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
+    return split.permute(*places, 0).reshape(1, -1, features.shape[1])
+
+
+class _TwoWayLayer(nn.Module):
+    """Tokens attend to each other and to the image, then the image attends to the tokens."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3, self.norm4 = (
+            getattr(source, f"layer_norm{i}") for i in range(1, 5)
+        )
+        self.first, self.mlp = source.skip_first_layer_pe, source.mlp
+        own = source.self_attn
+        self.own_query_key, self.own_value, self.own_out = (
+            join_linear(own.q_proj, own.k_proj),
+            own.v_proj,
+            _output_projection(own),
+        )
+        self.own_heads = own.num_attention_heads
+        self.to_image = _TokenToImage(source.cross_attn_token_to_image)
+        self.to_tokens = _ImageToToken(source.cross_attn_image_to_token)
+
+    def forward(
+        self, queries: Tensor, pixels: Tensor, tokens: Tensor, position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        placed = queries if self.first else queries + tokens
+        query, key = self.own_query_key(placed).chunk(2, dim=-1)
+        attended = self.own_out(_attend(query, key, self.own_value(queries), self.own_heads))
+        queries = self.norm1(attended if self.first else queries + attended)
+        queries = self.norm2(queries + self.to_image(queries + tokens, pixels, position))
+        queries = self.norm3(queries + self.mlp(queries))
+        back = self.to_tokens(pixels, queries + tokens, queries, position)
+        return queries, self.norm4(pixels + back)
+
+
+class _TokenToImage(nn.Module):
+    """Attention of tokens to the image. The bias of the keys is left out: it moves all scores of a token alike."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.heads, self.query = source.num_attention_heads, source.q_proj
+        self.out = _output_projection(source)
+        self.key = _per_head(source.k_proj.weight, self.heads)
+        self.value = _per_head(source.v_proj.weight, self.heads)
+        self.value_bias = source.v_proj.bias
+
+    def forward(self, tokens: Tensor, pixels: Tensor, position: Tensor) -> Tensor:
+        """Attend with tokens [N, T, C] to pixels [N, hw, C] with the position encoding [C, hw]; return [N, T, C]."""
+        count, length = tokens.shape[:2]
+        query = _split_heads(self.query(tokens), self.heads)  # [H, N * T, D]
+        carried = _join_heads(torch.bmm(query * query.shape[-1] ** -0.5, self.key), count)  # [N, H * T, C]
+        scores = torch.baddbmm(carried @ position, carried, pixels.transpose(1, 2))
+        seen = torch.bmm(scores.softmax(dim=-1), pixels)  # [N, H * T, C]
+        seen = seen.view(count, self.heads, length, -1).transpose(0, 1).flatten(1, 2)
+        values = torch.bmm(seen, self.value.transpose(1, 2))  # [H, N * T, D]
+        values = values.view(self.heads, count, length, -1).permute(1, 2, 0, 3).flatten(2)
+        out: Tensor = self.out(values + self.value_bias)
+        return out
+
+
+class _ImageToToken(nn.Module):
+    """Attention of the image to tokens."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.heads, self.key, self.value = source.num_attention_heads, source.k_proj, source.v_proj
+        self.query = _per_head(source.q_proj.weight, self.heads)
+        self.query_bias = nn.Parameter(
+            source.q_proj.bias.detach().view(self.heads, -1, 1), requires_grad=False
+        )
+        out = _output_projection(source)
+        self.out = nn.Parameter(  # [H, D, C]
+            out.weight.detach().T.unflatten(0, (self.heads, -1)).contiguous(), requires_grad=False
+        )
+        self.out_bias = out.bias
+
+    def forward(self, pixels: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+        """Attend with pixels [N, hw, C] to keys and values [N, T, C]; return [N, hw, C]."""
+        count, length = keys.shape[:2]
+        key = _split_heads(self.key(keys), self.heads)  # [H, N * T, D]
+        key = key * key.shape[-1] ** -0.5
+        carried = _join_heads(torch.bmm(key, self.query), count)  # [N, H * T, C]
+        bias = _join_heads(torch.bmm(key, self.query_bias), count)  # [N, H * T, 1]
+        scores = torch.baddbmm(carried @ position + bias, carried, pixels.transpose(1, 2))
+        weights = scores.view(count, self.heads, length, -1).softmax(dim=2).flatten(1, 2)
+        carried_values = _join_heads(torch.bmm(_split_heads(self.value(values), self.heads), self.out), count)
+        out = torch.baddbmm(self.out_bias, weights.transpose(1, 2), carried_values)
+        return out
+
+
+def _per_head(weight: Tensor, heads: int) -> nn.Parameter:
+    """Return a projection's weight [H * D, C] as [H, D, C]."""
+    return nn.Parameter(weight.detach().unflatten(0, (heads, -1)).contiguous(), requires_grad=False)
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """Rearrange [N, T, H * D] to [H, N * T, D]."""
+    return torch.unflatten(x, -1, (heads, -1)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _join_heads(x: Tensor, count: int) -> Tensor:
+    """Rearrange [H, N * T, C] to [N, H * T, C]."""
+    return torch.unflatten(x, 1, (count, -1)).transpose(0, 1).flatten(1, 2)
+
+
+class _StackedHeads(nn.Module):
+    """The three-layer perceptrons of all mask tokens, computed together."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        layers = [[head.proj_in, *head.layers, head.proj_out] for head in source]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for level in zip(*layers, strict=True):
+            weight = torch.stack([layer.weight.T for layer in level]).detach()
+            bias = torch.stack([layer.bias for layer in level]).detach()[:, None]
+            self.weights.append(nn.Parameter(weight, requires_grad=False))
+            self.biases.append(nn.Parameter(bias, requires_grad=False))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [N, K, C] to [N, K, C / 8]."""
+        x = tokens.transpose(0, 1)  # [K, N, C]
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x if i == 0 else x.relu(), weight)
+        return x.transpose(0, 1)
+
+
+def _output_projection(attention: Any) -> nn.Linear:
+    """Return the output projection of an attention layer, which SAM 1 and SAM 2 name differently."""
+    projection: nn.Linear = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
+    return projection
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Compute multi-head attention of query [N, L, D] to key and value [N, T, D]."""
+    query, key, value = (torch.unflatten(x, -1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
 
 ABSENT_LOGIT = -1024.0  # the reference's mask logit for an object out of view
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from ...errors import ModelError
 from ..pixels import normalise_frame
 from .encoder import Sam3Encoder, build_encoder
-from .memory_read import MemoryRead
+from .memory_read import MemoryRead, ReadMethod
 from .memory_write import MemoryWrite
-from .read_tokens import ReadMethod
 from .stages import Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
 from .vit import side
 

@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ...errors import ModelError
-from .config import YoloWorldConfig
-from .network import YoloWorld
-from .weights import build, save_yolo_world
+from .network import YoloWorld, YoloWorldConfig, build, save_yolo_world
 
 # classes of modules, the trainer's options, and the numbers that interrupted training leaves in the file
 INERT = re.compile(

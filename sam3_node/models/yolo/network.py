@@ -1,20 +1,275 @@
-"""YOLO-World version 2 (arXiv 2401.17270): finds objects by name. The names are input vectors beside each image.
+"""The configuration of a YOLO-World: the public scales, a small scale, and the JSON form that lies beside weights.
+
+Layers of YOLO-World version 2 (arXiv 2401.17270): cross-stage partial blocks, text-guided ones, contrastive heads.
+
+Maps are [B, C, h, w]; text is [B, K, D], one L2-normalised vector for each of K phrases.
+
+YOLO-World version 2 (arXiv 2401.17270): finds objects by name. The names are input vectors beside each image.
 
 A YOLOv8 backbone, the paper's vision-language path-aggregation network as re-parameterised for version 2 (text-guided
 layers, no image-pooling attention), and heads that compare every pixel with every phrase.
+
+Read and write a YOLO-World as a folder with config.json, model.safetensors and, optionally, its digest.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import json
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from ...errors import ModelError
-from .config import STRIDES, YoloWorldConfig
-from .layers import ContrastiveHead, ConvNorm, CspLayer, PyramidPooling, TextGuidedCspLayer
+from ...errors import ModelError, OutputError
+from ...files import make_folder
+from ..pixels import Resize
+from ..weight_files import (
+    check_digest,
+    check_weight_files,
+    digest_path,
+    pick_device,
+    pick_dtype,
+    write_digest,
+)
+
+MODEL_TYPE = "yolo_world"
+STRIDES = (8, 16, 32)  # of the heads' input maps, in pixels of the network's input
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@dataclass(frozen=True)
+class YoloWorldConfig:
+    """Widths in channels, depths in blocks. Raises ModelError if they are inconsistent.
+
+    channels: channels of the backbone's maps at strides 2, 4, 8, 16 and 32; the neck uses the last three.
+    depths: blocks at strides 4, 8, 16 and 32. neck_depth: blocks in each layer of the neck.
+    box_channels, embedding_channels: channels of the heads' towers for boxes and for similarities.
+    text_channels: length of a phrase's vector. attention_channels: channels of each head of the max-sigmoid attention.
+    bins: number of bins for a side's distance from its anchor, one stride each.
+    image_size: side of the square training images, in pixels.
+    resize: how frames are fitted into the input: "bilinear", as the public implementation does it, or "antialias".
+    """
+
+    channels: tuple[int, int, int, int, int]
+    depths: tuple[int, int, int, int]
+    neck_depth: int
+    box_channels: int
+    embedding_channels: int
+    text_channels: int = 512
+    attention_channels: int = 32
+    bins: int = 16
+    image_size: int = 640
+    resize: Resize = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name, length in (("channels", 5), ("depths", 4)):
+            values = getattr(self, name)
+            if len(values) != length or not all(_is_positive(value) for value in values):
+                raise ModelError(
+                    f"YOLO-World {name}: expected {length} positive integers, found {list(values)}"
+                )
+        if self.resize not in typing.get_args(Resize):
+            raise ModelError(f"YOLO-World resize: expected bilinear or antialias, found {self.resize!r}")
+        for field in dataclasses.fields(self)[2:]:
+            if field.name != "resize" and not _is_positive(getattr(self, field.name)):
+                raise ModelError(
+                    f"YOLO-World {field.name}: expected a positive integer, found {getattr(self, field.name)!r}"
+                )
+        unit = 2 * self.attention_channels
+        if any(channels % unit for channels in self.channels[2:]):
+            raise ModelError(
+                f"YOLO-World channels at strides 8, 16 and 32: expected multiples of {unit}, twice attention_channels, "
+                f"found {list(self.channels[2:])}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a map that `from_json` reads."""
+        return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> YoloWorldConfig:
+        """Read the result of `to_json`. Raises ModelError, which names missing, unknown or wrong fields."""
+        kind = data.get("model_type") if isinstance(data, dict) else None
+        if kind != MODEL_TYPE:
+            raise ModelError(
+                f"expected a map with model_type {MODEL_TYPE}, found {kind or type(data).__name__}"
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        data = {"resize": "bilinear"} | data
+        if wrong := sorted(data.keys() ^ (names | {"model_type"})):
+            raise ModelError(f"expected {', '.join(sorted(names))}; missing or unknown: {', '.join(wrong)}")
+        values = {name: data[name] for name in names}
+        for name in ("channels", "depths"):
+            if not isinstance(values[name], list):
+                raise ModelError(f"{name}: expected a list, found {values[name]!r}")
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+Scale = typing.Literal["nano", "s", "m", "l", "x"]
+SCALES: dict[Scale, YoloWorldConfig] = {
+    "nano": YoloWorldConfig(
+        (16, 24, 48, 96, 160),
+        (1, 1, 1, 1),
+        1,
+        32,
+        48,
+        text_channels=64,
+        attention_channels=8,
+        image_size=320,
+        resize="antialias",
+    ),
+    "s": YoloWorldConfig((32, 64, 128, 256, 512), (1, 2, 2, 1), 1, 64, 128),
+    "m": YoloWorldConfig((48, 96, 192, 384, 576), (2, 4, 4, 2), 2, 64, 192),
+    "l": YoloWorldConfig((64, 128, 256, 512, 512), (3, 6, 6, 3), 3, 64, 256),
+    "x": YoloWorldConfig((80, 160, 320, 640, 640), (3, 6, 6, 3), 3, 80, 320),
+}
+
+
+NORM_EPSILON, NORM_MOMENTUM = 1e-3, 0.03
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=NORM_EPSILON, momentum=NORM_MOMENTUM)
+
+
+class ConvNorm(nn.Module):
+    """A convolution, batch norm and, unless `linear`, SiLU; padded so that stride 1 keeps the size."""
+
+    def __init__(
+        self, channels: int, out: int, kernel: int = 1, stride: int = 1, *, linear: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, bias=False)
+        self.norm = _norm(out)
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, channels, h, w] to [B, out, h / stride, w / stride]."""
+        x = self.norm(self.conv(x))
+        return x if self.linear else F.silu(x)
+
+
+class Bottleneck(nn.Module):
+    """Two 3x3 convolutions, with a skip connection around both if `residual`."""
+
+    def __init__(self, channels: int, *, residual: bool) -> None:
+        super().__init__()
+        self.first, self.second = ConvNorm(channels, channels, 3), ConvNorm(channels, channels, 3)
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, h, w] to the same shape."""
+        out: Tensor = self.second(self.first(x))
+        return x + out if self.residual else out
+
+
+class CspLayer(nn.Module):
+    """Cross-stage partial layer: half of the channels pass through a chain of blocks; all outputs are concatenated."""
+
+    def __init__(self, channels: int, out: int, depth: int, *, residual: bool, extra: int = 0) -> None:
+        """Create the layer. extra: number of maps with half the channels that a subclass adds to the chain."""
+        super().__init__()
+        half = out // 2
+        self.enter = ConvNorm(channels, 2 * half)
+        self.blocks = nn.ModuleList(Bottleneck(half, residual=residual) for _ in range(depth))
+        self.leave = ConvNorm((2 + depth + extra) * half, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, channels, h, w] to [B, out, h, w]."""
+        out: Tensor = self.leave(torch.cat(self.chain(x), dim=1))
+        return out
+
+    def chain(self, x: Tensor) -> list[Tensor]:
+        """Return the two halves and the output of each block, [B, out / 2, h, w] each."""
+        links = list(self.enter(x).chunk(2, dim=1))
+        for block in self.blocks:
+            links.append(block(links[-1]))
+        return links
+
+
+class MaxSigmoidAttention(nn.Module):
+    """Weights each pixel by its similarity to its best phrase (section 3.3 of the paper).
+
+    The maximum is over phrases, so a duplicate phrase changes nothing, but a vector of zeros does.
+    """
+
+    def __init__(self, channels: int, text_channels: int, head_channels: int) -> None:
+        super().__init__()
+        self.heads = channels // head_channels
+        self.guide = nn.Linear(text_channels, channels)
+        self.bias = nn.Parameter(torch.zeros(self.heads))
+        self.project = ConvNorm(channels, channels, 3, linear=True)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """Weight the map [B, C, h, w] with text [B, K, D]; return [B, C, h, w]."""
+        guide = self.guide(text).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, heads, K, C / heads]
+        pixels = torch.unflatten(x.flatten(2), 1, (self.heads, -1))  # [B, heads, C / heads, h * w]
+        similarity = (guide @ pixels).amax(dim=2) / guide.shape[-1] ** 0.5
+        weight = (similarity + self.bias[:, None]).sigmoid().unflatten(2, x.shape[2:])
+        out: Tensor = (self.project(x).unflatten(1, (self.heads, -1)) * weight[:, :, None]).flatten(1, 2)
+        return out
+
+
+class TextGuidedCspLayer(CspLayer):
+    """A `CspLayer` without skips whose chain ends in max-sigmoid attention to the text."""
+
+    def __init__(self, channels: int, out: int, depth: int, text_channels: int, head_channels: int) -> None:
+        super().__init__(channels, out, depth, residual=False, extra=1)
+        self.attention = MaxSigmoidAttention(out // 2, text_channels, head_channels)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]  # takes the text, too
+        """Map [B, channels, h, w] and text [B, K, D] to [B, out, h, w]."""
+        links = self.chain(x)
+        links.append(self.attention(links[-1], text))
+        out: Tensor = self.leave(torch.cat(links, dim=1))
+        return out
+
+
+class PyramidPooling(nn.Module):
+    """Spatial pyramid pooling: maxima over windows of 5, 9 and 13 pixels, as three poolings of 5 in sequence."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.enter, self.leave = ConvNorm(channels, channels // 2), ConvNorm(channels // 2 * 4, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, h, w] to the same shape."""
+        pooled = [self.enter(x)]
+        for _ in range(3):
+            pooled.append(F.max_pool2d(pooled[-1], 5, stride=1, padding=2))
+        out: Tensor = self.leave(torch.cat(pooled, dim=1))
+        return out
+
+
+class ContrastiveHead(nn.Module):
+    """Similarity of pixels and phrases: batch-normalised embeddings times text, scaled and shifted."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _norm(channels)
+        self.logit_scale = nn.Parameter(torch.tensor(-1.0))
+        self.bias = nn.Parameter(torch.tensor(-10.0))
+
+    def forward(self, embeddings: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute logits [B, h * w, K] of embeddings [B, D, h, w] and text [B, K, D].
+
+        Return them with vectors [B, h * w, D], whose products with text are the logits without their bias.
+        """
+        pixels = self.norm(embeddings).flatten(2).transpose(1, 2)
+        scale = self.logit_scale.exp()
+        return pixels @ text.transpose(1, 2) * scale + self.bias, pixels * scale
 
 
 class Detections(NamedTuple):
@@ -179,3 +434,89 @@ def anchors(size: tuple[int, int] | torch.Size, device: torch.device) -> tuple[T
 
 def _upsample_twice(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
+
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_LISTED = 3  # tensors in an error message
+
+
+def load_yolo_world(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+) -> YoloWorld:
+    """Load the detector in a folder, in inference mode. `device` and `dtype` are those of `load_tracker`.
+
+    Raises ModelError, which names the file, and the tensors that are missing or have another shape.
+    """
+    target = pick_device(device)
+    chosen_dtype = pick_dtype(dtype, target)
+    folder = Path(path)
+    config = _read_config(folder / CONFIG)
+    check_weight_files(folder)
+    weights = folder / WEIGHTS
+    if digest_path(weights).exists():
+        check_digest(weights, hint="copy or convert the weights again")
+    try:
+        state = load_file(weights)
+    except Exception as error:  # OSError, SafetensorError
+        raise ModelError(f"cannot read {weights}: expected safetensors, found {error}") from error
+    return build(config, state, origin=str(weights)).to(target, chosen_dtype).eval()
+
+
+def save_yolo_world(model: YoloWorld, folder: Path) -> None:
+    """Write config.json, model.safetensors and its digest into a folder. Create the folder if needed."""
+    state = {name: value.contiguous() for name, value in model.state_dict().items()}
+    make_folder(folder)
+    try:
+        (folder / CONFIG).write_text(json.dumps(model.config.to_json(), indent=2) + "\n")
+        (folder / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
+        write_digest(folder / WEIGHTS)
+    except OSError as error:
+        raise OutputError(f"cannot write weights to {folder}: {error.strerror or error}") from error
+
+
+def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) -> YoloWorld:
+    """Build a network with these float32 weights. Raises ModelError, naming `origin`, unless all tensors match."""
+    with torch.device("meta"):
+        model = YoloWorld(config)
+    expected = {name: value.shape for name, value in model.state_dict().items()}
+    shapes = {name: value.shape for name, value in state.items()}
+    wrong = {
+        "lacks": sorted(expected.keys() - shapes),
+        "has unknown": sorted(shapes.keys() - expected),
+        "has, of another shape,": [
+            f"{name} {list(shapes[name])} for {list(shape)}"
+            for name, shape in expected.items()
+            if shapes.get(name, shape) != shape
+        ],
+    }
+    faults = [f"{verb} {len(names)} tensors: {_list_names(names)}" for verb, names in wrong.items() if names]
+    if faults:
+        raise ModelError(
+            f"{origin} does not fit a YOLO-World of its configuration: it {'; it '.join(faults)}"
+        )
+    exact = {
+        name: value.float() if value.is_floating_point() else value.long() for name, value in state.items()
+    }
+    model.load_state_dict(exact, assign=True)
+    return model
+
+
+def _read_config(path: Path) -> YoloWorldConfig:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot read {path}: expected a folder with {CONFIG} and {WEIGHTS}, as `sam3-node weights convert` "
+            f"writes it; found {error}"
+        ) from error
+    try:
+        return YoloWorldConfig.from_json(config)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _list_names(names: list[str]) -> str:
+    return ", ".join(names[:MAX_LISTED]) + (" …" if len(names) > MAX_LISTED else "")

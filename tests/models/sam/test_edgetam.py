@@ -17,8 +17,7 @@ from transformers import EdgeTamModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.sam.edgetam import DEPTHS, WIDTHS, EdgeTam, RepVitConfig
-from sam3_node.models.sam.repvit import RepVit, fold_norms
+from sam3_node.models.sam.edgetam import DEPTHS, WIDTHS, EdgeTam, RepVit, RepVitConfig, fold_norms
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import (
     FREE_LATENTS,

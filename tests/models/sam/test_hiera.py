@@ -8,7 +8,7 @@ from transformers import Sam2HieraDetConfig, Sam2HieraDetModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models.sam.encoder import Sam2Encoder
-from sam3_node.models.sam.hiera import Hiera, z_order
+from sam3_node.models.sam.vit import Hiera, z_order
 from tests.support.tiny import random_source
 
 

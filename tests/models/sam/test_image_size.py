@@ -11,8 +11,8 @@ from transformers import AutoConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
 
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
+from sam3_node.models.checkpoints import set_image_size, size_step, suggest_sizes
 from sam3_node.models.sam.edgetam import EdgeTamConfig
-from sam3_node.models.sam.image_size import set_image_size, size_step, suggest_sizes
 from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel
-from sam3_node.models.sam.read_tokens import ReadMethod, Tokens
+from sam3_node.models.sam.memory_read import ReadMethod, Tokens
 from tests.support.tiny import tiny_model
 
 SLOTS, POINTERS = 3, 4

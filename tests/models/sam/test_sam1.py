@@ -11,7 +11,7 @@ from transformers import SamModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.boxes import mask_boxes
+from sam3_node.models.pixels import mask_boxes
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.last_masks import BOX_MARGINS
 from tests.support.tiny import TRAINED_LOGIT, noise_clip

@@ -17,10 +17,8 @@ from sam3_node.cli.main import main
 from sam3_node.detection.load import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
-from sam3_node.models.yolo.config import SCALES
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
-from sam3_node.models.yolo.network import YoloWorld
-from sam3_node.models.yolo.weights import load_yolo_world
+from sam3_node.models.yolo.network import SCALES, YoloWorld, load_yolo_world
 from tests.support.paths import SHARED
 from tests.support.public_yolo import PublicLayout
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo

@@ -11,10 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sam3_node.errors import ModelError, OutputError
-from sam3_node.models.weight_loading import digest_path
-from sam3_node.models.yolo.config import SCALES, Scale, YoloWorldConfig
-from sam3_node.models.yolo.network import Predictions, YoloWorld, anchors
-from sam3_node.models.yolo.weights import load_yolo_world, save_yolo_world
+from sam3_node.models.weight_files import digest_path
+from sam3_node.models.yolo.network import (
+    SCALES,
+    Predictions,
+    Scale,
+    YoloWorld,
+    YoloWorldConfig,
+    anchors,
+    load_yolo_world,
+    save_yolo_world,
+)
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
 
 CPU = torch.device("cpu")

@@ -13,10 +13,8 @@ import torch
 
 from sam3_node.cli.main import main
 from sam3_node.detection.vocabulary import Vocabulary
-from sam3_node.models.boxes import box_iou, select
-from sam3_node.models.pixels import letterbox
-from sam3_node.models.yolo.network import YoloWorld
-from sam3_node.models.yolo.weights import load_yolo_world
+from sam3_node.models.pixels import box_iou, letterbox, select
+from sam3_node.models.yolo.network import YoloWorld, load_yolo_world
 from tests.support.paths import SHARED
 
 CHECKPOINT = SHARED / "weights/yolo-world/yolov8s-worldv2.pt"

@@ -31,11 +31,9 @@ from torch import Tensor
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.detection.vocabulary_build import read_source
 from sam3_node.detection.yolo_world import VectorQuery, YoloWorldDetector
-from sam3_node.models.boxes import select
-from sam3_node.models.pixels import letterbox
-from sam3_node.models.yolo.config import SCALES, STRIDES
+from sam3_node.models.pixels import letterbox, select
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
-from sam3_node.models.yolo.network import Detections, YoloWorld
+from sam3_node.models.yolo.network import SCALES, STRIDES, Detections, YoloWorld
 from sam3_node.types import Image
 from tools.bench.common import RUNS, SHARED, Figures, make_parser, spread_text
 

@@ -29,7 +29,7 @@ from sam3_node.engines.quantize import Scales, export_quantised, find_layers, we
 from sam3_node.engines.specs import tracker_stages
 from sam3_node.engines.tensorrt.build import build
 from sam3_node.models import TrackerModel
-from sam3_node.models.sam.image_size import set_image_size
+from sam3_node.models.checkpoints import set_image_size
 from tools.bench.common import Figures, make_parser
 from tools.bench.latency.step import CONFIGS
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import CLASSES
-from sam3_node.models.sam.read_tokens import METHODS
+from sam3_node.models.sam.memory_read import METHODS
 from tools.bench.common import Figures, make_parser
 from tools.bench.counting import Counts, count
 from tools.bench.latency.step import CONFIGS
