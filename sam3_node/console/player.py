@@ -14,8 +14,7 @@ from ..bags.time_span import TimeSpan
 from ..errors import BagError
 from ..types import NANOSECONDS, Box, Closeable, Frame, FrameKey, Mask, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .live import Listener
-from .views import View
+from .views import Listener, View
 
 READ_AHEAD_NS = NANOSECONDS // 2
 MAX_CACHED_BYTES = 64 << 20

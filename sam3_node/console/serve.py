@@ -14,11 +14,10 @@ import uvicorn
 from ..errors import SettingsError, TransportError
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from .access import Binding, read_binding
-from .app import AnySource, Changes, Console
+from .app import AnySource, Binding, Changes, Console, read_binding
 from .controls import Controls
-from .live import LiveSource
 from .player import RecordedSource
+from .views import LiveSource
 
 STOP_POLL_S = 0.1
 CLOSE_S = 1

@@ -3,6 +3,8 @@
 A message is binary: the length of a header (uint32, little-endian), the header as JSON, the picture as JPEG or PNG, and
 the bits of each mask. The bits are those of the wire's bits+zstd without zstd: the crop inside the box, row after row
 without padding, eight pixels in a byte, the first in the highest bit.
+
+The live source of views: it subscribes to cameras and node, and pairs masks with their frames.
 """
 
 from __future__ import annotations
@@ -10,13 +12,20 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..types import Buffer, Frame, Instance, Mask, MaskFrame
-from ..wire import decode_image, encode_image
+from ..client.diagnosis import Wanted, diagnose, find_sending_camera
+from ..errors import Sam3NodeError, TransportError, WireError
+from ..settings import Settings
+from ..transport import ControlClient, MaskPairing, Security, StreamTap
+from ..transport.mask_pairing import MAX_CAMERAS
+from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame
+from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
 _COMPRESSED = ("jpeg", "png")
@@ -124,3 +133,185 @@ def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, 
         "position_m": instance.position_m,
         "bytes": len(bits),
     }
+
+
+POLL_MS = 100
+STATUS_S = 0.5
+STATUS_TIMEOUT_MS = 1000
+QUEUE_BYTES = 64 << 20
+MAX_EVENTS = 100
+MAX_TEXT = 200
+
+Listener = Callable[[], None]
+
+
+class Source(Protocol):
+    """A source of the page's views: a live node or a recording."""
+
+    mode: str
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows beside the views, as JSON values."""
+
+
+class LiveSource(Closeable):
+    """Subscribes to frames, masks and events, and asks the node for its status. A context manager.
+
+    `on_change` is called from its threads when there is a new view or state. Raises TransportError for a malformed
+    endpoint; cameras and node may start later.
+    """
+
+    mode = "live"
+
+    def __init__(self, settings: Settings, on_change: Listener) -> None:
+        transport = settings.transport
+        self._endpoint = transport.masks
+        self._wanted = Wanted(transport.masks, transport.control, transport.delivery, ())
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._pairing = MaskPairing()
+        self._views: dict[str, View] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._number = self._event_number = self._malformed = 0
+        self._status: dict[str, Any] | None = None
+        self._description: dict[str, Any] | None = None
+        self._problem = "connecting"
+        self._connected = False
+        self._closing = threading.Event()
+        security = Security.from_settings(transport)
+        self._control = ControlClient(transport.control, STATUS_TIMEOUT_MS, security)
+        try:
+            self._tap = StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security)
+        except BaseException:
+            self._control.close()
+            raise
+        self._threads = [
+            threading.Thread(target=run, name=f"console {run.__name__}", daemon=True)
+            for run in (self._receive, self._ask)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def next_view(self, seen: dict[str, int]) -> View | None:
+        """Return the newest view of the camera that has waited longest, if it is newer than `seen`, and note it there.
+
+        `seen` maps cameras to the number of the view that a page has had last, that of the longest wait first.
+        """
+        with self._lock:
+            order = {camera: place for place, camera in enumerate(seen)}
+            for camera in sorted(self._views, key=lambda name: order.get(name, -1)):
+                view = self._views[camera]
+                if view.number > seen.get(camera, -1):
+                    seen.pop(camera, None)
+                    seen[camera] = view.number
+                    return view
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Return connection, status, what is wrong, and the last events."""
+        with self._lock:
+            return {
+                "connected": self._connected and self._status is not None,
+                "status": self._status,
+                "problem": self._problem,
+                "events": list(self._events),
+                "max_prompt_age_s": self._read_setting("tracker", "max_prompt_age_s"),
+                "malformed": self._malformed,
+                "dropped": self._tap.dropped,
+            }
+
+    @property
+    def detector(self) -> dict[str, Any]:
+        """Settings of the node's detector, as far as they are known."""
+        with self._lock:
+            description = self._description or {}
+        found = description.get("settings", {}).get("detector", {})
+        return dict(found) if description.get("detector") else {}
+
+    def close(self) -> None:
+        """Stop receiving. Idempotent."""
+        self._closing.set()
+        self._tap.close()
+        for thread in self._threads:
+            thread.join()
+        self._control.close()
+
+    def _receive(self) -> None:
+        while not self._closing.is_set():
+            arrived = self._tap.take(POLL_MS)
+            connected = self._endpoint in self._tap.connected
+            with self._lock:
+                changed = connected != self._connected
+                self._connected = connected
+                if changed and not connected:
+                    self._status, self._problem = None, "the node has gone: its connection has ended"
+                if arrived is not None:
+                    try:
+                        changed |= self._accept(arrived.parts)
+                    except WireError:
+                        self._malformed += 1
+            if changed:
+                self._on_change()
+
+    def _accept(self, parts: list[memoryview]) -> bool:
+        """Take one message. Return True if it changed what the page shows."""
+        if parts[0] == EVENTS_TOPIC:
+            self._note(unpack_event(parts))
+            return True
+        pair = self._pairing.accept(parts)
+        if pair is None or pair.frame is None:
+            return False
+        self._number += 1
+        self._views.pop(pair.camera, None)
+        self._views[pair.camera] = View(*pair, number=self._number)
+        if len(self._views) > MAX_CAMERAS:
+            del self._views[next(iter(self._views))]
+        return True
+
+    def _note(self, event: Event) -> None:
+        self._event_number += 1
+        words = {name: value for name, value in event.args.items() if name != "mask"}
+        text = " ".join(f"{name}={_format(value)}" for name, value in words.items())
+        self._events.append(
+            {
+                "number": self._event_number,
+                "time_ms": time.time() * 1000,
+                "op": event.op[:MAX_TEXT],
+                "text": text[:MAX_TEXT],
+            }
+        )
+
+    def _ask(self) -> None:
+        """Ask for the status every STATUS_S, and for the description when the node's run is another one."""
+        node: object = None
+        while not self._closing.wait(STATUS_S):
+            try:
+                status = dict(self._control.call("status"))
+                if self._description is None or status.get("node") != node:
+                    node, self._description = status.get("node"), dict(self._control.call("describe"))
+                found = self._explain({**self._description, **status})
+            except TransportError:
+                status, found = {}, diagnose(None, self._wanted, self._endpoint in self._tap.connected)
+            except Sam3NodeError as error:
+                status, found = {}, str(error)
+            with self._lock:
+                self._status, self._problem = status or None, found
+            self._on_change()
+
+    def _explain(self, description: dict[str, Any]) -> str:
+        """Return one line that says what keeps masks from arriving; "" if nothing does."""
+        connected = self._endpoint in self._tap.connected
+        if connected and not description["paused"] and find_sending_camera(description, ()):
+            return ""
+        return diagnose(description, self._wanted, connected)
+
+    def _read_setting(self, section: str, name: str) -> Any:
+        return ((self._description or {}).get("settings") or {}).get(section, {}).get(name)
+
+
+def _format(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_format, value)) + "]"
+    return str(value)

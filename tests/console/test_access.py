@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra console is not installed")
 pytest.importorskip("uvicorn", reason="the extra console is not installed")
 
-from sam3_node.console.access import AccessControl, read_binding
+from sam3_node.console.app import AccessControl, read_binding
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings
 from tests.support.console_rig import ConsoleRig

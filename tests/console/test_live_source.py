@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.console.live import LiveSource
-from sam3_node.console.views import View, pack_view
+from sam3_node.console.views import LiveSource, View, pack_view
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPairing, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame

@@ -13,7 +13,7 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.client.snapshots import fetch_snapshot
-from sam3_node.console.live import LiveSource
+from sam3_node.console.views import LiveSource
 from sam3_node.errors import AuthenticationError, ForbiddenError
 from sam3_node.perception.snapshot import MAGIC
 from sam3_node.settings import load_settings
