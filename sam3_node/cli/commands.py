@@ -86,8 +86,7 @@ def watch(args: Namespace, settings: Settings) -> None:
 
 def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
-    from ..recording.recorder import run_record
-    from ..recording.ring import Trigger
+    from ..recording.recorder import Trigger, run_record
 
     raise_descriptor_limit()
     stop, trigger = stop_on_signals(), Trigger()

@@ -14,7 +14,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags.native.layout import RECORDER
 from sam3_node.bags.native.writer import RecordingWriter
-from sam3_node.recording.quota import Quota
+from sam3_node.recording.recorder import Quota
 from sam3_node.settings import RecordSettings
 from tests.recording.test_recorder import recording, settings_for
 from tests.support.node_rig import READY_S, until

@@ -15,8 +15,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from sam3_node.bags.native.layout import RING
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import OutputError, ReplayError
-from sam3_node.recording.recorder import run_record
-from sam3_node.recording.ring import MessageRing, Trigger
+from sam3_node.recording.recorder import MessageRing, Trigger, run_record
 from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule
 from sam3_node.transport import MaskPublisher, ReceivedMessage
