@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import ReplayError, WireError
 from ..types import Buffer, State
-from ..wire.zstd import compress, decompress
+from ..wire.codec import compress, decompress
 
 MAGIC = b"SAM3NST2"
 PLAIN = "plain"

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from ..errors import ReplayError, WireError
 from ..files import child_path
 from ..types import Buffer, Mask, MaskFrame
-from ..wire.image_headers import check_png_pixels, read_png_header
-from ..wire.images import MAX_FRAME_PIXELS
+from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
 
 Labels = npt.NDArray[np.uint8]
 INDICES = 255

@@ -2,32 +2,47 @@
 
 from .codec import MAX_INT, VERSION, Fields, Limits, pack, unpack
 from .control import (
-    INTERNAL_ERROR,
-    Failure,
-    Reply,
-    Request,
-    pack_reply,
-    pack_request,
-    unpack_reply,
-    unpack_request,
-)
-from .events import (
     CAUGHT_UP,
     DROPPED,
     EVENTS_TOPIC,
     FAILED,
+    INTERNAL_ERROR,
     RESTORED,
     SERVED,
     Event,
+    Failure,
+    Reply,
+    Request,
     pack_event,
+    pack_reply,
+    pack_request,
     unpack_event,
+    unpack_reply,
+    unpack_request,
 )
-from .frames import pack_frame, unpack_frame
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
-from .messages import DEPTH_FIELDS, MAX_EPOCH, pack_masks, read_shed, shed_fields, unpack_masks
-from .poses import POSES_ROOT, pack_pose, pose_fields, pose_topic, read_pose, unpack_pose
-from .topics import BEAT_TOPIC, FRAMES_ROOT, MASKS_ROOT, frame_topic, masks_topic
+from .messages import (
+    BEAT_TOPIC,
+    DEPTH_FIELDS,
+    FRAMES_ROOT,
+    MASKS_ROOT,
+    MAX_EPOCH,
+    POSES_ROOT,
+    frame_topic,
+    masks_topic,
+    pack_frame,
+    pack_masks,
+    pack_pose,
+    pose_fields,
+    pose_topic,
+    read_pose,
+    read_shed,
+    shed_fields,
+    unpack_frame,
+    unpack_masks,
+    unpack_pose,
+)
 
 __all__ = [
     "BEAT_TOPIC",

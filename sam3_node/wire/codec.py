@@ -2,23 +2,25 @@
 
 For any bytes, `unpack` and `Fields` return a value or raise WireError. They allocate no memory for data that a header
 declares but the message does not contain.
+
+Zstandard compression of data whose size the receiver knows.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgpack
+import zstandard
 
 from ..errors import WireError
 from ..types import Buffer
 
 if TYPE_CHECKING:
     import numpy as np
-else:
-    from ..types import lazy_numpy as np
 
 VERSION = 1
 MAX_INT = 2**63 - 1
@@ -284,3 +286,47 @@ class Fields:
 
 def _is_finite(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+# a zstd block has at least 4 bytes and expands to at most 128 KiB
+_MAX_RATIO = (128 << 10) // 4
+
+
+class _Codecs(threading.local):
+    # contexts are expensive to create, and threads must not share them
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_codecs = _Codecs()
+
+
+def compress(data: Buffer) -> bytes:
+    """Return one zstd frame of level 1 that declares its content size."""
+    return _codecs.compressor.compress(data)
+
+
+def check_size(data: Buffer, size: int, what: str) -> None:
+    """Raise WireError for data that are no zstd frame, or one that declares another size. Nothing is decompressed."""
+    try:
+        declared = zstandard.get_frame_parameters(data).content_size
+    except (zstandard.ZstdError, ValueError) as error:
+        raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error
+    if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:
+        raise WireError(f"{what}: expected a zstd frame of {size} bytes, found one that cannot hold them")
+
+
+def decompress(data: Buffer, size: int, what: str) -> bytes:
+    """Return the `size` bytes of one zstd frame.
+
+    Raises WireError for invalid data, and before allocating memory if the frame declares another size.
+    """
+    check_size(data, size, what)
+    try:
+        content = _codecs.decompressor.decompress(data, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError) as error:
+        raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error
+    if len(content) != size:
+        raise WireError(f"{what}: expected {size} bytes in the zstd frame, found {len(content)}")
+    return content

@@ -1,20 +1,231 @@
-"""Encoding and decoding of colour and depth images. OpenCV is imported only for encodings that need it."""
+"""Structure of compressed images, read without decoding: their size, and the work of decoding them.
+
+A decoder allocates the size that the file declares, and a file of some kilobytes can keep it busy for seconds. So the
+whole structure is walked first, as libjpeg and libpng walk it. Everything that these two read in another way than this
+module, and every kind of file that cameras do not make, is refused.
+
+Encoding and decoding of colour and depth images. OpenCV is imported only for encodings that need it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+import re
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from ..errors import WireError, require
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
-from . import zstd
+from . import codec
 from .codec import MAX_SIDE
-from .image_headers import ImageHeader, check_png_pixels, read_jpeg_header, read_png_header
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-else:
-    from ..types import lazy_numpy as np
+
+MAX_SCANS = 32
+"""Maximum number of scans of a JPEG. libjpeg's own progressive script has 10, and optimising encoders stay below 20."""
+
+MAX_SEGMENTS = 1024
+"""Maximum number of segments of a JPEG. A colour profile and metadata of full length have some 300."""
+
+MAX_ANCILLARY = 64
+"""Maximum number of chunks of a PNG besides its pixels: text, profile, palette."""
+
+MAX_PACKED = 8
+"""Maximum number of compressed texts and profiles of a PNG; libpng expands each to as much as 8 MB."""
+
+_MAX_DEFLATE = 1032
+"""Largest ratio of deflate."""
+
+# zero: a stuffed byte of pixels; FF: fill before a marker; D0 to D7: restarts
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_DHT, _EOI, _SOS, _DQT, _DRI = 0xC4, 0xD9, 0xDA, 0xDB, 0xDD
+_TABLES_AND_TEXT = {_DHT, _DQT, _DRI, 0xFE, *range(0xE0, 0xF0)}
+_COMPONENTS = (1, 3, 4)
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_HEADER = struct.Struct(">IIBBBBB")
+_PNG_CHUNK = struct.Struct(">I4s")
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_PACKED = (b"zTXt", b"iTXt", b"iCCP")
+_PNG_ANIMATION = (b"acTL", b"fcTL", b"fdAT")
+_INTERLACED_WORK = 4  # measured: seven passes take two to three times as long as one
+_PIECE = 1024
+
+
+class ImageHeader(NamedTuple):
+    """Size of a compressed image, and the work of decoding it."""
+
+    width: int
+    """pixels"""
+    height: int
+    """pixels"""
+    samples: int
+    """Samples of 8 bits that the decoder passes over: a plain 8-bit image has 3 for each pixel, and a progressive JPEG
+    has those of each scan."""
+
+
+def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
+    """Walk all markers of a JPEG up to its end; what follows the end is ignored, as decoders do.
+
+    Raises WireError for bytes that are no complete JPEG of 8 bits, baseline or progressive, in Huffman coding, and
+    beyond MAX_SCANS and MAX_SEGMENTS.
+    """
+    if bytes(data[:2]) != b"\xff\xd8":
+        raise WireError(f"{what}: expected a JPEG, found {bytes(data[:4])!r}")
+    view, position, frame, scans, samples = memoryview(data), 2, None, 0, 0
+    for _ in range(MAX_SEGMENTS):
+        marker, position = _next_marker(view, position, what)
+        if marker == _EOI:
+            if frame is None or not scans:
+                raise WireError(f"{what}: expected a JPEG with pixels, found none")
+            return ImageHeader(frame.width, frame.height, samples)
+        body, position = _read_segment(view, position, what)
+        if marker in _FRAMES and frame is None:
+            frame = _read_frame(body, what)
+        elif marker == _SOS and frame is not None:
+            scans, samples = scans + 1, samples + frame.scan_samples(body, what)
+            if scans > MAX_SCANS:
+                raise WireError(f"{what}: expected a JPEG of at most {MAX_SCANS} scans, found more")
+        elif marker not in _TABLES_AND_TEXT:
+            raise WireError(
+                f"{what}: expected a baseline or progressive JPEG in Huffman coding, found the marker {marker:02X}"
+            )
+    raise WireError(f"{what}: expected a JPEG of at most {MAX_SEGMENTS} segments, found more")
+
+
+class _JpegFrame(NamedTuple):
+    width: int
+    height: int
+    areas: dict[int, int]
+    """samples of each component, padded to whole blocks, by its number"""
+
+    def scan_samples(self, body: bytes, what: str) -> int:
+        """Return the samples of one scan. Raises WireError unless its header names components of this frame."""
+        count = body[0] if body else 0
+        numbers = body[1 : 1 + 2 * count : 2]
+        if len(body) != 4 + 2 * count or not count or not set(numbers) <= self.areas.keys():
+            raise WireError(f"{what}: expected a scan of the JPEG's components, found another header")
+        if len(set(numbers)) != count:
+            raise WireError(f"{what}: expected each component once in a scan, found {list(numbers)}")
+        return sum(self.areas[number] for number in numbers)
+
+
+def _next_marker(view: memoryview, position: int, what: str) -> tuple[int, int]:
+    """Return the next marker that is no restart, and the position behind it."""
+    match = _JPEG_MARKER.search(view, position)
+    if match is None:
+        raise WireError(f"{what}: expected a complete JPEG, found no end of it")
+    return view[match.end() - 1], match.end()
+
+
+def _read_segment(view: memoryview, position: int, what: str) -> tuple[bytes, int]:
+    length = int.from_bytes(view[position : position + 2], "big")
+    if length < 2 or position + length > len(view):
+        raise WireError(f"{what}: expected a complete JPEG, found a segment of {length} bytes at {position}")
+    return bytes(view[position + 2 : position + length]), position + length
+
+
+def _read_frame(body: bytes, what: str) -> _JpegFrame:
+    if len(body) < 6 or body[5] not in _COMPONENTS or len(body) != 6 + 3 * body[5] or body[0] != 8:
+        raise WireError(f"{what}: expected a JPEG of 8 bits in 1, 3 or 4 components, found another kind")
+    height, width = struct.unpack_from(">HH", body, 1)
+    parts = {body[place]: divmod(body[place + 1], 16) for place in range(6, len(body), 3)}
+    if len(parts) != body[5] or not all(1 <= factor <= 4 for both in parts.values() for factor in both):
+        raise WireError(f"{what}: expected components with sampling factors of 1 to 4, found others")
+    if not (width and height):
+        raise WireError(f"{what}: expected a JPEG that declares its size, found {width} x {height} pixels")
+    across, down = (max(both[axis] for both in parts.values()) for axis in (0, 1))
+    blocks = -(-width // (8 * across)) * -(-height // (8 * down)) * 64
+    return _JpegFrame(width, height, {number: blocks * h * v for number, (h, v) in parts.items()})
+
+
+def read_png_header(data: Buffer, what: str = "png") -> ImageHeader:
+    """Walk all chunks of a PNG up to its end; what follows the end is ignored, as decoders do.
+
+    Raises WireError for bytes that are no complete PNG, for an animation, for more chunks than MAX_ANCILLARY and
+    MAX_PACKED allow, and where the compressed pixels are too few for the declared size.
+    """
+    return _read_png(data, what)[0]
+
+
+def check_png_pixels(data: Buffer, what: str = "png") -> None:
+    """Raise WireError if the compressed pixels of a PNG expand to more than its size, as libpng expands all of them.
+
+    Raises WireError as `read_png_header` does, too.
+    """
+    header, row_bytes, parts = _read_png(data, what)
+    left, stream = row_bytes, zlib.decompressobj()
+    try:
+        for part in parts:
+            for start in range(0, len(part), _PIECE):
+                left -= len(stream.decompress(part[start : start + _PIECE], max(left, 0) + 1))
+                if left < 0:
+                    raise WireError(f"{what}: expected {header.width} x {header.height} pixels, found more")
+    except zlib.error as error:
+        raise WireError(f"{what}: expected the pixels of a PNG, found damaged ones: {error}") from error
+
+
+def _read_png(data: Buffer, what: str) -> tuple[ImageHeader, int, list[memoryview]]:
+    """Return the header, the largest size of all rows before compression, and the parts of the compressed rows."""
+    if bytes(data[: len(_PNG_SIGNATURE)]) != _PNG_SIGNATURE:
+        raise WireError(f"{what}: expected a PNG, found {bytes(data[:4])!r}")
+    view, position = memoryview(data), len(_PNG_SIGNATURE)
+    header: ImageHeader | None = None
+    row_bytes = ancillary = packed = 0
+    parts: list[memoryview] = []
+    for _ in range(MAX_SEGMENTS + len(view) // 1024):
+        name, body, position = _read_chunk(view, position, what)
+        if header is None:
+            header, row_bytes = _read_png_frame(name, body, what)
+        elif name == b"IEND":
+            if sum(map(len, parts)) * _MAX_DEFLATE < row_bytes:
+                raise WireError(
+                    f"{what}: expected the bytes of {header.width} x {header.height} pixels, found fewer"
+                )
+            return header, row_bytes, parts
+        elif name == b"IDAT":
+            parts.append(body)
+        elif name == b"IHDR" or name in _PNG_ANIMATION:
+            raise WireError(f"{what}: expected a PNG of one image, found an animation or two headers")
+        else:
+            ancillary, packed = ancillary + 1, packed + (name in _PNG_PACKED)
+        if ancillary > MAX_ANCILLARY or packed > MAX_PACKED:
+            raise WireError(
+                f"{what}: expected at most {MAX_ANCILLARY} chunks besides pixels, {MAX_PACKED} of them compressed; "
+                "found more"
+            )
+    raise WireError(f"{what}: expected a PNG in chunks of 1 KB on average, found smaller ones")
+
+
+def _read_chunk(view: memoryview, position: int, what: str) -> tuple[bytes, memoryview, int]:
+    if position + 12 > len(view):
+        raise WireError(f"{what}: expected a complete PNG, found no end of it")
+    length, name = _PNG_CHUNK.unpack_from(view, position)
+    end = position + 12 + length
+    if end > len(view) or not name.isalpha():
+        raise WireError(f"{what}: expected a complete PNG, found a chunk {name!r} of {length} bytes")
+    return name, view[position + 8 : end - 4], end
+
+
+def _read_png_frame(name: bytes, body: memoryview, what: str) -> tuple[ImageHeader, int]:
+    """Return the header, and the size of all rows before compression; of an interlaced PNG, an upper bound."""
+    if name != b"IHDR" or len(body) != _PNG_HEADER.size:
+        raise WireError(f"{what}: expected a PNG that begins with its header, found {name!r}")
+    width, height, bits, colour, compression, filters, interlace = _PNG_HEADER.unpack(body)
+    if bits not in _PNG_DEPTHS.get(colour, ()) or compression or filters or interlace > 1:
+        raise WireError(f"{what}: expected a PNG of a standard kind, found {bytes(body[8:]).hex()}")
+    if not (width and height):
+        raise WireError(f"{what}: expected a PNG that declares its size, found {width} x {height} pixels")
+    channels = _PNG_CHANNELS[colour]
+    work = width * height * channels * (2 if bits == 16 else 1) * (_INTERLACED_WORK if interlace else 1)
+    row_bytes = height * (1 + (width * bits * channels + 7) // 8)
+    # the seven passes have fewer than twice the rows, each of them padded to whole bytes
+    return ImageHeader(width, height, work), row_bytes + (4 * height + 64 if interlace else 0)
+
 
 CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 """Bytes per pixel of each raw colour encoding."""
@@ -97,7 +308,7 @@ def encode_depth(image: DepthImage, encoding: DepthEncoding, scale_m: float, ali
         data: Buffer = _compress(image, "png", [])
     else:
         raw = _flatten(image.astype("<u2", copy=False))
-        data = zstd.compress(raw) if encoding == "z16+zstd" else raw
+        data = codec.compress(raw) if encoding == "z16+zstd" else raw
     return Depth(width, height, encoding, scale_m, aligned, data)
 
 
@@ -117,7 +328,7 @@ def decode_depth(depth: Depth, max_pixels: int = MAX_FRAME_PIXELS) -> DepthImage
             raise WireError(f"{what}: expected a PNG of 16-bit grey, found another kind")
         return _decompress(depth.data, cv2.IMREAD_UNCHANGED, shape, "uint16", what)
     size = depth.width * depth.height * 2
-    raw = zstd.decompress(depth.data, size, what) if depth.encoding == "z16+zstd" else depth.data
+    raw = codec.decompress(depth.data, size, what) if depth.encoding == "z16+zstd" else depth.data
     return _view_read_only(raw, np.dtype("<u2"), shape)
 
 

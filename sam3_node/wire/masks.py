@@ -1,4 +1,10 @@
-"""Encoding of one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
+"""COCO compressed run lengths of a mask. They are converted from and to its crop, never to a whole image.
+
+The runs follow the columns of the image, zeros first. From the fourth count on, each is stored as its difference from
+the count two before it. A count consists of characters of five bits, lowest bits first; 0x20 is set if more follow.
+pycocotools is not used, because it would allocate the whole image of an untrusted message.
+
+Encoding of one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
 
 `bits+zstd` holds the crop inside the box, row by row without padding. Each byte holds eight pixels, with the leftmost
 in the highest bit. The bytes are one zstd frame that declares its content size. `rle` holds COCO compressed counts of
@@ -7,18 +13,132 @@ the whole image, which is zero outside the box. An empty mask has the box [0, 0,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from ..errors import WireError
 from ..types import Box, Mask, MaskEncoding
-from . import rle, zstd
-from .codec import MAX_SIDE, Fields
+from . import codec
+from .codec import MAX_SIDE, Fields, describe
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-else:
-    from ..types import lazy_numpy as np
+
+_MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
+_MAX_BYTES = 8 << 20
+
+Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+
+def encode(mask: Mask) -> bytes:
+    """Return the compressed counts, equal to those of pycocotools."""
+    height, width = mask.size
+    starts, lengths = _find_runs(mask)
+    counts = np.zeros(2 * starts.size + 1, dtype=np.int64)
+    ends = starts + lengths
+    counts[0:-1:2], counts[1::2] = starts, lengths
+    counts[2:-1:2] -= ends[:-1]
+    counts[-1] = height * width - (ends[-1] if ends.size else 0)
+    return _compress(counts if counts[-1] or counts.size == 1 else counts[:-1])
+
+
+def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> npt.NDArray[np.bool_]:
+    """Return the crop, bool [y1 - y0, x1 - x0], of counts that cover `size` and are zero outside `box`.
+
+    Raises WireError for any other data.
+    """
+    rows, columns = check_length(data, box, what)
+    counts = _decompress(np.frombuffer(data, dtype=np.uint8), size[0] * size[1], what)
+    starts, lengths = _locate_runs(counts, size[0], box, what)
+    pattern = np.zeros((starts.size, 2), dtype=np.int64)
+    ends = starts + lengths
+    pattern[:, 0], pattern[:, 1] = starts, lengths
+    pattern[1:, 0] -= ends[:-1]
+    crop = np.zeros(rows * columns, dtype=np.bool_)
+    filled = np.repeat(np.tile([False, True], starts.size), pattern.ravel())
+    crop[: filled.size] = filled
+    return np.ascontiguousarray(crop.reshape(columns, rows).T)
+
+
+def check_length(data: bytes, box: Box, what: str) -> tuple[int, int]:
+    """Return rows and columns of a box. Raises WireError for more data than it can need."""
+    rows, columns = box[3] - box[1], box[2] - box[0]
+    if len(data) > min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), _MAX_BYTES):
+        raise WireError(
+            f"{what}: expected counts for a box of {columns} x {rows} pixels, found {len(data)} bytes"
+        )
+    return rows, columns
+
+
+def _find_runs(mask: Mask) -> tuple[Integers, Integers]:
+    """Return the starts, in column-major order of the image, and the lengths of the runs of ones."""
+    height = mask.size[0]
+    x0, y0, _, _ = mask.box
+    rows, columns = mask.crop.shape
+    stride = rows if rows == height else rows + 1  # a zero between columns separates their runs
+    padded = np.zeros(columns * stride + 2, dtype=np.bool_)
+    padded[1:-1].reshape(columns, stride)[:, :rows] = mask.crop.T
+    edges = np.flatnonzero(padded[1:] != padded[:-1])
+    starts, ends = edges[::2], edges[1::2]
+    column, row = np.divmod(starts, max(stride, 1))
+    return (x0 + column) * height + y0 + row, ends - starts
+
+
+def _locate_runs(counts: Integers, height: int, box: Box, what: str) -> tuple[Integers, Integers]:
+    """Return the starts, in column-major order of the crop, and the lengths of the runs of ones.
+
+    It is the inverse of `_find_runs`.
+    """
+    x0, y0, x1, y1 = box
+    rows = y1 - y0
+    edges = np.cumsum(counts)
+    lengths = counts[1::2]
+    column, row = np.divmod(edges[: 2 * lengths.size : 2][lengths > 0], height)
+    lengths = lengths[lengths > 0]
+    starts = (column - x0) * rows + row - y0
+    # a run may continue in the next column only if the box has the full height
+    below = row + lengths > y1 if rows < height else starts + lengths > rows * (x1 - x0)
+    if np.any((column < x0) | (column >= x1) | (row < y0) | below):
+        raise WireError(f"{what}: expected no pixel outside the box {box}, found some")
+    return starts, lengths
+
+
+def _compress(counts: Integers) -> bytes:
+    values = counts.copy()
+    values[3:] -= counts[1:-2]
+    shifts = 5 * np.arange(_MAX_CHARACTERS)
+    digits = (values[:, None] >> shifts) & 31  # [counts, characters]
+    rest = values[:, None] >> (shifts + 5)
+    more = rest != np.where(digits & 16, -1, 0)
+    kept = np.ones_like(more)
+    kept[:, 1:] = np.logical_and.accumulate(more[:, :-1], axis=1)
+    characters: npt.NDArray[np.uint8] = ((digits | more << 5) + 48)[kept].astype(np.uint8)
+    return characters.tobytes()
+
+
+def _decompress(characters: npt.NDArray[np.uint8], pixels: int, what: str) -> Integers:
+    """Return the counts, the inverse of `_compress`. They are not negative, and their sum is `pixels`."""
+    codes = characters - np.uint8(48)
+    last = np.flatnonzero(codes < 32)
+    if not codes.size or codes.max() > 63 or codes[-1] >= 32:
+        raise WireError(
+            f"{what}: expected compressed counts, found {describe(characters.tobytes())} of other data"
+        )
+    first = np.concatenate(([0], last[:-1] + 1))
+    lengths = last - first + 1
+    if lengths.max() > _MAX_CHARACTERS:
+        raise WireError(
+            f"{what}: expected counts of at most {_MAX_CHARACTERS} characters, found a longer one"
+        )
+    shifts = 5 * (np.arange(codes.size) - np.repeat(first, lengths))
+    values = np.add.reduceat((codes & 31).astype(np.int64) << shifts, first)
+    values -= np.where(codes[last] & 16, 1 << 5 * lengths, 0)
+    values[1::2] = np.cumsum(values[1::2])
+    values[2::2] = np.cumsum(values[2::2])
+    if values.min() < 0 or values.max() > pixels or values.sum() != pixels:
+        raise WireError(f"{what}: expected counts that add up to {pixels} pixels, found others")
+    return values
+
 
 MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
 """Maximum number of pixels inside the boxes of all masks of a message."""
@@ -37,7 +157,7 @@ def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, A
         "encoding": encoding,
         "size": list(mask.size),
         "box": list(mask.box),
-        "data": rle.encode(mask) if encoding == "rle" else _pack_bits(mask.crop),
+        "data": encode(mask) if encoding == "rle" else _pack_bits(mask.crop),
     }
 
 
@@ -117,9 +237,9 @@ def decode_mask(
     if lazy_area > pixels:
         raise WireError(f"{what}: expected an area within the box {box}, found {lazy_area} pixels")
     if encoding == "rle":
-        rle.check_length(data, box, what)
+        check_length(data, box, what)
     elif pixels or data:
-        zstd.check_size(data, (pixels + 7) // 8, what)
+        codec.check_size(data, (pixels + 7) // 8, what)
     return EncodedMask((height, width), box, encoding, data, lazy_area, what)
 
 
@@ -127,7 +247,7 @@ def _decode_crop(
     data: bytes, encoding: MaskEncoding, size: tuple[int, int], box: Box, what: str
 ) -> npt.NDArray[np.bool_]:
     if encoding == "rle":
-        return rle.decode(data, size, box, what)
+        return decode(data, size, box, what)
     return _unpack_bits(data, (box[3] - box[1], box[2] - box[0]), what)
 
 
@@ -142,12 +262,12 @@ def _check_box(box: Box, size: tuple[int, int], what: str) -> None:
 
 
 def _pack_bits(crop: npt.NDArray[np.bool_]) -> bytes:
-    return zstd.compress(np.packbits(crop).data) if crop.size else b""
+    return codec.compress(np.packbits(crop).data) if crop.size else b""
 
 
 def _unpack_bits(data: bytes, shape: tuple[int, int], what: str) -> npt.NDArray[np.bool_]:
     area = shape[0] * shape[1]
     if not area and not data:
         return np.zeros(shape, dtype=np.bool_)
-    bits = np.frombuffer(zstd.decompress(data, (area + 7) // 8, what), dtype=np.uint8)
+    bits = np.frombuffer(codec.decompress(data, (area + 7) // 8, what), dtype=np.uint8)
     return np.unpackbits(bits, count=area).view(np.bool_).reshape(shape)

@@ -21,7 +21,7 @@ from sam3_node.settings import DetectorSettings, ModelSettings, Settings, Transp
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Mask, MaskFrame
-from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, encode_mask, rle, unpack_event, zstd
+from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, codec, encode_mask, unpack_event
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 from tests.support.tiny import random_source
@@ -203,8 +203,8 @@ def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
     masks = [encode_mask(Mask.from_full(large), encoding) for encoding in ("bits+zstd", "rle")]
     served.send()  # now: prompts on an old frame are refused for its age
     with monkeypatch.context() as patch:
-        patch.setattr(zstd, "decompress", fail)
-        patch.setattr(rle, "decode", fail)
+        patch.setattr(codec, "decompress", fail)
+        patch.setattr(masks, "decode", fail)
         for mask in masks:
             for op in ("add_object", "segment"):
                 with pytest.raises(

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
 from sam3_node.wire import decode_depth, decode_image
-from sam3_node.wire.image_headers import (
+from sam3_node.wire.images import (
     MAX_ANCILLARY,
     MAX_PACKED,
     MAX_SCANS,
+    compressed_size,
     read_jpeg_header,
     read_png_header,
 )
-from sam3_node.wire.images import compressed_size
 from tests.support.hostility import MEGABYTE, limited_memory, refused
 
 SIDE = 64
