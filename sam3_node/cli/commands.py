@@ -23,7 +23,7 @@ from .terminal import printable
 
 if TYPE_CHECKING:
     from ..client import PerceptionClient, Segmentation
-    from ..detection.phrase_encoder import PhraseEncoder
+    from ..detection.phrases import PhraseEncoder
     from ..detection.vocabulary import Vocabulary
     from ..types import Priority
 
@@ -272,7 +272,7 @@ def set_prompts(args: Namespace, settings: Settings) -> None:
 def vocabulary_build(args: Namespace, settings: Settings) -> None:
     """Write a vocabulary file and print a line about it."""
     require("safetensors", "node")
-    from ..detection.vocabulary_build import build_vocabulary, read_phrases, read_source
+    from ..detection.vocabulary import build_vocabulary, read_phrases, read_source
 
     prepare_output(args.out)
     phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]

@@ -14,8 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError, RequestError, VocabularyError
 from ..models.weight_files import check_weight_files
-from .phrase_encoder import Vectors, normalise_rows
-from .phrases import clean_phrase, phrase_key, quote_phrase
+from .phrases import Vectors, clean_phrase, normalise_rows, phrase_key, quote_phrase
 
 BATCH = 64
 CACHE_SIZE = 4096  # phrases

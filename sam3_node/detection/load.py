@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ModelError, VocabularyError, did_you_mean
 from .base import Detector
-from .phrase_encoder import PhraseEncoder
+from .phrases import PhraseEncoder
 from .vocabulary import Vocabulary, VocabularyWithFallback
 
 if TYPE_CHECKING:

@@ -1,11 +1,18 @@
-"""Phrases that name objects: clean them, limit them and compare them."""
+"""Phrases that name objects: clean them, limit them and compare them.
+
+The interface of phrase encoders, which turn phrases into vectors for a detector, and checks of these vectors.
+"""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
-from ..errors import RequestError
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RequestError, VocabularyError
 
 MAX_PROMPTS = 256
 MAX_CHARACTERS = 200
@@ -96,3 +103,61 @@ def _is_control(character: str) -> bool:
 def _trigrams(phrase: str) -> set[str]:
     padded = [f"  {word} " for word in phrase_key(phrase).split()]
     return {word[start : start + 3] for word in padded for start in range(len(word) - 2)}
+
+
+Vectors = npt.NDArray[np.float32]
+UNIT_TOLERANCE = (
+    1e-6  # vectors with a norm this close to 1 stay bit for bit equal when they are saved and loaded
+)
+
+
+class PhraseEncoder(Protocol):
+    """Turns phrases into the vectors that a detector searches for."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model that made the vectors, such as "openai/clip-vit-base-patch32"."""
+
+    @property
+    def dimension(self) -> int:
+        """Length D of a vector."""
+
+    def encode(self, phrases: Sequence[str]) -> Vectors:
+        """Return vectors float32 [K, D] of unit length, one for each of K phrases, in order.
+
+        Raises RequestError for a phrase that `clean_phrase` refuses or that has no vector.
+        """
+
+
+def check_phrase_encoder(encoder: PhraseEncoder, dimension: int, model: str | None = None) -> None:
+    """Raise VocabularyError unless the encoder's vectors have this dimension and, if given, come from this model.
+
+    Only the part of a model's name after the last slash is compared, so a folder may have the model's name.
+    """
+    if encoder.dimension != dimension:
+        raise VocabularyError(
+            f"expected phrase vectors of {dimension} numbers{f' from {model}' if model else ''}, found "
+            f"{encoder.dimension} from {encoder.model}; use a vocabulary or text encoder of the detector's model"
+        )
+    if model is not None and _last_part(model) != _last_part(encoder.model):
+        raise VocabularyError(
+            f"expected phrase vectors from {model}, found those from {encoder.model}; use a vocabulary or text "
+            "encoder of that model, or name the model with --model when building, if it is the same"
+        )
+
+
+def normalise_rows(vectors: Any) -> Vectors:
+    """Scale the rows of vectors [N, D] to unit length. Raises ValueError for a row that is zero or not finite."""
+    vectors = np.asarray(vectors)
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    if not np.isfinite(norms).all():
+        raise ValueError(f"row {np.flatnonzero(~np.isfinite(norms))[0]} is not finite")
+    if not norms.all():
+        raise ValueError(f"row {np.flatnonzero(norms == 0)[0]} is zero")
+    rows: Vectors = np.where(abs(norms - 1) <= UNIT_TOLERANCE, vectors, vectors / norms).astype(np.float32)
+    return rows
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2].casefold()

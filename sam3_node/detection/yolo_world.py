@@ -15,7 +15,7 @@ from ..models.pixels import letterbox, select, to_detections
 from ..models.yolo.network import STRIDES, Detections, YoloWorld
 from ..types import Detection
 from .base import raise_model_error
-from .phrase_encoder import PhraseEncoder, check_phrase_encoder
+from .phrases import PhraseEncoder, check_phrase_encoder
 from .vocabulary import find_contrasts
 
 MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights

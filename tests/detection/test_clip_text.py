@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from transformers import CLIPModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sam3_node.detection.clip_text import ClipText
-from sam3_node.detection.phrase_encoder import check_phrase_encoder
+from sam3_node.detection.phrases import check_phrase_encoder
 from sam3_node.detection.vocabulary import Vocabulary, VocabularyWithFallback
 from sam3_node.errors import RequestError, VocabularyError
 from tests.support.tiny_clip import CLIP, LETTERS, TOKENS, vocabulary, write_tiny_clip

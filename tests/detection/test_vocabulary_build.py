@@ -10,9 +10,8 @@ import pytest
 
 from sam3_node.cli.main import main
 from sam3_node.detection.clip_text import ClipText
-from sam3_node.detection.phrase_encoder import check_phrase_encoder
-from sam3_node.detection.vocabulary import Vocabulary
-from sam3_node.detection.vocabulary_build import build_vocabulary
+from sam3_node.detection.phrases import check_phrase_encoder
+from sam3_node.detection.vocabulary import Vocabulary, build_vocabulary
 from sam3_node.errors import VocabularyError
 from tests.support.paths import SHARED
 from tests.support.tiny_clip import CLIP, NAMES, vocabulary, write_tiny_clip

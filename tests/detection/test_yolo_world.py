@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from sam3_node.detection.base import raise_model_error
-from sam3_node.detection.vocabulary import Vocabulary
-from sam3_node.detection.vocabulary_build import read_source
+from sam3_node.detection.vocabulary import Vocabulary, read_source
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.errors import ModelError, UnknownPhraseError, VocabularyError
 from sam3_node.models.pixels import box_iou, letterbox

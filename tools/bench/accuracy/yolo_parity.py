@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sam3_node.detection.vocabulary import Vocabulary
-from sam3_node.detection.vocabulary_build import read_source
+from sam3_node.detection.vocabulary import Vocabulary, read_source
 from sam3_node.detection.yolo_world import VectorQuery, YoloWorldDetector
 from sam3_node.models.pixels import letterbox, select
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
