@@ -18,8 +18,7 @@ from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.sam.stages import Run
 from ..models.yolo.network import STRIDES, YoloWorld
-from ..tracking.memory import MemoryBank
-from ..tracking.selection import get_rule
+from ..tracking.memory import MemoryBank, get_rule
 
 OBJECTS, MEMORIES = "objects", "memories"  # the dimensions that vary
 MIN_MEMORIES = 2

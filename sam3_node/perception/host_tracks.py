@@ -18,7 +18,7 @@ from ..geometry import Scaling
 from ..tracking import Tracks
 from ..tracking.confidence import Evidence
 from ..tracking.host_copy import HostCopy
-from ..tracking.mask_signals import LevelSets, compare_levels, find_level_sets
+from ..tracking.track_history import LevelSets, compare_levels, find_level_sets
 from ..types import Mask, Turns
 from .device_masks import find_edges, pack_bits, rasterize_on_device, read_boxes, unpack_bits
 from .prompts import PromptResult

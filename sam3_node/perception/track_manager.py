@@ -23,11 +23,12 @@ from ..tracking import Track, Tracker, Tracks
 from ..tracking.association import (
     Association,
     AssociationRules,
+    Lifecycle,
+    LifecycleRules,
     PairwiseScores,
     associate,
     compute_pairwise_scores,
 )
-from ..tracking.lifecycle import Lifecycle, LifecycleRules
 from ..tracking.names import estimate_name, is_calibrated, measure_names
 from ..types import Detection, Priority, State
 from .registry import ObjectRegistry

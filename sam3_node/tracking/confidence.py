@@ -17,8 +17,7 @@ import torch
 
 from ..types import State
 from .calibration import BIAS, CALIBRATED_FOR, JUMPED, WEIGHTS
-from .mask_signals import LevelSets, MaskSignals, grid_side, measure
-from .track_history import Departure, TrackHistory
+from .track_history import Departure, LevelSets, MaskSignals, TrackHistory, grid_side, measure
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]

@@ -27,10 +27,9 @@ from ..models.sam.algebra import resize_matrix
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
-from .mask_signals import Bools, LevelSets, aligned_iou, compare_levels, measure
-from .memory import NO_FRAME
-from .selection import Ints
+from .memory import NO_FRAME, Ints
 from .slots import BOX_LABELS
+from .track_history import Bools, LevelSets, aligned_iou, compare_levels, measure
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,6 +1,8 @@
 """Prompts for objects, and the slots that objects hold: stable object ids outside, rows of the memory bank inside.
 
 All checks of prompts are in this module. Prompts in frame pixels (`perception.prompts`) use them too.
+
+Tracked objects on one frame: all of them as tensors, and one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CapacityError, RequestError, UnknownObjectError
+from ..models.sam.stages import Decoded
 from ..types import State
 
 MAX_POINTS = 64
@@ -234,3 +237,42 @@ class ObjectRows:
 def catching_key(object_id: int) -> int:
     """Return the key of an object's row while it catches up, which is negative; and the id for such a key."""
     return ~object_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tracks:
+    """All N objects on one frame, in the order in which they were added. Tensors are on the model's device."""
+
+    ids: list[int]
+    logits: Tensor
+    """[N, h, w] at low resolution, 4 times the feature grid; the object is where logits > 0"""
+    scores: Tensor
+    """[N] in 0..1: presence probability times predicted IoU"""
+    visible: Tensor
+    """bool [N]"""
+    presence: Tensor
+    """[N], the logit that the object is in view"""
+    pointers: Tensor
+    """[N, C], the object pointers: the decoder's description of each object's appearance"""
+
+
+class Track(NamedTuple):
+    """One object on one frame: logits [h, w], score [], visible [], presence [] and pointer [C]."""
+
+    logits: Tensor
+    score: Tensor
+    visible: Tensor
+    presence: Tensor
+    pointer: Tensor
+
+
+def combine_scores(presence: Tensor, iou: Tensor) -> Tensor:
+    """Return scores [N] in 0..1 from presence logits [N] and predicted IoUs [N]."""
+    return presence.float().sigmoid() * iou.float()
+
+
+def split_tracks(decoded: Decoded, count: int) -> list[Track]:
+    """Return the tracks of the first `count` objects of a decoder's output."""
+    scores, visible = combine_scores(decoded.presence, decoded.iou), decoded.presence > 0
+    columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
+    return [Track(*(column[i] for column in columns)) for i in range(count)]

@@ -13,10 +13,18 @@ from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
 from ..types import State
 from .last_masks import PRESENT_LOGIT, LastMasks
-from .memory import MemoryBank, confidence, pad_to_batch
-from .selection import Ints, get_rule
-from .slots import BOX_LABELS, ObjectPrompt, ObjectRows, PromptTensors, catching_key
-from .tracks import Track, Tracks, combine_scores, split_tracks
+from .memory import Ints, MemoryBank, confidence, get_rule, pad_to_batch
+from .slots import (
+    BOX_LABELS,
+    ObjectPrompt,
+    ObjectRows,
+    PromptTensors,
+    Track,
+    Tracks,
+    catching_key,
+    combine_scores,
+    split_tracks,
+)
 
 
 class Tracker:

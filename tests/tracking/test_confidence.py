@@ -9,7 +9,7 @@ from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.calibration import SURE, WEIGHTS
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator, Evidence
-from sam3_node.tracking.mask_signals import find_level_sets
+from sam3_node.tracking.track_history import find_level_sets
 
 SIDE, CHANNELS = 64, 8
 RADIUS = 4.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sam3_node.tracking.lifecycle import Lifecycle, LifecycleRules
+from sam3_node.tracking.association import Lifecycle, LifecycleRules
 
 S = 1_000_000_000
 RULES = LifecycleRules(

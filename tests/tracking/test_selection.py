@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node.errors import SettingsError
-from sam3_node.tracking.selection import CONFIDENT_SCORE, get_rule
+from sam3_node.tracking.memory import CONFIDENT_SCORE, get_rule
 
 SCORES = st.lists(st.sampled_from([0.0, CONFIDENT_SCORE, 0.5, 0.9]), min_size=1, max_size=20)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3_node.tracking.confidence import ConfidenceEstimator, Evidence
-from sam3_node.tracking.mask_signals import MaskSignals, find_level_sets
+from sam3_node.tracking.track_history import MaskSignals, find_level_sets
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,8 +14,7 @@ from sam3_node.models import Features, TrackerModel
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
-from sam3_node.tracking.memory import MemoryBank
-from sam3_node.tracking.selection import Bools, Floats, Ints, SelectionRule
+from sam3_node.tracking.memory import Bools, Floats, Ints, MemoryBank, SelectionRule
 from sam3_node.types import Mask
 
 from .settings import Setting

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sam3_node.errors import SettingsError
 from sam3_node.models.sam.memory_read import METHODS as READS
 from sam3_node.settings import TrackerSettings
-from sam3_node.tracking.selection import RULES
+from sam3_node.tracking.memory import RULES
 
 METHODS = ("default", "copy-first", "bank-off", "first-only")
 PROMPTS = ("mask", "box", "point")

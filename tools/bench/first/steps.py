@@ -27,8 +27,7 @@ from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import EngineSettings, Settings, TrackerSettings
-from sam3_node.tracking.memory import MemoryBank
-from sam3_node.tracking.selection import get_rule
+from sam3_node.tracking.memory import MemoryBank, get_rule
 from sam3_node.types import Frame
 from tools.bench.common import percentile
 from tools.bench.latency import step

@@ -26,7 +26,7 @@ from sam3_node.perception.device_masks import PackedMasks
 from sam3_node.perception.host_tracks import copy_masks
 from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking.host_copy import HostCopy
-from sam3_node.tracking.mask_signals import compare_levels, find_level_sets
+from sam3_node.tracking.track_history import compare_levels, find_level_sets
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import pack_masks
 from tools.bench.common import RUNS, Figures, make_parser, objects_text
