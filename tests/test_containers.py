@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sam3_node.cli import main as cli
-from sam3_node.node.health_server import HealthServer, Page
+from sam3_node.node.monitoring import HealthServer, Page
 from sam3_node.settings import load_settings
 from tests.support.paths import ROOT
 

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from sam3_node.models.sam.tracker_model import TrackerModel
-from sam3_node.node.stats import rss_bytes
+from sam3_node.node.status import rss_bytes
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import TrackerSettings

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sam3_node.node import metrics
-from sam3_node.node.metrics import MetricsPage, NodeCollector
+from sam3_node.node import monitoring
+from sam3_node.node.monitoring import MetricsPage, NodeCollector
 from sam3_node.settings import Settings
 from tests.support.health_rig import HealthyNode, ask
 from tests.support.node_rig import until
@@ -128,13 +128,13 @@ def test_many_who_ask_at_once_get_the_same_page(served: HealthyNode, monkeypatch
         yield from collect(collector)
 
     monkeypatch.setattr(NodeCollector, "collect", count)
-    monkeypatch.setattr(metrics, "FRESH_S", 600.0)
-    monkeypatch.setattr(metrics, "WAIT_S", 600.0)
+    monkeypatch.setattr(monitoring, "FRESH_S", 600.0)
+    monkeypatch.setattr(monitoring, "WAIT_S", 600.0)
     with ThreadPoolExecutor(16) as many:
         found = set(many.map(lambda _: page.render(""), range(50)))
     assert [one.status for one in found] == [200]
     assert rendered == 1
-    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
+    monkeypatch.setattr(monitoring, "FRESH_S", 0.0)
     with page._rendering:  # another one is being rendered
         assert page.render("") in found
 

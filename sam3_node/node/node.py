@@ -1,11 +1,21 @@
-"""The node process: receive the newest frame, run the frame step, publish the masks, and answer requests in between."""
+"""The node process: receive the newest frame, run the frame step, publish the masks, and answer requests in between.
+
+The sockets of the node, with the keys of its settings.
+
+Memory that the C library keeps after a free, given back to the system.
+
+Tensors and messages of many sizes fragment the heap: glibc keeps free pages between those in use, and a node that runs
+for weeks would creep from one highest mark to the next. `malloc_trim` gives free pages back, also in the middle.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -21,23 +31,16 @@ from ..perception.spatial import SpatialStage
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ReceivedFrame, Security, poll
+from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, Security, poll
+from ..transport.control import AnswerNow
 from ..types import MaskFrame, advance, finish
 from ..wire import CAUGHT_UP, FAILED, Event, Reply, Request, pose_fields
-from .ages import AgeLimits
-from .catch_up_pace import CatchUpPace
-from .decode_ahead import DecodeAhead
-from .endpoints import bind_control, bind_masks, connect_frames, describe_refusals
-from .health import Health
-from .health_server import HealthServer
-from .heap import HeapTrimmer
-from .metrics import Totals, make_pages
-from .operations import NODE_QUERIES, describe_change, handle_request
+from .cameras import AgeLimits, CatchUpPace, DecodeAhead, RobotPoses, ServedCameras
+from .monitoring import HealthServer, Totals, make_pages
+from .operations import NODE_QUERIES, describe_change, find_topic, handle_request
 from .restoring import restore_at_start
-from .robot_poses import RobotPoses
-from .served_cameras import ServedCameras
-from .snapshots import Snapshots
-from .stats import CameraSnapshot, CameraStats, NodeSnapshot, StatsLog, describe_error, rss_bytes
+from .saved_state import Snapshots
+from .status import CameraSnapshot, CameraStats, Health, NodeSnapshot, StatsLog, describe_error, rss_bytes
 
 log = logging.getLogger(__name__)
 
@@ -388,3 +391,59 @@ class Node:
     def _forget_camera(self, camera: str) -> None:
         self.snapshots.withdraw()  # it has the epoch of ids that become void
         self._pace.forget(camera)
+
+
+MAX_CAMERA_NAMES = 256
+
+
+def bind_masks(settings: Settings) -> MaskPublisher:
+    """Bind the endpoint of masks. Raises TransportError."""
+    transport, encoding = settings.transport, settings.tracker.mask_encoding
+    return MaskPublisher(transport.masks, transport.delivery, encoding, Security.from_settings(transport))
+
+
+def bind_control(settings: Settings, answer_now: AnswerNow, node: str) -> ControlServer:
+    """Bind the endpoint of requests. Readers may request status and description. Raises TransportError."""
+    security = Security.from_settings(settings.transport)
+    return ControlServer(settings.transport.control, answer_now, node, find_topic, security, NODE_QUERIES)
+
+
+def connect_frames(settings: Settings) -> FrameSubscriber:
+    """Connect to the endpoints of cameras. Raises TransportError."""
+    transport = settings.transport
+    return FrameSubscriber(
+        transport.frames,
+        transport.delivery,
+        max_cameras=MAX_CAMERA_NAMES,
+        security=Security.from_settings(transport),
+    )
+
+
+def describe_refusals(
+    masks: MaskPublisher, control: ControlServer, frames: FrameSubscriber
+) -> dict[str, Any]:
+    """Return the fields of the status that say who was refused, and which cameras' endpoints are."""
+    return {
+        "requests_last_error": control.last_error,
+        "peers_refused": masks.peers_refused + control.peers_refused,
+        "peers_last_refusal": control.last_refusal or masks.last_refusal,
+        "endpoints_refused": list(frames.refusals),
+    }
+
+
+EVERY_S = 30.0
+
+
+class HeapTrimmer:
+    """Trims the heap every EVERY_S. With another C library than glibc it does nothing."""
+
+    def __init__(self) -> None:
+        self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._next_s = time.monotonic() + EVERY_S
+
+    def turn(self) -> None:
+        """Trim the heap if it is time to. It takes 2 to 4 ms for a heap of 300 MB."""
+        now_s = time.monotonic()
+        if self._trim is not None and now_s >= self._next_s:
+            self._next_s = now_s + EVERY_S
+            self._trim(0)

@@ -27,8 +27,7 @@ from ..errors import (
 from ..transport import ControlClient, Security
 from ..wire import Fields
 from .hand_over import UNKNOWN
-from .snapshot_files import Saved, read_file
-from .snapshots import Snapshots
+from .saved_state import Saved, Snapshots, read_file
 
 log = logging.getLogger(__name__)
 

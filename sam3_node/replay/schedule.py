@@ -20,8 +20,8 @@ from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, ReplayError, RequestError
+from ..node.cameras import pose_at
 from ..node.operations import CHANGES
-from ..node.robot_poses import pose_at
 from ..perception.prompts import FramePrompt
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame

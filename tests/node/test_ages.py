@@ -15,7 +15,7 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError
-from sam3_node.node.ages import AgeLimits
+from sam3_node.node.cameras import AgeLimits
 from sam3_node.transport import FramePublisher, ReceivedFrame
 from sam3_node.types import CAMERA_SILENT_S, Frame, MaskFrame
 from tests.support.node_frames import picture

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sam3_node.node.catch_up_pace import CatchUpPace
+from sam3_node.node.cameras import CatchUpPace
 from sam3_node.node.hand_over import HandOverState
 from sam3_node.node.operations import describe_change, handle_request
 from sam3_node.perception.catch_up import MAX_STRIDE

@@ -14,7 +14,7 @@ import torch
 from sam3_node.errors import WireError
 from sam3_node.models import load_tracker
 from sam3_node.node import node as node_module
-from sam3_node.node.decode_ahead import DecodeAhead
+from sam3_node.node.cameras import DecodeAhead
 from sam3_node.node.node import Node
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prepared_frame import PreparedFrame, prepares_ahead

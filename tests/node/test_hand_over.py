@@ -14,10 +14,9 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import BusyError, RequestError, SnapshotError
 from sam3_node.node import restoring
-from sam3_node.node.operations import handle_request
+from sam3_node.node.operations import SNAPSHOT_OPERATIONS, handle_request
 from sam3_node.node.restoring import restore_at_start
-from sam3_node.node.snapshot_operations import SNAPSHOT_OPERATIONS
-from sam3_node.node.snapshots import Snapshots
+from sam3_node.node.saved_state import Snapshots
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.transport import ControlServer

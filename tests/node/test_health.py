@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from sam3_node.errors import SettingsError, TransportError
-from sam3_node.node import health_server
-from sam3_node.node.health import BOUNDS_S, Health, Histogram
-from sam3_node.node.health_server import MAX_CONNECTIONS
+from sam3_node.node import monitoring
+from sam3_node.node.monitoring import MAX_CONNECTIONS
 from sam3_node.node.node import Node
+from sam3_node.node.status import BOUNDS_S, Health, Histogram
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import GroupSettings, HealthSettings, ModelSettings, Settings
@@ -107,7 +107,7 @@ def test_probes_are_answered_while_slow_peers_hold_connections(
         assert ask(served.url, "/healthz")[0] == 200
         slow[0].settimeout(NEVER_S)
         assert slow[0].recv(1) == b"", "the oldest connection was closed"
-        monkeypatch.setattr(health_server, "MAX_CONNECTION_S", 0.1)
+        monkeypatch.setattr(monitoring, "MAX_CONNECTION_S", 0.1)
         for peer in slow:  # all of them end without the peer's help
             peer.settimeout(NEVER_S)
             until(lambda peer=peer: is_closed(peer), "the connection ends")  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from sam3_node.errors import TransportError
-from sam3_node.node.robot_poses import RobotPoses
+from sam3_node.node.cameras import RobotPoses
 from sam3_node.settings import SpatialSettings
 from sam3_node.transport import PosePublisher
 from sam3_node.types import Clock, Frame, FramePose

@@ -16,8 +16,8 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
 from sam3_node.node.restoring import restore_at_start
-from sam3_node.node.snapshots import Snapshots
-from sam3_node.node.stats import CameraStats
+from sam3_node.node.saved_state import Snapshots
+from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.session import Session

@@ -23,7 +23,7 @@ from tests.support.tiny import random_source
 OBEDIENT = """
 import os, signal, sys, time, torch
 from pathlib import Path
-from sam3_node.node.snapshots import Snapshots
+from sam3_node.node.saved_state import Snapshots
 from sam3_node.perception.pipeline import Pipeline
 order, step = Path(sys.argv.pop()), Pipeline.step
 

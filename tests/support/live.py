@@ -13,9 +13,9 @@ import numpy as np
 from sam3_node.bags.native.layout import NODE
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
-from sam3_node.node.catch_up_pace import FRAMES_PER_STEP
+from sam3_node.node.cameras import FRAMES_PER_STEP
 from sam3_node.node.operations import carry_out
-from sam3_node.node.stats import CameraStats
+from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame

@@ -24,7 +24,7 @@ from sam3_node.errors import (
     UnknownObjectError,
     WireError,
 )
-from sam3_node.node.stats import rss_bytes
+from sam3_node.node.status import rss_bytes
 from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.transport.control import LARGE_BYTES
 from sam3_node.transport.request_queue import MAX_REQUESTS_PER_PEER

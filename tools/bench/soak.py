@@ -28,7 +28,7 @@ import torch
 
 from sam3_node.client import PerceptionClient
 from sam3_node.models import load_tracker
-from sam3_node.node.stats import rss_bytes
+from sam3_node.node.status import rss_bytes
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.bench.common import Figures, make_parser
 from tools.bench.processes import Processes, add_points, next_masks

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_node.node.snapshots import Snapshots
+from sam3_node.node.saved_state import Snapshots
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, SnapshotSettings, TrackerSettings

@@ -32,7 +32,7 @@ from pathlib import Path
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.bags.native.writer import RecordingWriter
-from sam3_node.node.stats import rss_bytes
+from sam3_node.node.status import rss_bytes
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.replay.actions import Step

@@ -1,0 +1,387 @@
+"""The cameras that the node serves: new ones take free places, or that of one that sends no frames.
+
+The limits on the age of frames and masks, so that no policy acts on what is long past.
+
+The pace at which objects that were prompted on a past frame catch up, so that live frames wait little for it.
+
+A slice is one frame of one object's way. It is begun if its usual time fits before the next frame is expected. So that
+an object arrives although nothing ever fits, each step, which adds a frame to its way, makes slices due that shorten it
+by two. A due slice is done in any case, and so is one with which an object arrives: a click on a frame that has just
+been succeeded takes one slice.
+
+Decoding ahead: while a step runs on a GPU, a thread decodes and uploads the frame that will be next.
+
+The gripper's poses that a live node receives, and its pose at the capture of an image.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from math import ceil
+from typing import Any, Literal, NamedTuple
+
+from ..calibration.poses import PoseTrack
+from ..errors import CalibrationError, TransportError
+from ..geometry import quaternion_from_rotation
+from ..perception.catch_up import MAX_STRIDE, CatchUps
+from ..perception.perception import Perception
+from ..perception.pipeline import Pipeline
+from ..perception.prepared_frame import PreparedFrame
+from ..perception.spatial import BASE, GRIPPER
+from ..settings import Settings, SpatialSettings
+from ..transport import ReceivedFrame, Security, choose_replaced
+from ..transport.poses import PoseSubscriber
+from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
+from ..wire import DROPPED, SERVED
+from .status import CameraStats
+
+log = logging.getLogger(__name__)
+
+CAMERA_IDLE_S = 10.0
+
+
+class ServedCameras:
+    """Serves up to `tracker.max_cameras` cameras.
+
+    `stats` gives the statistics of each. `publish` publishes an event. `forget` is called before a camera is dropped.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        perception: Perception,
+        stats: Callable[[], Mapping[str, CameraStats]],
+        publish: Callable[[str, dict[str, Any]], None],
+        forget: Callable[[str], None],
+    ) -> None:
+        self._max_cameras = settings.tracker.max_cameras
+        self._fair_share = max(1, self._max_cameras // len(settings.transport.frames))
+        self._perception, self._stats = perception, stats
+        self._publish, self._forget = publish, forget
+        self._endpoints: dict[str, str] = {}
+        self.refused = 0
+        """Number of frames of cameras that are not served."""
+
+    def admit(self, camera: str, endpoint: str) -> bool:
+        """Return True if the camera is served. A new camera may replace one that sends no frames."""
+        served = self._perception.pipelines
+        if camera in served:
+            self._endpoints[camera] = endpoint
+            return True
+        if len(served) >= self._max_cameras and not self._drop_camera_for(endpoint):
+            self.refused += 1
+            if self.refused == 1:
+                log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
+            return False
+        log.info("camera %s: new, served", camera)
+        self._perception.serve(camera)
+        self._publish(SERVED, {"camera": camera})
+        self._endpoints[camera] = endpoint
+        return True
+
+    def _drop_camera_for(self, endpoint: str) -> bool:
+        """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
+        camera = choose_replaced(
+            {
+                name: (self._endpoints.get(name, ""), stats.idle_s >= CAMERA_IDLE_S)
+                for name, stats in sorted(self._stats().items(), key=lambda item: -item[1].idle_s)
+            },
+            endpoint,
+            self._fair_share,
+        )
+        if camera is None:
+            return False
+        log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
+        self._forget(camera)
+        self._perception.drop(camera)
+        self._endpoints.pop(camera, None)
+        self._publish(DROPPED, {"camera": camera})
+        return True
+
+
+MAX_AHEAD_S = 1.0
+"""Largest time by which a camera's clock may be ahead of the node's."""
+MEDIAN_STEPS = 3
+"""Masks may be older than frames by this many median steps."""
+STEPS = 100
+
+
+class Refusal(NamedTuple):
+    """A reason not to step a frame."""
+
+    kind: Literal["too_old", "clock_ahead"]
+    reason: str
+
+
+class AgeLimits:
+    """Decides which frames are too old to step, and which masks too old to publish. 0 for `max_age_ms` is no limit.
+
+    With lossless delivery (`live` is False) frames wait in queues and may be recorded ones, so there is no limit.
+    """
+
+    def __init__(self, max_age_ms: float, live: bool) -> None:
+        self._max_age_ns = int(max_age_ms * 1e6) if live else 0
+        self._live = live
+        self._steps_ns: deque[int] = deque(maxlen=STEPS)
+
+    def check_frame(self, received: ReceivedFrame) -> Refusal | None:
+        """Return the reason not to step a frame, None if it is to be stepped now."""
+        frame = received.frame
+        origin_ns = frame.capture_ns if frame.clock == "system" else received.received_ns
+        age_ns = time.time_ns() - origin_ns
+        if self._live and frame.clock == "system" and age_ns < -MAX_AHEAD_S * 1e9:
+            return Refusal(
+                "clock_ahead",
+                f"its clock is {-age_ns / 1e9:.1f} s ahead; synchronise clocks (chrony/PTP) or send clock=monotonic",
+            )
+        if 0 < self._max_age_ns < age_ns:
+            return Refusal(
+                "too_old",
+                f"frame {frame.seq} is {age_ns / 1e9:.1f} s old, expected at most {self._max_age_ns / 1e6:g} ms "
+                "(tracker.max_age_ms); if every frame is, synchronise clocks (chrony/PTP) or send clock=monotonic",
+            )
+        return None
+
+    def check_masks(self, masks: MaskFrame, step_ns: int) -> str | None:
+        """Return the reason to withhold masks that a step of `step_ns` gave, None if they are to be published."""
+        limit_ns = self._max_age_ns + MEDIAN_STEPS * self._median_step_ns()
+        self._steps_ns.append(step_ns)
+        age_ns = time.time_ns() - masks.age_origin_ns
+        if not self._max_age_ns or age_ns <= limit_ns:
+            return None
+        return f"masks withheld: they were {age_ns / 1e9:.1f} s old, expected at most {limit_ns / 1e9:.1f} s"
+
+    def _median_step_ns(self) -> int:
+        """Return the median of the steps so far. Before the first, there is none to compare with: 0."""
+        return int(statistics.median(self._steps_ns)) if self._steps_ns else 0
+
+
+FRAMES_PER_STEP = 2
+"""Frames that the way of an object gets shorter by in each step, while the step adds one."""
+USED_SHARE = 0.7
+"""Share of the time that steps leave which slices are to take on average: their times vary."""
+WINDOW = 15
+"""Frames and slices over which times are averaged."""
+SLICE_SHARE_OF_STEP = 0.5
+"""Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
+
+
+class CatchUpPace:
+    """Measures steps, slices and the arrival of frames, and says whether a slice may begin. Times are in ns.
+
+    With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
+    """
+
+    def __init__(self, live: bool) -> None:
+        self._live = live
+        self._arrivals_ns: dict[str, int] = {}  # of the newest frame of each camera
+        self._intervals_ns: dict[str, deque[float]] = {}
+        self._slices_ns: deque[int] = deque(maxlen=WINDOW)
+        self._step_ns = 0
+        self._due = 0.0
+        self._slices = 0
+
+    def note_frame(self, camera: str, received_ns: int, skipped: int) -> None:
+        """Note a frame that was taken, and the number of frames between it and the one before."""
+        before_ns = self._arrivals_ns.get(camera)
+        self._arrivals_ns[camera] = received_ns
+        if before_ns is not None:
+            intervals = self._intervals_ns.setdefault(camera, deque(maxlen=WINDOW))
+            intervals.append(max(0, received_ns - before_ns) / (skipped + 1))
+
+    def note_step(self, catch_ups: CatchUps, step_ns: int, now_ns: int) -> None:
+        """Note a step of a camera and the usual time of one, and choose the stride of its objects that begin next."""
+        self._step_ns = step_ns
+        if catch_ups.behind:
+            self._due += FRAMES_PER_STEP / (catch_ups.get_stride() or 1)
+        catch_ups.stride = self._choose_stride(now_ns)
+
+    def note_slice(self, took_ns: int) -> None:
+        """Note a slice that was done."""
+        self._slices_ns.append(took_ns)
+        self._due = max(0.0, self._due - 1)
+        self._slices += 1
+
+    def forget(self, camera: str) -> None:
+        """Forget a camera that is no longer served."""
+        self._arrivals_ns.pop(camera, None)
+        self._intervals_ns.pop(camera, None)
+
+    @property
+    def is_due(self) -> bool:
+        """True if a slice is due."""
+        return self._due >= 1
+
+    def choose(self, pipelines: Iterable[Pipeline], now_ns: int, frame_waits: bool) -> Pipeline | None:
+        """Return the camera whose slice may begin now, if any: cameras take turns.
+
+        `frame_waits` is True if a frame could be stepped instead.
+        """
+        waiting = [pipeline for pipeline in pipelines if pipeline.catch_ups.behind]
+        if not waiting:
+            self._due = 0.0
+            return None
+        pipeline = waiting[self._slices % len(waiting)]
+        arrives = pipeline.catch_ups.behind == 1
+        if arrives or self.is_due or (not frame_waits and self._fits(now_ns)):
+            return pipeline
+        return None
+
+    def _fits(self, now_ns: int) -> bool:
+        expected_ns = [
+            self._arrivals_ns[camera] + interval_ns for camera, interval_ns in self._find_intervals(now_ns)
+        ]
+        return not self._live or not expected_ns or now_ns + self._slice_ns <= min(expected_ns)
+
+    def _choose_stride(self, now_ns: int) -> int:
+        """Return the smallest stride for which the time between two steps suffices, 1 to MAX_STRIDE."""
+        rate = sum(1 / max(interval_ns, 1) for _, interval_ns in self._find_intervals(now_ns))
+        if not self._live or not rate or not self._slice_ns:
+            return 1
+        slices = USED_SHARE * (1 / rate - self._step_ns) / self._slice_ns
+        return min(MAX_STRIDE, ceil(FRAMES_PER_STEP / max(slices, FRAMES_PER_STEP / MAX_STRIDE)))
+
+    @property
+    def _slice_ns(self) -> float:
+        return statistics.median(self._slices_ns) if self._slices_ns else SLICE_SHARE_OF_STEP * self._step_ns
+
+    def _find_intervals(self, now_ns: int) -> list[tuple[str, float]]:
+        """Return the cameras that send, whose next frame is not overdue by a whole interval, with their intervals."""
+        medians = {camera: statistics.median(found) for camera, found in self._intervals_ns.items()}
+        return [
+            (camera, interval_ns)
+            for camera, interval_ns in medians.items()
+            if now_ns - self._arrivals_ns[camera] < 2 * interval_ns + self._step_ns
+        ]
+
+
+POLL_MS = 20
+
+Peek = Callable[[Frame | None, int], Frame | None]
+Prepare = Callable[[Frame], PreparedFrame]
+
+
+class DecodeAhead(Closeable):
+    """Prepares the frame that waits to be taken next, in a thread, while a step runs.
+
+    Frames are not taken early: if a newer frame replaces one that is prepared, the newer one is prepared, too, and the
+    other is forgotten. So the newest frame wins, and ages are as they were.
+    """
+
+    def __init__(self, peek: Peek, prepare: Prepare) -> None:
+        self._peek, self._prepare = peek, prepare
+        self._changed = threading.Condition()
+        self._stepping = self._closed = False
+        self._busy_with: Frame | None = None
+        self._prepared: PreparedFrame | None = None
+        self._thread = threading.Thread(target=self._work, name="decode-ahead", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def during_step(self) -> Iterator[None]:
+        """Prepare frames within the block."""
+        self._set_stepping(True)
+        try:
+            yield
+        finally:
+            self._set_stepping(False)
+
+    def take(self, frame: Frame) -> PreparedFrame | None:
+        """Return what is prepared of a frame that was taken, and wait if it is in work; None if there is nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._busy_with is not frame)
+            prepared, self._prepared = self._prepared, None
+        return prepared if prepared is not None and prepared.frame is frame else None
+
+    def close(self) -> None:
+        """Stop the thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _set_stepping(self, stepping: bool) -> None:
+        with self._changed:
+            self._stepping = stepping
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        seen: Frame | None = None
+        while self._wait_for_step():
+            frame = self._peek(seen, POLL_MS)
+            if frame is not None:
+                seen = frame
+                self._prepare_frame(frame)
+
+    def _wait_for_step(self) -> bool:
+        """Wait until a step runs. Return False if this was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stepping or self._closed)
+            return not self._closed
+
+    def _prepare_frame(self, frame: Frame) -> None:
+        with self._changed:
+            self._busy_with = frame
+        prepared = None
+        with suppress(Exception):  # its step will fail in the same way, and say why
+            prepared = self._prepare(frame)
+        with self._changed:
+            self._busy_with, self._prepared = None, prepared
+            self._changed.notify_all()
+
+
+CAPACITY = 4096
+"""Poses that are remembered: 4 s at 1000 Hz."""
+
+
+class RobotPoses:
+    """Receives the poses of `settings.poses`, if it is set. `stack` closes the socket.
+
+    Raises TransportError for a malformed endpoint.
+    """
+
+    def __init__(self, settings: SpatialSettings, stack: ExitStack, security: Security | None = None) -> None:
+        self.problem: str | None = None
+        """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
+        self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
+        self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
+        self._subscriber = (
+            stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
+            if settings.poses
+            else None
+        )
+        self._tracks: dict[Clock, PoseTrack] = {}
+
+    def find(self, frame: Frame) -> FramePose | None:
+        """Return the gripper's pose in the base at the frame's capture; None if it is not known."""
+        self.problem = None
+        if self._subscriber is None:
+            return None
+        try:
+            for pose in self._subscriber.take(timeout_ms=0):
+                if pose.parent == BASE:
+                    self._tracks.setdefault(pose.clock, PoseTrack(CAPACITY)).add(pose)
+            track = self._tracks.get(frame.clock)
+            if track is None:
+                self.problem = f"expected poses with the clock of the images, {frame.clock}, found none"
+                if rejected := self._subscriber.rejected:
+                    self.problem += f"; {rejected} were malformed, the last: {self._subscriber.last_error}"
+                return None
+            return pose_at(track, frame, self._max_gap_ns, self._max_ahead_ns)
+        except (CalibrationError, TransportError) as error:
+            self.problem = str(error)
+            return None
+
+
+def pose_at(track: PoseTrack, frame: Frame, max_gap_ns: int, max_ahead_ns: int = 0) -> FramePose:
+    """Return the pose of the gripper in the base at the frame's capture. Raises CalibrationError as `PoseTrack.at`."""
+    matrix = track.at(frame.capture_ns, max_gap_ns, max_ahead_ns)
+    x, y, z, w = quaternion_from_rotation(matrix[:3, :3]).tolist()
+    px, py, pz = matrix[:3, 3].tolist()
+    return FramePose(GRIPPER, BASE, frame.capture_ns, (px, py, pz), (x, y, z, w), frame.clock)
