@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sam3_node.client import PerceptionClient, Segmentation
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.transport import FramePublisher

@@ -31,8 +31,7 @@ from ..errors import CalibrationError, TransportError
 from ..geometry import quaternion_from_rotation
 from ..perception.catch_up import MAX_STRIDE, CatchUps
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline
-from ..perception.prepared_frame import PreparedFrame
+from ..perception.pipeline import Pipeline, PreparedFrame
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import Settings, SpatialSettings
 from ..transport import ReceivedFrame, Security, choose_replaced

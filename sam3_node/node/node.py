@@ -23,10 +23,8 @@ from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
-from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline
-from ..perception.prepared_frame import FramePreparer, prepares_ahead
-from ..perception.session import Session
+from ..perception.perception import Perception, Session
+from ..perception.pipeline import FramePreparer, Pipeline, prepares_ahead
 from ..perception.spatial import SpatialStage
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from ..perception.pipeline import Pipeline
-from ..perception.shedding import LoadShedder
+from ..perception.registry import LoadShedder
 from ..processes.descriptors import warn_if_descriptors_run_out
 from ..processes.logs import log_subject
 from ..processes.notify import Watchdog

@@ -1,16 +1,25 @@
 """The pipeline of one camera: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
 
 The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once.
+
+Decoding and upload of a frame apart from its step, so that a thread can do both while the model is busy.
+
+Questions about the cached frames of a camera: they change nothing.
+
+Measure the duration of each stage of a frame.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..detection.base import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
@@ -19,19 +28,15 @@ from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
+from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State
+from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State, Turns
 from ..wire import decode_image
-from .catch_up import MAX_CORRECTIONS, CatchUps
-from .frame_cache import CachedFrame, CacheLimits, FrameCache
-from .frame_queries import FrameQueries
-from .host_tracks import HostTracks, copy_masks, copy_to_host, to_prompt_results
-from .prepared_frame import PreparedFrame
+from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
+from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_in_turns
 from .prompts import AddedObject, FramePrompt, PromptResult
-from .registry import ObjectRegistry, ObjectStatus
-from .shedding import choose_shed, stretch_detection
+from .registry import ObjectRegistry, ObjectStatus, choose_shed, stretch_detection
 from .spatial import SpatialStage
-from .stage_timer import StageTimer
 from .track_manager import FrameContext, TrackManager
 
 log = logging.getLogger(__name__)
@@ -397,3 +402,148 @@ class Pipeline:
             name is not None and name < self._min_name_confidence
         )
         return replace(instance, confidence=confidence, doubtful=doubtful, name_confidence=name)
+
+
+_new_plain_event: Callable[[], torch.cuda.Event] = torch.cuda.Event  # torch leaves the constructor untyped
+_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+
+
+class PreparedFrame(NamedTuple):
+    """A frame whose image is decoded and preprocessed."""
+
+    frame: Frame
+    image: Image
+    """BGR uint8 [h, w, 3]"""
+    pixels: Tensor
+    """[1, 3, S, S] on the model's device; take them by `take_pixels`"""
+    uploaded: torch.cuda.Event | None
+    """after which the pixels are on a GPU"""
+
+    def take_pixels(self) -> Tensor:
+        """Return the pixels. On a GPU, the current stream waits for them; the host does not."""
+        if self.uploaded is not None:
+            stream = torch.cuda.current_stream(self.pixels.device)
+            stream.wait_event(self.uploaded)
+            self.pixels.record_stream(stream)
+        return self.pixels
+
+
+def prepares_ahead(model: TrackerModel) -> bool:
+    """Return True where preparing a frame beside a step costs it nothing. On a CPU it takes cores from the model."""
+    return model.device.type != "cpu"
+
+
+class FramePreparer:
+    """Decodes and preprocesses frames in any one thread, on a GPU in a stream of its own."""
+
+    def __init__(self, model: TrackerModel, max_frame_pixels: int) -> None:
+        self._model, self._max_frame_pixels = model, max_frame_pixels
+        self._stream = _new_stream(model.device) if model.device.type == "cuda" else None
+
+    @torch.inference_mode()
+    def __call__(self, frame: Frame) -> PreparedFrame:
+        """Prepare a frame. Raises WireError if its image cannot be decoded."""
+        image = decode_image(frame, self._max_frame_pixels)
+        if self._stream is None:
+            return PreparedFrame(frame, image, self._model.preprocess(image), None)
+        with torch.cuda.stream(self._stream):
+            pixels = self._model.preprocess(image)
+            uploaded = _new_plain_event()
+            uploaded.record(self._stream)
+        return PreparedFrame(frame, image, pixels, uploaded)
+
+
+class FrameQueries:
+    """Answers questions about the frames in `cache`. `seq` is that of a cached frame, or None for the latest.
+
+    All methods raise UnknownFrameError if the frame is not cached.
+    """
+
+    def __init__(self, model: TrackerModel, tracker: Tracker, cache: FrameCache) -> None:
+        self._model, self._tracker, self._frame_cache = model, tracker, cache
+
+    def frame_size(self, seq: int | None = None) -> tuple[int, int]:
+        """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
+        return self._frame_cache.get(seq).scaling.frame_size
+
+    def age_origin_ns(self, seq: int | None = None) -> int:
+        """Return the Unix time from which the age of the cached frame `seq`, or of the latest for None, is measured.
+
+        Raises UnknownFrameError if the frame is not cached.
+        """
+        return self._frame_cache.get(seq).age_origin_ns
+
+    @torch.inference_mode()
+    def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
+        """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
+        cached = self._frame_cache.get(seq)
+        features = cached.features_on(self._model.device)
+        logits, score = self._tracker.segment(features, prompt.to_model(0, cached.scaling))
+        return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
+
+    def find_everything(
+        self, options: EverythingOptions, seq: int | None
+    ) -> Turns[tuple[int, list[PromptResult], str]]:
+        """Segment everything on the cached frame `seq`, or the latest for None.
+
+        Return its seq, the masks, and why there are none.
+        Frames may be stepped, objects and the frame itself removed between the turns: the masks are the same.
+        """
+        cached = self._frame_cache.get(seq)
+        features, census = cached.features_on(self._model.device), Census()
+        found = yield from segment_everything(self._model, features, options, census)
+        results = yield from to_results_in_turns(cached.seq, cached.scaling, *found)
+        return cached.seq, results, "" if results else census.explain(options.complete(self._model))
+
+
+# typed here, because torch does not annotate the constructor
+_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+
+
+class StageTimer:
+    """Times the stages of a frame in microseconds, without waiting for the device.
+
+    The wall clock times host stages, and all stages on a CPU. CUDA events time device stages on a GPU. `read` reads
+    them after the frame's copy to the host, which has synchronised with the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._spent_us: dict[str, int] = {}
+        self._events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+
+    def start(self) -> None:
+        """Start a frame."""
+        self._spent_us = {}
+
+    @contextmanager
+    def host(self, stage: str) -> Iterator[None]:
+        """Time a stage that runs on the CPU."""
+        begin = time.perf_counter_ns()
+        yield
+        self._spent_us[stage] = (time.perf_counter_ns() - begin) // 1000
+
+    @contextmanager
+    def device(self, stage: str) -> Iterator[None]:
+        """Time a stage that runs on the model's device."""
+        if not self._is_cuda:
+            with self.host(stage):
+                yield
+            return
+        if stage not in self._events:
+            self._events[stage] = (_new_event(enable_timing=True), _new_event(enable_timing=True))
+        begin, end = self._events[stage]
+        begin.record()
+        yield
+        end.record()
+        self._spent_us[stage] = -1  # keeps the stages in order until `read`
+
+    def read(self) -> dict[str, int]:
+        """Return the microseconds of each stage, in order. On a GPU, call it after the device has finished."""
+        return {stage: self._elapsed_us(stage, spent) for stage, spent in self._spent_us.items()}
+
+    def _elapsed_us(self, stage: str, spent_us: int) -> int:
+        if spent_us >= 0:
+            return spent_us
+        begin, end = self._events[stage]
+        return int(begin.elapsed_time(end) * 1000)

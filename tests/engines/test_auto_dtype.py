@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from sam3_node.engines.auto_dtype import has_bfloat16
 from sam3_node.engines.validation import Report
-from sam3_node.perception.loading import load_models
+from sam3_node.perception.perception import load_models
 from sam3_node.settings import Settings
 if not has_bfloat16():
     sys.exit(3)

@@ -27,7 +27,7 @@ from sam3_node.engines.store import MANIFEST, EngineStore, StoredEngine, compute
 from sam3_node.engines.tracker_slot import check_tracker
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.settings import Settings, load_settings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.engines.test_validation import ALWAYS

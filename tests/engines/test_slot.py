@@ -36,7 +36,7 @@ from sam3_node.engines.tracker_slot import TrackerSlot, check_tracker, serve_tra
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_validation import ALWAYS, disturbed
 from tests.support.node_rig import Rig, ids, masks_where

@@ -13,7 +13,7 @@ from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quan
 from sam3_node.engines.tracker_slot import Fp8Linear, make_fp8_encoder
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import load_tracker
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_validation import ALWAYS
 from tests.support.tiny import noise_clip, random_source

@@ -17,7 +17,7 @@ from sam3_node.node import node as node_module
 from sam3_node.node.cameras import DecodeAhead
 from sam3_node.node.node import Node
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.prepared_frame import PreparedFrame, prepares_ahead
+from sam3_node.perception.pipeline import PreparedFrame, prepares_ahead
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber

@@ -15,9 +15,8 @@ import zmq
 
 from sam3_node.errors import BusyError, SupersededError
 from sam3_node.node import node as node_module
-from sam3_node.perception import host_tracks
-from sam3_node.perception.frame_queries import FrameQueries
-from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception import output_masks
+from sam3_node.perception.pipeline import FrameQueries, Pipeline
 from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control
 from sam3_node.types import Turns
@@ -61,7 +60,7 @@ def test_a_frame_is_stepped_between_any_two_turns(served: Served, monkeypatch: p
     order: list[str] = []
     decode, rasterize, step, send = (
         everything._decode,
-        host_tracks.to_prompt_results,
+        output_masks.to_prompt_results,
         Pipeline.step,
         served.send,
     )
@@ -87,7 +86,7 @@ def test_a_frame_is_stepped_between_any_two_turns(served: Served, monkeypatch: p
     monkeypatch.setattr(node_module, "STEP_SHARE_OF_REQUESTS", 0.0)
     send()  # the budget is what the last step left
     monkeypatch.setattr(everything, "_decode", decode_then_wait)
-    monkeypatch.setattr(host_tracks, "to_prompt_results", rasterize_then_wait)
+    monkeypatch.setattr(output_masks, "to_prompt_results", rasterize_then_wait)
     monkeypatch.setattr(Pipeline, "step", count_step)
     masks = ask(served, grid=7, **ALL).result(300)["masks"]
     turns = [place for place, what in enumerate(order) if what == "turn"]

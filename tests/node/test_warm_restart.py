@@ -18,9 +18,8 @@ from sam3_node.errors import NodeRestarted, RequestError, SettingsError, Snapsho
 from sam3_node.node.restoring import restore_at_start
 from sam3_node.node.saved_state import Snapshots
 from sam3_node.node.status import CameraStats
-from sam3_node.perception.perception import Perception
+from sam3_node.perception.perception import Perception, Session
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.perception.session import Session
 from sam3_node.perception.snapshot import ID_BLOCK
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import MaskFrame

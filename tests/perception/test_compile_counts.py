@@ -12,8 +12,8 @@ import torch
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam import tracker_model
-from sam3_node.perception import loading
-from sam3_node.perception.loading import load_models, warm_up
+from sam3_node.perception import perception
+from sam3_node.perception.perception import load_models, warm_up
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TrackerSettings
@@ -95,7 +95,7 @@ def test_an_encoder_that_a_detector_shares_is_compiled_once(
     def share(detector: object, settings: object, model: TrackerModel, engine: object) -> None:
         model.share_trunk()
 
-    monkeypatch.setattr(loading, "load_configured_detector", share)
+    monkeypatch.setattr(perception, "load_configured_detector", share)
     settings = Settings(
         model=ModelSettings(name=str(tmp_path / "tiny"), device="cpu", compile=True),
         tracker=TrackerSettings(max_objects=1),

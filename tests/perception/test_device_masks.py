@@ -13,17 +13,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam3_node.models import TrackerModel
-from sam3_node.perception import device_masks, host_tracks
-from sam3_node.perception.device_masks import (
+from sam3_node.perception import output_masks
+from sam3_node.perception.output_masks import (
+    LIMIT,
+    axis,
+    blend,
+    clamp,
     find_edges,
     pack_bits,
+    rasterize,
     rasterize_on_device,
     read_boxes,
     unpack_bits,
 )
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.perception.rasterize import LIMIT, axis, blend, clamp, rasterize
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.everything import EverythingOptions
 from sam3_node.tracking.host_copy import HostCopy
@@ -100,7 +104,7 @@ def test_half_precision_logits_give_the_masks_of_their_float32_values() -> None:
 def test_large_masks_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.from_numpy(every_logits(LOW))
     whole = [bits(mask) for mask in on_device(logits, (97, 101))]
-    monkeypatch.setattr(device_masks, "MAX_BYTES", 200)
+    monkeypatch.setattr(output_masks, "MAX_BYTES", 200)
     assert [bits(mask) for mask in on_device(logits, (97, 101))] == whole
 
 
@@ -127,7 +131,7 @@ def test_bits_are_packed_as_numpy_does(count: int) -> None:
 
 def test_clamps_agree() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, LIMIT, 0.5, -0.0], np.float32)
-    assert device_masks.clamp(torch.from_numpy(values)).tolist() == clamp(values).tolist()
+    assert output_masks.clamp(torch.from_numpy(values)).tolist() == clamp(values).tolist()
 
 
 class NoHostReads(TorchDispatchMode):
@@ -151,9 +155,9 @@ class Copies:
             self.sizes.append(values.numel() * values.element_size())
             return HostCopy(values)
 
-        for module in (host_tracks, device_masks):
+        for module in (output_masks, output_masks):
             monkeypatch.setattr(module, "HostCopy", copy)
-        monkeypatch.setattr(host_tracks, "rasterizes", lambda device: True)
+        monkeypatch.setattr(output_masks, "rasterizes", lambda device: True)
 
 
 @pytest.fixture
@@ -202,7 +206,7 @@ def test_a_pipeline_whose_device_makes_the_masks_gives_the_same(
     model: TrackerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = play(model)
-    monkeypatch.setattr(host_tracks, "rasterizes", lambda device: True)
+    monkeypatch.setattr(output_masks, "rasterizes", lambda device: True)
     assert play(model) == expected
 
 

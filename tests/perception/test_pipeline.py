@@ -20,7 +20,7 @@ from sam3_node.errors import (
 )
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import ModelSettings, TrackerSettings

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sam3_node.perception.rasterize import rasterize
+from sam3_node.perception.output_masks import rasterize
 
 SIZES = [(480, 640), (720, 1280), (1080, 1920), (479, 641), (97, 101), (61, 50), (64, 64), (1, 1), (36, 144)]
 

@@ -12,7 +12,7 @@ from sam3_node.detection.base import prepare_prompts
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.perception.shedding import (
+from sam3_node.perception.registry import (
     DETECTION_STRETCH,
     MAX_LEVEL,
     MAX_PATIENCE,

@@ -19,9 +19,8 @@ from sam3_node.errors import CapacityError, SnapshotError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception import snapshot as snapshots
 from sam3_node.perception.checkpoint import pack_tensors
-from sam3_node.perception.perception import Perception
+from sam3_node.perception.perception import Perception, Session
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.perception.session import Session
 from sam3_node.perception.snapshot import ID_BLOCK, IdReserve, Snapshot, restore_snapshot
 from sam3_node.settings import DetectorSettings, Settings, TrackerSettings
 from sam3_node.types import Frame, FramePose, Intrinsics

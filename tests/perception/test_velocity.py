@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sam3_node.perception.velocity import VelocityFilters
+from sam3_node.perception.spatial import VelocityFilters
 
 NOISE = np.eye(3)[None] * 1e-6
 MS = 1_000_000

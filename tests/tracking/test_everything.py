@@ -17,7 +17,7 @@ from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import load_tracker
 from sam3_node.models.sam.encoder import adapt_sam1
-from sam3_node.perception.rasterize import rasterize
+from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.everything import Census, EverythingOptions, segment_everything
 from sam3_node.types import advance, finish

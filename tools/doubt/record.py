@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.perception.rasterize import rasterize
+from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.types import Mask
 from tools.vos.followers import encode_frame, make_prompt

@@ -11,8 +11,8 @@ import torch
 
 from sam3_node.geometry import Scaling
 from sam3_node.models import Features, TrackerModel
+from sam3_node.perception.output_masks import rasterize
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.perception.rasterize import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.tracking.memory import Bools, Floats, Ints, MemoryBank, SelectionRule
 from sam3_node.types import Mask

@@ -20,9 +20,9 @@ import cv2
 import numpy as np
 import torch
 
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.output_masks import rasterize
+from sam3_node.perception.perception import load_model
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.perception.rasterize import rasterize
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image

@@ -22,12 +22,11 @@ import numpy as np
 from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, quaternion_from_rotation
-from sam3_node.perception.depth_samples import DepthMap, Float, RayMap
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.spatial import SpatialStage
-from sam3_node.perception.surfaces import measure_surfaces
+from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import decode_depth, encode_depth, encode_image

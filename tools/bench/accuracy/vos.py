@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel
-from sam3_node.perception.loading import load_model
+from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.vos.evaluate import SequenceResult, evaluate

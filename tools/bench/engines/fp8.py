@@ -24,7 +24,7 @@ from sam3_node.bags.native.labelled_clip import TABLETOP
 from sam3_node.engines.quantize import Recipe, calibrate, load_recipe, quantise_encoder
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.perception.rasterize import rasterize
+from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image, Mask
 from tools.bench.common import ROOT, SHARED, Figures, make_parser

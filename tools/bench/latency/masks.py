@@ -3,7 +3,7 @@
     python -m tools.bench.latency.masks                      SAM 3's logits, 1920x1080, 1 to 128 objects
 
 Each object covers 5 % of the frame. "logits" is the way without masks on the device: float32 logits are copied, and the
-host rasterises them. "bits" is the way of `perception.host_tracks` on a GPU: a table with boxes and level sets, then
+host rasterises them. "bits" is the way of `perception.output_masks` on a GPU: a table with boxes and level sets, then
 the bits of the regions. The operations of the device run on the CPU here; they are counted, and their time is left
 out. Times are process CPU time of one thread, medians of interleaved runs.
 """
@@ -21,10 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sam3_node.perception import device_masks, host_tracks
-from sam3_node.perception.device_masks import PackedMasks
-from sam3_node.perception.host_tracks import copy_masks
-from sam3_node.perception.rasterize import rasterize
+from sam3_node.perception import output_masks
+from sam3_node.perception.output_masks import PackedMasks, copy_masks, rasterize
 from sam3_node.tracking.host_copy import HostCopy
 from sam3_node.tracking.track_history import compare_levels, find_level_sets
 from sam3_node.types import Instance, Mask, MaskFrame
@@ -85,15 +83,15 @@ def count_device(scene: Scene) -> DeviceCost:
     def make() -> None:
         low, _ = copy_masks(scene.logits, scene.columns)
         assert low.boxes is not None
-        made.append(device_masks.rasterize_on_device(low.logits, low.boxes, FRAME))
+        made.append(output_masks.rasterize_on_device(low.logits, low.boxes, FRAME))
 
     with (
-        patch.multiple(host_tracks, HostCopy=copy, rasterizes=lambda device: True),
-        patch.object(device_masks, "HostCopy", copy),
+        patch.multiple(output_masks, HostCopy=copy, rasterizes=lambda device: True),
+        patch.object(output_masks, "HostCopy", copy),
     ):
         counts = count(make)
     levels = torch.stack(compare_levels(scene.logits), dim=1).flatten(2)
-    return DeviceCost(copies, counts, device_masks.pack_bits(levels).numpy(), made[0])
+    return DeviceCost(copies, counts, output_masks.pack_bits(levels).numpy(), made[0])
 
 
 def time_host(ways: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
@@ -114,7 +112,7 @@ def measure(objects: int, runs: int, figures: Figures) -> None:
     cells = len(compare_levels(scene.logits)[0][0].flatten())
 
     def from_bits() -> list[Mask]:
-        device_masks.unpack_bits(device.bits, cells)
+        output_masks.unpack_bits(device.bits, cells)
         return device.masks.read()
 
     def from_logits() -> list[Mask]:

@@ -143,7 +143,7 @@ def model_step(plan: RelayPlan) -> Callable[[memoryview], int]:
     import torch
 
     from sam3_node.models import load_tracker
-    from sam3_node.perception.rasterize import rasterize
+    from sam3_node.perception.output_masks import rasterize
     from sam3_node.tracking import ObjectPrompt, Tracker
 
     torch.set_num_threads(1)
