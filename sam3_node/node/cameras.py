@@ -35,7 +35,7 @@ from ..perception.pipeline import Pipeline, PreparedFrame
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import Settings, SpatialSettings
 from ..transport import ReceivedFrame, Security, choose_replaced
-from ..transport.poses import PoseSubscriber
+from ..transport.tap import PoseSubscriber
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import DROPPED, SERVED
 from .status import CameraStats

@@ -3,17 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .camera_names import choose_replaced
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
 from .control_client import ControlClient
+from .receiver import choose_replaced
 from .security import Security
 
 if TYPE_CHECKING:
-    from .control import ControlServer, poll
+    from .control import ControlServer, Peer, poll
     from .mask_pairing import MaskPair, MaskPairing
-    from .poses import PosePublisher, PoseSubscriber
-    from .request_queue import Peer
-    from .tap import ReceivedMessage, StreamTap
+    from .tap import PosePublisher, PoseSubscriber, ReceivedMessage, StreamTap
 
 __all__ = [
     "ControlClient",
@@ -39,9 +37,9 @@ _LATER = {
     "ControlServer": "control",
     "MaskPair": "mask_pairing",
     "MaskPairing": "mask_pairing",
-    "Peer": "request_queue",
-    "PosePublisher": "poses",
-    "PoseSubscriber": "poses",
+    "Peer": "control",
+    "PosePublisher": "tap",
+    "PoseSubscriber": "tap",
     "ReceivedMessage": "tap",
     "StreamTap": "tap",
     "poll": "control",

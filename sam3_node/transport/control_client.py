@@ -20,9 +20,16 @@ from ..errors import (
 )
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
-from .connection import HandshakeWatch
 from .security import Security, Socket
-from .sockets import MAX_MESSAGE_BYTES, SocketOwner, connect, open_socket, receive_parts, send_parts
+from .sockets import (
+    MAX_MESSAGE_BYTES,
+    HandshakeWatch,
+    SocketOwner,
+    connect,
+    open_socket,
+    receive_parts,
+    send_parts,
+)
 
 QUEUE = 64
 REFUSAL_S = 1.0

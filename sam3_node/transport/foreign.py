@@ -15,9 +15,19 @@ from collections.abc import Callable, Iterable, Iterator
 import zmq
 
 from ..errors import TransportError
-from .connection import Listener, ReconnectingSocket, connect_all, open_subscriber
 from .security import Security, is_local
-from .sockets import BoundSocket, SocketOwner, check_endpoint, describe_source, receive_parts, send_parts
+from .sockets import (
+    BoundSocket,
+    Listener,
+    ReconnectingSocket,
+    SocketOwner,
+    check_endpoint,
+    connect_all,
+    describe_source,
+    open_subscriber,
+    receive_parts,
+    send_parts,
+)
 
 MAX_FOREIGN_BYTES = 1 << 25
 """Maximum size of a part of a message. A raw image of 3840x2160 pixels has 24.9 MB."""

@@ -1,13 +1,22 @@
-"""Cuts off peers that send more to a bound socket than its use needs.
+"""Events of a socket's monitor. The reader in pyzmq would import asyncio, which slows the start of a client.
+
+Cuts off peers that send more to a bound socket than its use needs.
 
 libzmq bounds a message part, but not the parts of a message, the subscriptions of a peer, or what peers send before the
 owner of the socket looks at it. The kernel counts the bytes of each TCP connection, so a thread reads those counts.
 Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. So where the owner
 reports what it has read, the thread also watches the resident memory of the process while much has not been read.
+
+The rights of the owner of a key: the operations of its role, and how many requests and connections.
+
+The handler of ZAP (ZeroMQ RFC 27) of one bound socket: it admits authorised keys, and cuts off revoked ones.
+
+pyzmq's ThreadAuthenticator does not tell which key was refused, and does not look at keys after the handshake.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -16,14 +25,36 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
+from zmq.utils import z85
 
-from .monitor import read_event
+from ..errors import BusyError, ForbiddenError
+from .keys import CLIENT_ROLES, MAX_KEYS, Key
+from .security import REFUSED, REVOKED, ServerKeys, Socket
+
+_HEAD = struct.Struct("=Hi")
+
+
+class MonitorEvent(NamedTuple):
+    """One event: its kind (zmq.EVENT_…) and the value that comes with it, such as a descriptor or an error."""
+
+    kind: int
+    value: int
+
+
+def read_event(monitor: Socket) -> MonitorEvent | None:
+    """Return the next event of a monitor; None if none waits."""
+    try:
+        head, _ = monitor.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    return MonitorEvent(*_HEAD.unpack(head))
+
 
 log = logging.getLogger(__name__)
 
@@ -326,3 +357,190 @@ def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object
         return None
     finally:
         connection.detach()
+
+
+BURST_S = 2.0
+"""Seconds of its rate that a key may use at once."""
+
+
+class Cap(NamedTuple):
+    """Shares of a server that keys of a role have."""
+
+    requests_per_s: float
+    bytes_per_s: float
+    """of one key, over all its connections"""
+    connections: int
+    """Open connections of the socket, of whatever role, up to which another of this role is admitted. So the others
+    keep at least the rest."""
+
+
+CAPS = {
+    "reader": Cap(50, 1e6, MAX_CONNECTIONS // 2),
+    "operator": Cap(500, 32e6, MAX_CONNECTIONS * 3 // 4),
+    "node": Cap(500, 32e6, MAX_CONNECTIONS),
+}
+
+
+class _Budget:
+    """The requests and bytes that a key may still send. They grow at the rates of `cap`, up to BURST_S of them."""
+
+    def __init__(self, cap: Cap) -> None:
+        self._cap = cap
+        self._requests, self._bytes = cap.requests_per_s * BURST_S, cap.bytes_per_s * BURST_S
+        self._updated_s = time.monotonic()
+
+    def spend(self, size: int) -> bool:
+        """Take one request of `size` bytes. Return False if there is not enough; a full budget suffices for any."""
+        now_s = time.monotonic()
+        passed_s, self._updated_s = now_s - self._updated_s, now_s
+        requests, size_limit = self._cap.requests_per_s * BURST_S, self._cap.bytes_per_s * BURST_S
+        self._requests = min(requests, self._requests + passed_s * self._cap.requests_per_s)
+        self._bytes = min(size_limit, self._bytes + passed_s * self._cap.bytes_per_s)
+        if self._requests < 1 or self._bytes < min(size, size_limit):
+            return False
+        self._requests -= 1
+        self._bytes -= size
+        return True
+
+
+class Rights:
+    """The rights of keys at one server. Readers may request `reader_ops` only."""
+
+    def __init__(self, reader_ops: Collection[str]) -> None:
+        self._reader_ops = frozenset(reader_ops)
+        self._budgets: dict[str, _Budget] = {}  # by public key
+
+    def spend(self, key: Key | None, size: int) -> None:
+        """Take a request of `size` bytes from the budget of a key.
+
+        Raises ForbiddenError for a key that is no longer authorised, and BusyError for one that sends too much.
+        """
+        cap = CAPS.get(key.role) if key is not None else None
+        if key is None or cap is None:
+            raise ForbiddenError("expected an authorised key, found one that was revoked")
+        if len(self._budgets) > MAX_KEYS:
+            self._budgets.clear()
+        budget = self._budgets.setdefault(key.public, _Budget(cap))
+        if not budget.spend(size):
+            raise BusyError(
+                f"the key {key} sends too much: expected at most {cap.requests_per_s:.0f} requests and"
+                f" {cap.bytes_per_s:.0f} bytes a second; wait for replies before sending more"
+            )
+
+    def check(self, key: Key, op: str) -> None:
+        """Raise ForbiddenError if the role of a key does not permit an operation."""
+        if key.role == "reader" and op not in self._reader_ops:
+            wanted = op or "a large request"
+            allowed = ", ".join(sorted(self._reader_ops)) or "nothing"
+            raise ForbiddenError(
+                f"expected a key of role operator for {wanted!r}, found {key}, which may request {allowed}"
+            )
+
+
+WATCH_MS = 500
+REFUSAL_LOG_EVERY_S = 1.0
+_ENDPOINT = "inproc://zeromq.zap.01"
+
+
+class Authenticator:
+    """Answers the questions of libzmq about connecting peers, in a thread, from the folder of keys as it is now.
+
+    libzmq does not tell which connection belongs to a key. When a key that was admitted is no longer authorised, or has
+    another role, the guard therefore ends all connections, and the others connect again. For the same reason a role has
+    no connections of its own: its keys are admitted while the socket has few enough.
+    """
+
+    def __init__(self, context: zmq.Context[Any], keys: ServerKeys, guard: ConnectionGuard) -> None:
+        self.refused = 0
+        """Number of handshakes that were refused."""
+        self.last_refusal: str | None = None
+        self._folder, self._own, self._guard = keys.folder, keys.own.key, guard
+        self._admitted: dict[str, Key] = {}
+        self._next_log_s = 0.0
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(_ENDPOINT)
+        self._thread = threading.Thread(target=self._run, name=f"keys {self._own.name}", daemon=True)
+        self._thread.start()
+
+    def find_key(self, public: str | None) -> Key | None:
+        """Return the key of a peer if it is authorised now."""
+        return self._folder.authorised().get(public or "")
+
+    def close(self) -> None:
+        """Stop answering: libzmq then accepts nobody."""
+        os.write(self._wake_writer, b"\0")
+        self._thread.join()
+        os.close(self._wake_writer)
+        os.close(self._wake_reader)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_reader, zmq.POLLIN)
+        next_watch_s = 0.0
+        with self._socket:
+            while self._wake_reader not in (ready := dict(poller.poll(WATCH_MS))):
+                if self._socket in ready:
+                    self._answer(self._socket.recv_multipart())
+                if time.monotonic() >= next_watch_s:
+                    next_watch_s = time.monotonic() + WATCH_MS / 1000
+                    self._watch()
+
+    def _answer(self, parts: list[bytes]) -> None:
+        """Answer a question: version, id, domain, address, routing id, mechanism, credentials."""
+        request_id = parts[1] if len(parts) > 1 else b""
+        public = ""
+        with contextlib.suppress(Exception):  # no question may end this thread
+            if parts[5:6] == [b"CURVE"] and len(parts) == 7:
+                public = z85.encode(parts[6]).decode()
+        key = self._folder.authorised().get(public)
+        refusal = self._find_refusal(public, key)
+        if key is not None and refusal is None:
+            self._admitted[public] = key
+            self._socket.send_multipart([b"1.0", request_id, b"200", b"OK", public.encode(), b""])
+            return
+        address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
+        self._count(str(refusal), address)  # before the answer: a refused peer finds the reason
+        is_revoked = key is None and public in self._folder.revoked()
+        self._socket.send_multipart(
+            [b"1.0", request_id, b"%d" % (REVOKED if is_revoked else REFUSED), b"refused", b"", b""]
+        )
+
+    def _find_refusal(self, public: str, key: Key | None) -> str | None:
+        """Return why a peer is refused; None if it is admitted. Its own connection is among those that are counted."""
+        if key is not None and key.role not in CLIENT_ROLES:
+            return f"the key {key} was refused: its role may not connect here"
+        if key is not None:
+            limit, found = CAPS[key.role].connections, self._guard.count_connections()
+            if found <= limit:
+                return None
+            return (
+                f"the key {key} was refused: its role may connect up to connection {limit}, this was {found}"
+            )
+        revoked = self._folder.revoked().get(public)
+        if revoked is not None:
+            return f"the key {revoked} was refused: it is revoked"
+        return f"a key was refused: {public or 'none'} is not in {self._folder.path / 'authorised'}"
+
+    def _count(self, reason: str, address: str) -> None:
+        self.refused += 1
+        self.last_refusal = reason
+        if time.monotonic() >= self._next_log_s:
+            self._next_log_s = time.monotonic() + REFUSAL_LOG_EVERY_S
+            log.warning("a peer at %s: %s (%d refused so far)", address, reason, self.refused)
+
+    def _watch(self) -> None:
+        """End all connections if a key that was admitted has lost its role."""
+        authorised = self._folder.authorised()
+        lost = [
+            key
+            for public, key in self._admitted.items()
+            if public not in authorised or authorised[public].role != key.role
+        ]
+        if lost:
+            log.warning("no longer authorised: %s; all connections begin again", ", ".join(map(str, lost)))
+            for key in lost:
+                del self._admitted[key.public]
+            self._guard.cut_off_all()

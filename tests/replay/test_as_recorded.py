@@ -18,7 +18,7 @@ from sam3_node.calibration import Calibration, save_calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
-from sam3_node.transport.poses import PosePublisher
+from sam3_node.transport.tap import PosePublisher
 from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from tests.support.node_rig import Process, Rig, masks_where, until
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import zmq
 
 from sam3_node.transport import FramePublisher, FrameSubscriber, MaskSubscriber, StreamTap
-from sam3_node.transport.connection import ReconnectingSocket, open_subscriber
-from sam3_node.transport.sockets import receive_parts
+from sam3_node.transport.sockets import ReconnectingSocket, open_subscriber, receive_parts
 from sam3_node.wire import pack_frame
 from tests.support.transport_peer import hold_interpreter, make_frame, next_line, peer, wait_until
 from tests.support.wire_examples import golden

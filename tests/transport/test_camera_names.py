@@ -47,7 +47,7 @@ def test_a_second_camera_of_a_name_is_refused_and_told_once(caplog: pytest.LogCa
 
 
 def test_a_name_is_free_when_its_endpoint_has_gone_and_was_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sam3_node.transport.camera_names.CAMERA_IDLE_S", 0.3)
+    monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.3)
     with two_cameras() as (first, second, subscriber):
         time.sleep(0.4)
         wait_until(
@@ -59,7 +59,7 @@ def test_a_name_is_free_when_its_endpoint_has_gone_and_was_silent(monkeypatch: p
 
 
 def test_an_endpoint_with_many_names_takes_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sam3_node.transport.camera_names.CAMERA_IDLE_S", 0.01)
+    monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.01)
     with two_cameras(max_cameras=4) as (first, second, subscriber):
         for number in range(100):
             second.send(make_frame(number, f"new{number}"))

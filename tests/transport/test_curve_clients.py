@@ -19,7 +19,7 @@ from sam3_node.transport import (
     MaskSubscriber,
     Security,
 )
-from sam3_node.transport.connection import HandshakeWatch
+from sam3_node.transport.sockets import HandshakeWatch
 from tests.support.key_rig import TCP, Keys, echo, serve
 from tests.support.transport_peer import wait_until
 

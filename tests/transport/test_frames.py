@@ -189,7 +189,7 @@ def test_a_silent_camera_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None
         send_until(publisher, subscriber, make_frame(0, "a"))
         publisher.send(make_frame(0, "b"))
         wait_until(lambda: publisher.send(make_frame(0, "c")) and subscriber.rejected)
-        monkeypatch.setattr("sam3_node.transport.camera_names.CAMERA_IDLE_S", 0.05)
+        monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.05)
         time.sleep(0.1)
         publisher.send(make_frame(0, "c"))  # in the place of a, whose frame nobody took
         time.sleep(0.1)

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from sam3_node.transport import ControlServer, control
-from sam3_node.transport.request_queue import MAX_REQUESTS_PER_PEER
+from sam3_node.transport.control import MAX_REQUESTS_PER_PEER
 from sam3_node.types import Turns, advance
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
 from tests.support.transport_peer import wait_until, waiting_bodies
