@@ -7,7 +7,7 @@ AsyncPerceptionClient.
 from typing import TYPE_CHECKING, Any
 
 from ..transport import Security
-from .label_search import FoundObject
+from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
 from .values import AddedObject, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
 

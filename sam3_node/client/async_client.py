@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ..errors import NodeRestarted, TransportError
 from ..transport import Security
 from ..types import Delivery, MaskFrame, advance
-from .label_search import FoundObject
+from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
 from .values import MasksOfCameras, check_names
 

@@ -1,23 +1,279 @@
-"""Reading masks of a node: the newest, one after another, by callbacks, or until an object is there."""
+"""The thread that calls a client's callbacks, one at a time.
+
+The search for an object with a label in the newest masks.
+
+The epochs that a client knows: which ids are still those of the objects that a policy means.
+
+Reading masks of a node: the newest, one after another, by callbacks, or until an object is there.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, NamedTuple, cast
 
-from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
+from ..errors import (
+    AmbiguousError,
+    AuthenticationError,
+    NodeRestarted,
+    NotSeenError,
+    RequestError,
+    TransportError,
+    did_you_mean,
+)
 from ..transport import MaskSubscriber, Security
 from ..transport.sockets import SocketOwner
-from ..types import Delivery, MaskFrame
-from .callbacks import CallbackThread, OnError, OnMasks
-from .label_search import FoundObject, LabelSearch
-from .sessions import KnownEpochs
+from ..types import CAMERA_SILENT_S, Delivery, Instance, MaskFrame
 from .values import MasksOfCameras, check_label, check_names
+
+log = logging.getLogger(__name__)
+
+OnMasks = Callable[[MaskFrame], object]
+OnError = Callable[[BaseException], object]
+
+
+class _Callback(NamedTuple):
+    on_masks: OnMasks
+    on_error: OnError | None
+
+
+class CallbackThread:
+    """Passes what `read` returns to every callback, in the order in which they were added, until it returns None.
+
+    What a callback raises goes to its `on_error`, or to the log if it has none, and changes nothing else. What `read`
+    raises goes to each of them, and ends the thread only if `is_over` is true then.
+    """
+
+    def __init__(self, read: Callable[[], MaskFrame | None], is_over: Callable[[], bool]) -> None:
+        self._read, self._is_over = read, is_over
+        self._callbacks: tuple[_Callback, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="sam3-node callbacks", daemon=True)
+
+    def add(self, on_masks: OnMasks, on_error: OnError | None) -> None:
+        """Call `on_masks` from the next masks on. The first one starts the thread."""
+        self._callbacks = (*self._callbacks, _Callback(on_masks, on_error))
+        if len(self._callbacks) == 1:
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """True in the thread that calls the callbacks."""
+        return threading.current_thread() is self._thread
+
+    def join(self) -> None:
+        """Wait until no callback runs any more. It returns at once in a callback."""
+        if self._thread.is_alive() and not self.is_current:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                masks = self._read()
+            except BaseException as error:  # NodeRestarted, or what the client's on_restart has raised
+                for callback in self._callbacks:
+                    _report(callback, error)
+                if self._is_over():
+                    return
+                continue
+            if masks is None:
+                return
+            for callback in self._callbacks:
+                try:
+                    callback.on_masks(masks)
+                except (
+                    BaseException
+                ) as error:  # of whatever kind: sys.exit must not end this thread in silence
+                    _report(callback, error)
+
+
+def _report(callback: _Callback, error: BaseException) -> None:
+    """Pass an error to the callback's `on_error`, or to the log."""
+    if callback.on_error is not None:
+        try:
+            callback.on_error(error)
+            return
+        except BaseException as another:
+            log.error("on_error of a callback has raised", exc_info=another)
+    log.error("a callback of masks: %s: %s", type(error).__name__, error, exc_info=error)
+
+
+class FoundObject(NamedTuple):
+    """An object in the newest masks of its camera."""
+
+    masks: MaskFrame
+    instance: Instance
+
+
+class LabelSearch:
+    """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
+
+    Without `camera`, those of all cameras are searched. With `sure_only`, a doubtful object does not count. Of more
+    objects than `most` on one camera, none is chosen.
+    """
+
+    def __init__(
+        self,
+        subscriber: MaskSubscriber,
+        label: str,
+        camera: str | None,
+        sure_only: bool,
+        has_ended: Callable[[str, int | None], bool],
+        most: int | None = None,
+    ) -> None:
+        self._subscriber = subscriber
+        self._label, self._camera = label, camera
+        self._sure_only, self._has_ended = sure_only, has_ended
+        self._most = most
+
+    def find(self) -> FoundObject | None:
+        """Return the object; that of the camera that sent last, and the surest, if there are several.
+
+        Raises AmbiguousError, which names them, for more than `most`.
+        """
+        for masks in reversed(self._list_masks()):
+            found = [instance for instance in masks.instances if self._fits(instance)]
+            if self._most is not None and len(found) > self._most:
+                raise AmbiguousError(describe_rivals(self._label, found, self._most, masks.camera))
+            if found:
+                return FoundObject(masks, max(found, key=lambda instance: instance.score))
+        return None
+
+    def describe_sight(self) -> str | None:
+        """Return one line that says what the newest masks have instead; None if no camera sends masks."""
+        sent = self._list_masks()
+        if not sent:
+            return None
+        seen = Counter(
+            f"{instance.label or 'unnamed'} ({instance.state}{', doubtful' * instance.doubtful})"
+            for masks in sent
+            for instance in masks.instances
+        )
+        prompts = sorted({prompt for masks in sent for prompt in masks.prompts})
+        labels = {instance.label for masks in sent for instance in masks.instances}
+        names = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sorted(seen.items()))
+        return (
+            f"the newest masks of {', '.join(masks.camera for masks in sent)} have {names or 'no objects'}"
+            f"{did_you_mean(self._label, labels)}; the node looks for {', '.join(prompts) or 'no names'}: set_prompts "
+            "names objects to look for, add_object marks one"
+        )
+
+    def _list_masks(self) -> list[MaskFrame]:
+        """Return the newest masks of the cameras that are searched, send, and have not begun new ids since."""
+        return [
+            masks
+            for masks in self._subscriber.newest.get_all()
+            if self._camera in (None, masks.camera)
+            and (self._subscriber.silent_s(masks.camera) or 0.0) < CAMERA_SILENT_S
+            and not self._has_ended(masks.camera, masks.epoch)
+        ]
+
+    def _fits(self, instance: Instance) -> bool:
+        return (
+            instance.label.casefold() == self._label.casefold()
+            and instance.state == "tracked"
+            and not (self._sure_only and instance.doubtful)
+        )
+
+
+def describe_rivals(label: str, found: Sequence[Instance], most: int, camera: str | None) -> str:
+    """Return one line that names the objects of a label where only `most` were asked for, and the remedy."""
+    names = ", ".join(_describe_rival(instance) for instance in found)
+    where = f" on camera {camera}" if camera else ""
+    return (
+        f"expected at most {most} {label!r}{where}, found {len(found)}: {names}; remove or rename the wrong "
+        f"one, name it more exactly, or let the node look for {most} with set_prompts(..., most={most})"
+    )
+
+
+def _describe_rival(instance: Instance) -> str:
+    sure = "" if instance.name_confidence is None else f", name {instance.name_confidence:.2f}"
+    return f"object {instance.id} {instance.label!r} at {instance.box}{sure}"
+
+
+MAX_CAMERAS = 1024
+
+
+class KnownEpoch(NamedTuple):
+    """The epoch of one camera's ids."""
+
+    camera: str
+    epoch: int
+
+
+class KnownEpochs:
+    """The epoch of each camera that the user of a client has seen last. Threads may share it.
+
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera that was seen first is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, int | None] = {}
+        self._ended: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def meet(self, camera: str, epoch: int | None, node: str | None = None) -> NodeRestarted | None:
+        """Note the epoch of masks or of a result. Return the error to raise if the camera had another one before."""
+        with self._lock:
+            known = camera in self._epochs
+            old = self._epochs.get(camera)
+            self._epochs[camera] = epoch
+            _drop_first(self._epochs)
+            if known and old is not None and old != epoch:
+                self._ended[camera] = old
+                _drop_first(self._ended)
+        if not known or old == epoch:
+            return None
+        return NodeRestarted(
+            f"object ids of camera {camera} have begun again (epoch {old}, now {epoch}): the node was started again, "
+            "or served the camera anew; forget its ids, add its objects again, and go on: the next call returns masks",
+            camera=camera,
+            old_epoch=old,
+            new_epoch=epoch,
+            node=node,
+        )
+
+    def find(self, camera: str | None) -> KnownEpoch | None:
+        """Return the epoch to send with a request; None if there is none. Without `camera`, that of the only camera."""
+        with self._lock:
+            if camera is None and len(self._epochs) == 1:
+                camera = next(iter(self._epochs))
+            epoch = self._epochs.get(camera) if camera is not None else None
+        return None if camera is None or epoch is None else KnownEpoch(camera, epoch)
+
+    def has_ended(self, camera: str, epoch: int | None) -> bool:
+        """Return True for an epoch whose end was reported: its masks were on their way when the node was restarted."""
+        with self._lock:
+            return epoch is not None and self._ended.get(camera) == epoch
+
+    def name_camera(self, camera: str | None) -> str | None:
+        """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
+        with self._lock:
+            names = tuple(self._epochs)
+        if camera is None and len(names) > 1:
+            raise RequestError(
+                f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"
+            )
+        return names[0] if camera is None and names and self.find(names[0]) else camera
+
+    def end(self, known: KnownEpoch) -> None:
+        """Note that the end of an epoch was reported; the next one is not known yet."""
+        with self._lock:
+            if self._epochs.get(known.camera) == known.epoch:
+                del self._epochs[known.camera]
+                self._ended[known.camera] = known.epoch
+                _drop_first(self._ended)
+
+
+def _drop_first(epochs: dict[str, Any]) -> None:
+    """Forget the camera that was seen first, beyond MAX_CAMERAS."""
+    if len(epochs) > MAX_CAMERAS:
+        del epochs[next(iter(epochs))]
 
 
 class MaskReader(SocketOwner):

@@ -17,7 +17,6 @@ from ..types import Delivery, Priority, Turns, advance
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import MaskReader
-from .snapshots import SnapshotInfo, fetch_snapshot, make_snapshot
 from .values import (
     AddedObject,
     MaskLike,
@@ -25,12 +24,15 @@ from .values import (
     Points,
     Segmentation,
     Segmentations,
+    SnapshotInfo,
     SurfacePoints,
     TrackedObject,
     check_begins,
     check_limits,
     check_names,
     drop_none,
+    fetch_snapshot,
+    make_snapshot,
     pack_prompt,
     read_epoch,
     read_object,

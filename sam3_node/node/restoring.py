@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..client.snapshots import fetch_snapshot
+from ..client.values import fetch_snapshot
 from ..errors import (
     BusyError,
     ForbiddenError,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.client import PerceptionClient
-from sam3_node.client.sessions import MAX_CAMERAS, KnownEpochs
+from sam3_node.client.mask_reader import MAX_CAMERAS, KnownEpochs
 from sam3_node.errors import NodeRestarted, RequestError
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import MaskFrame

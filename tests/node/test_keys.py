@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.client import PerceptionClient
-from sam3_node.client.snapshots import fetch_snapshot
+from sam3_node.client.values import fetch_snapshot
 from sam3_node.console.views import LiveSource
 from sam3_node.errors import AuthenticationError, ForbiddenError
 from sam3_node.perception.snapshot import MAGIC

@@ -4,11 +4,17 @@ It needs the core of the package only. `lerobot_step` and `gymnasium_wrapper` ar
 package that they are for.
 """
 
-from .fitting import Fit
-from .gr00t import as_gr00t, pack_gr00t, unpack_gr00t
-from .lerobot import as_lerobot, lerobot_features
-from .openpi import as_openpi, pack_openpi, unpack_openpi
-from .slots import ANY, FIELDS, MAX_AGE_S, ObjectSlots, SlotObservation
+from .policies import (
+    as_gr00t,
+    as_lerobot,
+    as_openpi,
+    lerobot_features,
+    pack_gr00t,
+    pack_openpi,
+    unpack_gr00t,
+    unpack_openpi,
+)
+from .slots import ANY, FIELDS, MAX_AGE_S, Fit, ObjectSlots, SlotObservation
 
 __all__ = [
     "ANY",

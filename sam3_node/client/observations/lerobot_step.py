@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import PolicyError, require
-from .fitting import Fit
-from .lerobot import as_lerobot, lerobot_features
-from .slots import MaskFeed, ObjectSlots, SlotObservation
+from .policies import as_lerobot, lerobot_features
+from .slots import Fit, MaskFeed, ObjectSlots, SlotObservation
 
 require("lerobot.processor", "lerobot-policy")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam3_node.client.observations import ObjectSlots
-from sam3_node.client.observations.fitting import fit_mask
+from sam3_node.client.observations.slots import fit_mask
 from sam3_node.types import Mask
 from tests.support.observations import make_frame, make_instance
 

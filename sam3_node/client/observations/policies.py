@@ -1,0 +1,385 @@
+"""Messages of policy servers: bounded msgpack in which arrays are maps. Nothing is unpickled.
+
+Checks of the images and states that a user adds to an observation.
+
+Observations for Isaac GR00T, and the messages of its policy server.
+
+The layout is that of GR00T's documentation of its policies and of its server (gr00t/policy in N1.6 and N1.7,
+gr00t/eval/service.py in N1.5). A request is one message of a ZeroMQ REQ socket, a msgpack map {endpoint, data,
+api_token?}; an array is {__ndarray_class__: true, as_npy: the bytes of numpy.save}.
+
+Observations for openpi, and the messages of its policy server.
+
+The layout is that of openpi's client package (openpi_client.msgpack_numpy): one msgpack value for each binary message
+of a WebSocket. An array is {b"__ndarray__": true, b"data", b"dtype", b"shape"} with keys of bytes, a scalar of numpy is
+{b"__npgeneric__": true, b"data", b"dtype"}.
+
+Observations and features of a dataset for lerobot. `lerobot_step` has a step for its pipelines.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import PolicyError, WireError
+from ...types import Image
+from ...wire import Limits, pack, unpack
+from .slots import FIELDS, ObjectSlots, SlotObservation
+
+Array = npt.NDArray[Any]
+LIMITS = Limits(
+    total_bytes=512 << 20, text_bytes=1 << 20, container_items=1 << 16, total_items=1 << 18, depth=32
+)
+MAX_DIMENSIONS = 16
+KINDS = "biufSU"
+"""Kinds of dtypes that are sent: numbers, flags and text."""
+
+
+def pack_arrays(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> bytes:
+    """Pack a value of maps and lists in which arrays are replaced by the maps that `encode` returns."""
+    try:
+        return pack(_encode(value, encode))
+    except WireError as error:
+        raise PolicyError(str(error)) from error
+
+
+def unpack_arrays(data: bytes, what: str, decode: Callable[[dict[Any, Any]], Any]) -> Any:
+    """Unpack a value within LIMITS, and replace each of its maps by what `decode` returns for it.
+
+    Raises PolicyError that names `what` for anything else.
+    """
+    try:
+        value = unpack(data, what=what, limits=LIMITS)
+    except WireError as error:
+        raise PolicyError(str(error)) from error
+    try:
+        return _decode(value, decode)
+    except PolicyError as error:
+        raise PolicyError(f"{what}: {error}") from error
+
+
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise PolicyError for a dtype of neither numbers nor text."""
+    if dtype.kind not in KINDS:
+        raise PolicyError(f"expected an array of numbers or text, found dtype {dtype!s:.80}")
+
+
+def read_dtype(text: object) -> np.dtype[Any]:
+    """Return the dtype of a string such as "<f4". numpy would parse any text."""
+    if isinstance(text, str) and re.fullmatch(rf"[<>|=]?[{KINDS}]\d{{1,9}}", text):
+        with suppress(TypeError, ValueError):
+            return np.dtype(text)
+    raise PolicyError(f"expected the dtype of an array of numbers or text, found {text!s:.80}")
+
+
+def read_array(
+    data: object, dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"] = "C"
+) -> Array:
+    """Return a new array of these bytes. Raises PolicyError if they are not exactly its elements."""
+    check_dtype(dtype)
+    if not isinstance(data, bytes) or min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS:
+        raise PolicyError(f"expected bytes of an array, found {type(data).__name__} for shape {shape!s:.80}")
+    if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != len(data):
+        raise PolicyError(f"expected bytes of {dtype!s:.80} {shape!s:.80}, found {len(data)}")
+    try:
+        array: Array = np.ndarray(shape, dtype, data, order=order)
+    except ValueError as error:  # the other sides of an empty array may be too great
+        raise PolicyError(f"expected the shape of an array, found {shape!s:.80}: {error}") from error
+    return array.copy(order)
+
+
+def _encode(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> object:
+    if isinstance(value, np.ndarray):
+        check_dtype(value.dtype)
+        return encode(value)
+    if isinstance(value, Mapping):
+        return {key: _encode(item, encode) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item, encode) for item in value]
+    return value
+
+
+def _decode(value: object, decode: Callable[[dict[Any, Any]], Any]) -> Any:
+    if isinstance(value, dict):
+        return decode({key: _decode(item, decode) for key, item in value.items()})
+    if isinstance(value, list):
+        return [_decode(item, decode) for item in value]
+    return value
+
+
+def check_images(images: npt.ArrayLike, what: str, dimensions: int = 3) -> Image:
+    """Return images in RGB order, uint8 [height, width, 3], or with up to `dimensions` dimensions, as an array."""
+    array = np.asarray(images)
+    if array.dtype != np.uint8 or not 3 <= array.ndim <= dimensions or array.shape[-1] != 3:
+        raise PolicyError(
+            f"{what}: expected uint8 [height, width, 3] in RGB order, found {array.dtype} {list(array.shape)}"
+        )
+    return array
+
+
+def check_vectors(values: npt.ArrayLike, what: str, dimensions: int = 1) -> npt.NDArray[np.float32]:
+    """Return a vector, or an array of up to `dimensions` dimensions, as float32."""
+    try:
+        array = np.asarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"{what}: expected a vector of numbers, found {values!r:.80}") from error
+    if not 1 <= array.ndim <= dimensions:
+        raise PolicyError(f"{what}: expected a vector, found shape {list(array.shape)}")
+    return array
+
+
+def merge(given: Mapping[str, Any], added: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return both maps as one. Raises PolicyError for a key of both."""
+    if twice := sorted(given.keys() & added.keys()):
+        raise PolicyError(
+            f"{what}: expected none of {', '.join(twice)}, which the objects have; give them another name"
+        )
+    return {**given, **added}
+
+
+MAX_NPY_HEADER = 10_000
+
+
+def as_gr00t(
+    objects: SlotObservation | Sequence[SlotObservation],
+    *,
+    video: Mapping[str, Image],
+    state: Mapping[str, npt.ArrayLike],
+    language: str | Mapping[str, str],
+    name: str = "objects",
+    flat: bool = False,
+) -> dict[str, Any]:
+    """Return an observation of one robot: batches of 1.
+
+    `video` holds images in RGB order, uint8 [H, W, 3], or [T, H, W, 3] with T images of which the last is the newest.
+    `state` holds vectors [D] or [T, D]. `language` is the task, or tasks by key. For T images give the T latest
+    `objects`, as GR00T takes the same T of every stream.
+
+    The result is {"video": {key: uint8 [1, T, H, W, 3]}, "state": {key: float32 [1, T, D]}, "language": {key:
+    [[text]]}}. The masks are the video streams `name`_0, `name`_1 …, three slots in the channels of each (see
+    `SlotObservation.pictures`). The state `name` has the flags, ages and boxes (`SlotObservation.vector`). List them in
+    the modality configuration that the policy is trained with; a policy that is trained already ignores them.
+
+    With `flat`, the keys are "video.KEY", "state.KEY" and the language's own, and its values are [text], as GR00T N1.5
+    and the simulation wrapper of later versions take them. Raises PolicyError for a wrong shape or dtype.
+    """
+    history = [objects] if isinstance(objects, SlotObservation) else list(objects)
+    if not history:
+        raise PolicyError("objects: expected a SlotObservation for each image of a stream, found none")
+    if len({(item.names, item.masks.shape) for item in history}) > 1:
+        raise PolicyError(
+            "objects: expected SlotObservations of the same slots, found several names or sizes"
+        )
+    streams = {key: _stack_images(images, key, len(history)) for key, images in video.items()}
+    vectors = {key: _stack_vectors(values, key, len(history)) for key, values in state.items()}
+    steps = max((len(values) for values in vectors.values()), default=1)
+    pictures = [item.pictures(name) for item in history]
+    masks = {key: np.stack([images[key] for images in pictures]) for key in pictures[-1]}
+    flags = {name: np.stack([item.vector() for item in history[-steps:]])}
+    tasks = {"task": language} if isinstance(language, str) else language
+    observation = {
+        "video": {key: images[np.newaxis] for key, images in merge(streams, masks, "video").items()},
+        "state": {key: values[np.newaxis] for key, values in merge(vectors, flags, "state").items()},
+        "language": {key: [[text]] for key, text in tasks.items()},
+    }
+    return _flatten(observation) if flat else observation
+
+
+def pack_gr00t(endpoint: str, data: object = None, api_token: str | None = None) -> bytes:
+    """Return a request to a policy server: one message of a ZeroMQ REQ socket.
+
+    For `get_action`, `data` is {"observation": observation, "options": None}, and for a server of N1.5 the observation
+    itself. `ping`, `reset` and `get_modality_config` are other endpoints.
+    """
+    request: dict[str, Any] = {"endpoint": endpoint}
+    if data is not None:
+        request["data"] = data
+    if api_token is not None:
+        request["api_token"] = api_token
+    return pack_arrays(request, _encode_gr00t_array)
+
+
+def unpack_gr00t(reply: bytes) -> Any:
+    """Return the value of a policy server's reply, for `get_action` [action, info] with arrays [1, T, D] by key.
+
+    A modality configuration is a map. Raises PolicyError for an error that the server reports, and for invalid bytes.
+    """
+    if reply == b"ERROR":  # of early servers
+        raise PolicyError("the GR00T server reports an error; its log says which")
+    value = unpack_arrays(reply, "reply of the GR00T server", _decode_gr00t_map)
+    if isinstance(value, dict) and "error" in value:
+        raise PolicyError(f"the GR00T server reports: {value['error']}")
+    return value
+
+
+def _stack_images(images: Image, key: str, count: int) -> Image:
+    """Return images as uint8 [count, height, width, 3]."""
+    stack = check_images(images, f"video {key}", dimensions=4)
+    stack = stack if stack.ndim == 4 else stack[np.newaxis]
+    if len(stack) != count:
+        raise PolicyError(f"video {key}: expected {count} images, as many as objects; found {len(stack)}")
+    return stack
+
+
+def _stack_vectors(values: npt.ArrayLike, key: str, limit: int) -> npt.NDArray[np.float32]:
+    """Return vectors as float32 [T, D] with T up to `limit`."""
+    stack = np.atleast_2d(check_vectors(values, f"state {key}", dimensions=2))
+    if len(stack) > limit:
+        raise PolicyError(
+            f"state {key}: expected at most {limit} vectors, as many as objects; found {len(stack)}"
+        )
+    return stack
+
+
+def _flatten(observation: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        **{f"video.{key}": images for key, images in observation["video"].items()},
+        **{f"state.{key}": values for key, values in observation["state"].items()},
+        **{key: texts[0] for key, texts in observation["language"].items()},
+    }
+
+
+def _encode_gr00t_array(array: Array) -> dict[str, Any]:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+
+
+def _decode_gr00t_map(value: dict[Any, Any]) -> Any:
+    if "__ModalityConfig_class__" in value:
+        config = value.get("as_json")
+        try:
+            return json.loads(config) if isinstance(config, str) else config
+        except ValueError as error:
+            raise PolicyError(f"expected a modality configuration as JSON: {error}") from error
+    return _decode_npy(value.get("as_npy")) if "__ndarray_class__" in value else value
+
+
+def _decode_npy(data: object) -> Array:
+    """Return the array of a .npy file. numpy.load would allocate what a header declares before it reads the data."""
+    if not isinstance(data, bytes):
+        raise PolicyError(f"expected the bytes of a .npy file, found {type(data).__name__}")
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
+            version
+        ]
+        shape, fortran, dtype = read(file, MAX_NPY_HEADER)
+    except Exception as error:  # numpy parses the header as Python
+        raise PolicyError(f"expected a .npy file: {error!s:.200}") from error
+    return read_array(data[file.tell() :], dtype, shape, "F" if fortran else "C")
+
+
+MAX_SCALAR_BYTES = 1 << 20
+
+
+def as_openpi(
+    objects: SlotObservation, inputs: Mapping[str, Any], *, prompt: str, name: str = "observation/objects"
+) -> dict[str, Any]:
+    """Return an observation: your `inputs` as the policy's configuration names them, its `prompt`, and the objects.
+
+    `inputs` are for example {"observation/image": uint8 [H, W, 3] in RGB order, "observation/state": float32 [D]}. The
+    masks are the images `name`_0, `name`_1 …, uint8 [H, W, 3], three slots in the channels of each (see
+    `SlotObservation.pictures`). `name`_state, float32 [N * len(FIELDS)], has the flags, ages and boxes
+    (`SlotObservation.vector`). Let the configuration's transform of inputs read them; transforms ignore keys that they
+    do not name. Slots of 224 x 224 with fit="pad" lie on images from openpi's `resize_with_pad`. Raises PolicyError if
+    `inputs` has one of these keys.
+    """
+    added = {"prompt": prompt, f"{name}_state": objects.vector(), **objects.pictures(name)}
+    return merge(inputs, added, "inputs")
+
+
+def pack_openpi(observation: Mapping[str, Any]) -> bytes:
+    """Return the message of an observation for a policy server."""
+    return pack_arrays(observation, _encode_openpi_array)
+
+
+def unpack_openpi(message: bytes | str) -> Any:
+    """Return the value of a server's message: its metadata first, then a map with "actions", float [T, D].
+
+    Raises PolicyError for invalid bytes, and for text, in which the server reports an error.
+    """
+    if isinstance(message, str):
+        raise PolicyError(f"the openpi server reports: {message}")
+    return unpack_arrays(message, "message of the openpi server", _decode_openpi_map)
+
+
+def _encode_openpi_array(array: Array) -> dict[bytes, Any]:
+    return {
+        b"__ndarray__": True,
+        b"data": array.tobytes(),
+        b"dtype": array.dtype.str,
+        b"shape": list(array.shape),
+    }
+
+
+def _decode_openpi_map(value: dict[Any, Any]) -> Any:
+    if b"__ndarray__" not in value and b"__npgeneric__" not in value:
+        return value
+    dtype = read_dtype(value.get(b"dtype"))
+    try:
+        if b"__npgeneric__" in value:
+            if dtype.itemsize > MAX_SCALAR_BYTES:
+                raise PolicyError(f"expected a scalar of at most {MAX_SCALAR_BYTES} bytes, found {dtype}")
+            return np.array(value[b"data"], dtype)[()]
+        shape = tuple(int(side) for side in value[b"shape"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise PolicyError(f"expected an array with data, dtype and shape: {error!s:.200}") from error
+    return read_array(value.get(b"data"), dtype, shape)
+
+
+IMAGES = "observation.images"
+STATE = "observation.state"
+ENVIRONMENT_STATE = "observation.environment_state"
+"""Key of what lerobot's policies read beside the robot's own state."""
+
+
+def as_lerobot(
+    objects: SlotObservation,
+    *,
+    images: Mapping[str, Image] | None = None,
+    state: npt.ArrayLike | None = None,
+    name: str = "objects",
+) -> dict[str, npt.NDArray[Any]]:
+    """Return an observation of arrays, as lerobot's `predict_action` and `LeRobotDataset.add_frame` take it.
+
+    `images` are uint8 [H, W, 3] in RGB order by camera, `state` is a vector [D]. The result has
+    "observation.images.KEY" of each image and of the masks, `name`_0, `name`_1 …, three slots in the channels of each
+    (see `SlotObservation.pictures`); "observation.state", float32 [D]; and "observation.environment_state", float32
+    [N * len(FIELDS)], with the flags, ages and boxes (`SlotObservation.vector`). For a dataset, add "action" and
+    "task". Raises PolicyError for a wrong shape or dtype.
+    """
+    pictures = merge(images or {}, objects.pictures(name), "images")
+    observation: dict[str, npt.NDArray[Any]] = {
+        f"{IMAGES}.{key}": check_images(image, f"image {key}") for key, image in pictures.items()
+    }
+    if state is not None:
+        observation[STATE] = check_vectors(state, "state")
+    return observation | {ENVIRONMENT_STATE: objects.vector()}
+
+
+def lerobot_features(
+    slots: ObjectSlots, *, name: str = "objects", dtype: Literal["image", "video"] = "image"
+) -> dict[str, dict[str, Any]]:
+    """Return the features that the masks add to a dataset, for `LeRobotDataset.create(features=…)`.
+
+    They are the masks' images, and "observation.environment_state" with a name for each element, SLOT.LABEL.FIELD. Of
+    `dtype` "image" the masks are kept exactly; "video" is smaller, and blurs their edges.
+    """
+    pictures = slots.observe().pictures(name)
+    images = {
+        f"{IMAGES}.{key}": {"dtype": dtype, "shape": image.shape, "names": ["height", "width", "channels"]}
+        for key, image in pictures.items()
+    }
+    elements = [f"{slot}.{label}.{field}" for slot, label in enumerate(slots.names) for field in FIELDS]
+    return images | {ENVIRONMENT_STATE: {"dtype": "float32", "shape": (len(elements),), "names": elements}}
