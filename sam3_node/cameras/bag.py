@@ -13,7 +13,7 @@ from ..bags.native.labelled_clip import TABLETOP
 from ..errors import BagError, CameraError
 from ..types import Frame
 from .base import CapturedImage
-from .pacing import Pacer, StampPacer
+from .live import Pacer, StampPacer
 
 __all__ = ["TABLETOP", "BagSource", "open_images", "open_video"]
 

@@ -1,11 +1,20 @@
-"""The RealSense SDK: its import, its devices by their serial numbers, and its errors in terms of what to do."""
+"""The RealSense SDK: its import, its devices by their serial numbers, and its errors in terms of what to do.
+
+Streams of a RealSense camera: the choice of their modes, and their lenses.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CameraError, MissingExtraError, did_you_mean, require
+from ..bags.formats.realsense import make_intrinsics
+from ..errors import BagError, CameraError, MissingExtraError, did_you_mean, require
+from ..settings import CameraSettings
+from ..types import Intrinsics
+from .base import Mode, choose_mode
 
 _BUSY = ("busy", "in use", "already", "is streaming")
 _FORBIDDEN = ("permission", "access denied", "errno=13")
@@ -69,3 +78,97 @@ def explain(name: str, error: RuntimeError) -> CameraError:
     else:
         advice = "plug it in again; if that does not help, into another port"
     return CameraError(f"{name}: the SDK says {str(error).strip()!r}; {advice}")
+
+
+DEFAULT_MODE = Mode(640, 480, 30.0, "")
+_COLOUR_FORMATS = ("bgr8", "rgb8", "yuyv", "y8")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of a sensor in one of its modes."""
+
+    sensor: Any
+    profile: Any
+    mode: Mode
+
+
+def choose_streams(rs: Any, device: Any, settings: CameraSettings, name: str) -> tuple[Stream, Stream | None]:
+    """Choose the modes of colour and depth that are nearest to the settings. Warns about another size or rate.
+
+    Raises CameraError for a camera without colour.
+    """
+    wanted = Mode(
+        settings.width or DEFAULT_MODE.width,
+        settings.height or DEFAULT_MODE.height,
+        settings.fps or DEFAULT_MODE.fps,
+        "",
+    )
+    colour = _choose(list_streams(rs, device, rs.stream.color), wanted, _COLOUR_FORMATS)
+    if colour is None:
+        raise CameraError(
+            f"{name}: expected a colour stream ({', '.join(_COLOUR_FORMATS)}), found none; "
+            "choose a camera with a colour sensor"
+        )
+    depth = (
+        _choose(list_streams(rs, device, rs.stream.depth), colour.mode, ("z16",)) if settings.depth else None
+    )
+    if not device.is_playback():
+        _warn_about_mode(rs, device, colour.mode, wanted, name)
+    return colour, depth
+
+
+def list_streams(rs: Any, device: Any, kind: Any) -> list[Stream]:
+    """List the streams of one kind, such as rs.stream.color, in all modes."""
+    found = []
+    for sensor in device.query_sensors():
+        for profile in sensor.get_stream_profiles():
+            if profile.stream_type() == kind and profile.is_video_stream_profile():
+                video = profile.as_video_stream_profile()
+                mode = Mode(video.width(), video.height(), float(video.fps()), video.format().name)
+                found.append(Stream(sensor, video, mode))
+    return found
+
+
+def _choose(streams: Sequence[Stream], wanted: Mode, forms: Sequence[str]) -> Stream | None:
+    by_mode = {stream.mode: stream for stream in reversed(streams)}
+    mode = choose_mode(by_mode, wanted, forms)
+    return None if mode is None else by_mode[mode]
+
+
+def _warn_about_mode(rs: Any, device: Any, mode: Mode, wanted: Mode, name: str) -> None:
+    usb = read_info(rs, device, "usb_type_descriptor")
+    if usb.startswith("2"):
+        _log.warning(
+            "%s: expected USB 3, found USB %s, which has few modes: uses %s; use a USB 3 port and its own cable",
+            *(name, usb, mode),
+        )
+    elif wanted[:2] != mode[:2] or mode.fps < wanted.fps - 0.5:
+        _log.warning(
+            "%s: expected %dx%d at %g fps, the camera has %s; frames are resized if camera.width or height is set",
+            *(name, *wanted[:3], mode),
+        )
+
+
+def has_extrinsics(depth: Any, colour: Any) -> bool:
+    """Return True if the camera says how depth lies to colour."""
+    try:
+        depth.get_extrinsics_to(colour)
+    except RuntimeError:
+        return False
+    return True
+
+
+def read_lens(profile: Any, name: str) -> Intrinsics | None:
+    """Return the intrinsics of a stream as the SDK has them. Warns and returns None for an unknown lens."""
+    lens = profile.get_intrinsics()
+    model = lens.model.name.replace("_", " ").title()
+    try:
+        return make_intrinsics(
+            (lens.width, lens.height), (lens.fx, lens.fy, lens.ppx, lens.ppy), model, tuple(lens.coeffs)
+        )
+    except BagError as error:
+        _log.warning("%s: the frames have no intrinsics: %s; set camera.calibration", name, error)
+        return None

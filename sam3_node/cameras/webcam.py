@@ -1,18 +1,33 @@
-"""webcam:INDEX and rtsp://HOST/PATH - cameras of the operating system and of the network, read through OpenCV."""
+"""webcam:INDEX and rtsp://HOST/PATH - cameras of the operating system and of the network, read through OpenCV.
+
+Names and modes of V4L2 cameras, asked from the kernel (linux/videodev2.h).
+
+v4l2:NAME - a camera of Linux by its name, in a chosen mode; MJPEG is passed on as it comes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
 import os
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import cv2
+import numpy as np
 
-from ..errors import CameraError
+from ..errors import CameraError, WireError, did_you_mean
 from ..settings import CameraSettings
-from .base import CapturedImage
+from ..types import NANOSECONDS, Frame
+from ..wire.images import compressed_size
+from .base import CapturedImage, Mode, choose_mode
 from .live import LiveSource
 
 STREAM_TIMEOUT_MS = 5000
@@ -121,3 +136,228 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         cv2.utils.logging.setLogLevel(level)
+
+
+DEVICES = Path("/dev")
+_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
+_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
+_DISCRETE = 1
+_MAX_ENTRIES = 256
+
+Ask = Callable[[int, bytearray], object]
+"""An ioctl of an open device: it fills the structure of a request. Raises OSError at the end of a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class V4l2Camera:
+    """A device that captures video: its file, its name and its modes."""
+
+    path: Path
+    name: str
+    modes: tuple[Mode, ...]
+
+    @property
+    def index(self) -> int:
+        """N of /dev/videoN."""
+        return int(self.path.name.removeprefix("video"))
+
+
+def list_v4l2(folder: Path = DEVICES) -> list[V4l2Camera]:
+    """Return the cameras of this machine, in the order of their files. One that cannot be opened has no modes."""
+    paths = [path for path in folder.glob("video*") if path.name.removeprefix("video").isdecimal()]
+    found = []
+    for path in sorted(paths, key=lambda path: int(path.name.removeprefix("video"))):
+        try:
+            device = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            found.append(V4l2Camera(path, f"({error.strerror})", ()))
+            continue
+        try:
+            camera = read_camera(path, partial(fcntl.ioctl, device))
+        except OSError:  # not a video device
+            camera = None
+        finally:
+            os.close(device)
+        if camera is not None:
+            found.append(camera)
+    return found
+
+
+def read_camera(path: Path, ask: Ask) -> V4l2Camera | None:
+    """Return the camera at `path`; None if it captures no video, such as the metadata of a camera."""
+    data = bytearray(104)
+    ask(_QUERYCAP, data)
+    _, card, _, _, capabilities, device_caps = struct.unpack_from("=16s32s32sIII", data)
+    if not (device_caps if capabilities & _HAS_DEVICE_CAPS else capabilities) & _CAPTURE:
+        return None
+    return V4l2Camera(path, card.split(b"\0")[0].decode("utf-8", "replace"), tuple(_list_modes(ask)))
+
+
+def _list_modes(ask: Ask) -> Iterator[Mode]:
+    # an entry of a list is asked by its index, which lies before what it depends on; formats are of kind 1, capture
+    for (code,) in _enumerate(ask, _ENUM_FMT, 64, struct.pack("=I", 1), "=I", 44):
+        form = struct.pack("=I", code).decode("ascii", "replace").strip()
+        for kind, width, height in _enumerate(ask, _ENUM_SIZES, 44, struct.pack("=I", code), "=III", 8):
+            if kind != _DISCRETE:  # a range of sizes, whose smallest says little
+                continue
+            size = struct.pack("=III", code, width, height)
+            for rate_kind, seconds, images in _enumerate(ask, _ENUM_INTERVALS, 52, size, "=III", 16):
+                if rate_kind == _DISCRETE and seconds:
+                    yield Mode(width, height, round(images / seconds, 3), form)
+
+
+def _enumerate(
+    ask: Ask, request: int, size: int, key: bytes, fields: str, offset: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield the fields at `offset` of each entry of a list, until the device says that there is no more."""
+    with contextlib.suppress(OSError):
+        for index in range(_MAX_ENTRIES):
+            data = bytearray(struct.pack("=I", index) + key)
+            data.extend(bytes(size - len(data)))
+            ask(request, data)
+            yield struct.unpack_from(fields, data, offset)
+
+
+DEFAULT_MODE = Mode(640, 480, 30.0, "")
+_JPEG = ("MJPG", "JPEG")
+_RAW = ("YUYV", "UYVY", "BGR3", "RGB3", "GREY")
+_MANUAL_EXPOSURE = 1  # V4L2_EXPOSURE_MANUAL
+_EXPOSURES_PER_MS = 10  # V4L2 counts in 100 us
+_MAX_DELAY_NS = NANOSECONDS
+
+_log = logging.getLogger(__name__)
+
+
+class V4l2Device:
+    """A LiveDevice of OpenCV's V4L2 backend, in `mode`. The kernel's stamp is used if it is of the monotonic clock."""
+
+    def __init__(self, capture: cv2.VideoCapture, mode: Mode) -> None:
+        self._capture, self._mode = capture, mode
+        self._capture_ns = 0
+        self._stamp_ns = 0
+        self.lost = 0
+
+    def grab(self) -> bool:
+        try:
+            is_grabbed = self._capture.grab()
+        except cv2.error:
+            is_grabbed = False
+        if not is_grabbed:
+            raise CameraError("no image")
+        unix_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+        self._stamp_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
+        delay_ns = monotonic_ns - self._stamp_ns
+        self._capture_ns = unix_ns - (delay_ns if 0 <= delay_ns <= _MAX_DELAY_NS else 0)
+        return True
+
+    def retrieve(self) -> CapturedImage | None:
+        try:
+            is_read, image = self._capture.retrieve()
+        except cv2.error as error:
+            raise CameraError("no image") from error
+        if not is_read:
+            raise CameraError("no image")
+        times = {"v4l2_ns": self._stamp_ns}
+        if self._mode.form not in _JPEG:
+            return CapturedImage(image, self._capture_ns, times=times)
+        frame = read_jpeg(np.asarray(image, np.uint8).tobytes())
+        self.lost += frame is None
+        return None if frame is None else CapturedImage(frame, self._capture_ns, times=times)
+
+    def close(self) -> None:
+        self._capture.release()
+
+
+def read_jpeg(data: bytes) -> Frame | None:
+    """Return a JPEG of a camera as an encoded image, without the zeros that fill its buffer; None if it is damaged."""
+    end = data.rfind(b"\xff\xd9")
+    try:
+        if end < 0:
+            return None
+        data = data[: end + 2]
+        width, height = compressed_size(data, "jpeg")
+    except WireError:
+        return None
+    return Frame("", 0, 0, width, height, "jpeg", data)
+
+
+def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
+    """Return the camera with this name, file or number; part of a name is enough if only one has it.
+
+    Raises CameraError that names the cameras for any other name.
+    """
+    exact = [camera for camera in cameras if name in (camera.name, str(camera.path), str(camera.index))]
+    if exact:
+        return exact[0]
+    partial = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
+    if len(partial) == 1:
+        return partial[0]
+    known = ", ".join(f"{camera.path} ({camera.name})" for camera in partial or cameras) or "none"
+    near = did_you_mean(name, [camera.name for camera in cameras]) if not partial else ""
+    raise CameraError(
+        f"v4l2:{name}: expected the name or file of one camera, found {known}{near}; "
+        "sam3-node camera list shows them with their modes"
+    )
+
+
+def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+    """Open the camera with the name or file `address` in the mode nearest to the settings.
+
+    Raises CameraError if it is absent, gives no image, or has no mode that can be read.
+    """
+
+    def open_device() -> V4l2Device:
+        camera = find_camera(address, list_v4l2())
+        return _open(camera, choose_v4l2_mode(camera, settings), settings)
+
+    return LiveSource(f"v4l2:{address}", open_device, settings.fps, stop)
+
+
+def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:
+    """Choose the mode nearest to the settings: JPEG if frames are sent as JPEG, else raw if it is as fast."""
+    wanted = Mode(
+        settings.width or DEFAULT_MODE.width,
+        settings.height or DEFAULT_MODE.height,
+        settings.fps or DEFAULT_MODE.fps,
+        "",
+    )
+    forms = (*_JPEG, *_RAW) if settings.encoding == "jpeg" else (*_RAW, *_JPEG)
+    mode = choose_mode(camera.modes, wanted, forms)
+    if mode is None:
+        found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"
+        raise CameraError(f"v4l2:{camera.name}: expected one of {', '.join(forms)}, found {found}")
+    if mode[:2] != wanted[:2] or mode.fps < wanted.fps - 0.5:
+        _log.warning(
+            "v4l2:%s: expected %dx%d at %g fps, the camera has %s", *(camera.name, *wanted[:3], mode)
+        )
+    return mode
+
+
+def _open(camera: V4l2Camera, mode: Mode, settings: CameraSettings) -> V4l2Device:
+    with quiet():
+        capture = cv2.VideoCapture(camera.index, cv2.CAP_V4L2)
+        for property_, value in _properties(mode, settings).items():
+            capture.set(property_, value)
+        delivers = capture.isOpened() and capture.grab()
+    if not delivers:
+        capture.release()
+        raise CameraError(
+            f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "
+            f"{camera.path} and that this user may read it (group video)"
+        )
+    return V4l2Device(capture, mode)
+
+
+def _properties(mode: Mode, settings: CameraSettings) -> dict[int, float]:
+    properties: dict[int, float] = {
+        cv2.CAP_PROP_FOURCC: cv2.VideoWriter.fourcc(*mode.form),
+        cv2.CAP_PROP_FRAME_WIDTH: mode.width,
+        cv2.CAP_PROP_FRAME_HEIGHT: mode.height,
+        cv2.CAP_PROP_FPS: mode.fps,
+        cv2.CAP_PROP_BUFFERSIZE: 1,
+        cv2.CAP_PROP_CONVERT_RGB: float(mode.form not in _JPEG),
+    }
+    if settings.exposure_ms:
+        properties[cv2.CAP_PROP_AUTO_EXPOSURE] = _MANUAL_EXPOSURE
+        properties[cv2.CAP_PROP_EXPOSURE] = settings.exposure_ms * _EXPOSURES_PER_MS
+    return properties

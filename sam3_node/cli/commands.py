@@ -63,7 +63,7 @@ def run(args: Namespace, settings: Settings) -> None:
 def camera(args: Namespace, settings: Settings) -> None:
     """Publish frames until a signal or the end of the source, or list the sources."""
     if settings.camera.source == LIST_SOURCES:
-        from ..cameras.listing import list_cameras
+        from ..cameras.sources import list_cameras
 
         for line in list_cameras(args.folder or Path()):
             print(printable(line))

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..cameras.listing import list_realsense
+from ..cameras.sources import list_realsense
 from ..errors import Sam3NodeError, TransportError, install_advice
 from ..settings import Settings
 

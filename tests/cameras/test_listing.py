@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sam3_node.bags.native.labelled_clip import TABLETOP
-from sam3_node.cameras import listing
-from sam3_node.cameras.listing import describe_modes, list_cameras
-from sam3_node.cameras.modes import Mode
-from sam3_node.cameras.v4l2_modes import V4l2Camera
+from sam3_node.cameras import sources
+from sam3_node.cameras.base import Mode
+from sam3_node.cameras.sources import describe_modes, list_cameras
+from sam3_node.cameras.webcam import V4l2Camera
 from sam3_node.cli.main import main
 from sam3_node.errors import CameraError
 
@@ -57,8 +57,8 @@ def test_cameras_come_with_their_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = (Mode(640, 480, 30, "YUYV"), Mode(640, 480, 15, "YUYV"), Mode(1280, 720, 30, "MJPG"))
     assert list(describe_modes(modes)) == ["1280x720 MJPG: 30 fps", "640x480 YUYV: 15, 30 fps"]
     camera = V4l2Camera(Path("/dev/video2"), "HD Webcam", modes)
-    monkeypatch.setattr("sam3_node.cameras.v4l2_modes.list_v4l2", lambda: [camera])
-    assert list(listing._list_v4l2()) == [
+    monkeypatch.setattr("sam3_node.cameras.webcam.list_v4l2", lambda: [camera])
+    assert list(sources._list_v4l2()) == [
         "v4l2:/dev/video2  HD Webcam",
         "  1280x720 MJPG: 30 fps",
         "  640x480 YUYV: 15, 30 fps",

@@ -17,7 +17,7 @@ import pytest
 
 from sam3_node.cameras.live import LiveSource
 from sam3_node.cameras.publish import run_camera
-from sam3_node.cameras.realsense_device import RealSenseDevice
+from sam3_node.cameras.realsense import RealSenseDevice
 from sam3_node.cameras.realsense_sdk import explain, find_device
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
@@ -140,7 +140,7 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
     cameras: Callable[..., SoftCamera], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Check that its silence is noticed, that it is awaited, and that the stream then goes on."""
-    monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
+    monkeypatch.setattr("sam3_node.cameras.realsense.SILENT_S", 0.3)
     first, second = cameras(), cameras()
     plugged = [first]
 
@@ -170,7 +170,7 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
 def test_frames_of_a_camera_that_is_plugged_in_again_are_counted_on(
     cameras: Callable[..., SoftCamera], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
+    monkeypatch.setattr("sam3_node.cameras.realsense.SILENT_S", 0.3)
     plugged = [cameras(), cameras()]
     for camera, start in zip(plugged, (0, 3000), strict=True):
         camera.stream(start)

@@ -9,12 +9,18 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.modes import Mode
+from sam3_node.cameras.base import CapturedImage, Mode
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
-from sam3_node.cameras.v4l2 import V4l2Device, choose_v4l2_mode, find_camera, read_jpeg
-from sam3_node.cameras.v4l2_modes import V4l2Camera, list_v4l2, read_camera
+from sam3_node.cameras.webcam import (
+    V4l2Camera,
+    V4l2Device,
+    choose_v4l2_mode,
+    find_camera,
+    list_v4l2,
+    read_camera,
+    read_jpeg,
+)
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from sam3_node.wire import decode_image
