@@ -1,9 +1,8 @@
 """Recordings: `open_bag` reads those of any robot, `RecordingWriter` and `RecordingReader` this package's own."""
 
 from .bag import Bag, open_bag
-from .native.labelled_clip import LabelledClip
 from .native.layout import Pose
-from .native.reader import RecordingReader, read_masks
+from .native.reader import LabelledClip, RecordingReader, read_masks
 from .native.writer import RecordingWriter
 
 __all__ = [

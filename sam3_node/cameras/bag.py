@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..bags.bag import open_bag
-from ..bags.native.labelled_clip import TABLETOP
+from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
 from ..types import Frame
 from .base import CapturedImage

@@ -193,7 +193,7 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
 
 def _read_images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield `count` images, about the same number from each source."""
-    from ..bags.image_sampling import sample_images
+    from ..bags.bag import sample_images
 
     for index, source in enumerate(sources):
         share = (index + 1) * count // len(sources) - index * count // len(sources)

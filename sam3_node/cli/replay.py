@@ -291,7 +291,7 @@ def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _parse_time(text: str) -> int:
-    from ..bags.time_span import parse_time
+    from ..bags.pairing import parse_time
 
     try:
         return parse_time(text)

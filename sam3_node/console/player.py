@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bags.native.reader import RecordedMasks, RecordingReader
-from ..bags.time_span import TimeSpan
+from ..bags.pairing import TimeSpan
 from ..errors import BagError
 from ..types import NANOSECONDS, Box, Closeable, Frame, FrameKey, Mask, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks

@@ -19,8 +19,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from ..bags.image_sampling import sample_images
-from ..bags.native.labelled_clip import TABLETOP, LabelledClip
+from ..bags.bag import sample_images
+from ..bags.native.reader import TABLETOP, LabelledClip
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models.sam.stages import Run
 from ..settings import EngineSettings, Settings

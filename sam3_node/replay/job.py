@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from pydantic import ValidationError
 
-from ..bags.time_span import TimeSpan
+from ..bags.pairing import TimeSpan
 from ..calibration import Calibration
 from ..errors import ReplayError, RequestError
 from ..files import safe_file_name

@@ -21,9 +21,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..bags.episodes import split_selection
-from ..bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, LeRobotLayout, is_lerobot, read_layout
+from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, LeRobotLayout, is_lerobot, read_layout
 from ..bags.isolated import IsolatedCalls
+from ..bags.samples import split_selection
 from ..errors import BagError, ReplayError
 from ..types import Instance, MaskFrame
 from .coco import MaskSource, NumberTable

@@ -25,7 +25,7 @@ from rosbags.rosbag1 import Writer as Ros1Writer
 from rosbags.rosbag2 import Writer as Ros2FolderWriter
 
 from sam3_node.bags import open_bag
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cameras.sources import open_camera
 from sam3_node.settings import CameraSettings

@@ -15,8 +15,8 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags import RecordingWriter
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.formats import mcap_stream, video
-from sam3_node.bags.time_span import TimeSpan, parse_time
+from sam3_node.bags.formats import mcap, video
+from sam3_node.bags.pairing import TimeSpan, parse_time
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame
 from tests.support import mcap_files
@@ -96,12 +96,12 @@ def test_a_part_has_the_frames_of_the_whole(
 def test_chunks_outside_are_not_read(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
 
-    class Watched(mcap_stream._File):
+    class Watched(mcap._File):
         def read(self, length: int) -> bytes:
             lengths.append(length)
             return super().read(length)
 
-    monkeypatch.setattr(mcap_stream, "_File", Watched)
+    monkeypatch.setattr(mcap, "_File", Watched)
     whole = len(read(native)), sum(lengths)
     lengths.clear()
     assert len(read(native, TimeSpan(2 * SECOND, 3 * SECOND))) == 20

@@ -29,7 +29,7 @@ from rosbags.rosbag2 import Writer as Writer2
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.time_span import TimeSpan
+from sam3_node.bags.pairing import TimeSpan
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import LabelledClip
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from tests.support.node_rig import PATIENCE_S, Process, Rig, until
 from tests.support.paths import ROOT
 from tests.support.ros2 import graph

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.cameras import sources
 from sam3_node.cameras.base import Mode
 from sam3_node.cameras.sources import describe_modes, list_cameras

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sam3_node.bags.image_sampling import Image, sample_images
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.bag import Image, sample_images
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.detection.load import NANO, load_detector
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.engines.detector import (

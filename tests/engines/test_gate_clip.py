@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.bags.image_sampling import sample_images
+from sam3_node.bags.bag import sample_images
 from sam3_node.engines.slot import CLIP_FRAMES, CLIP_STEP, read_gate_clip
 from sam3_node.errors import BagError
 from tests.support.tabletop import TABLETOP, truth

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.cli import main as cli
 from sam3_node.engines.quantize import (
     MAX_E4M3,

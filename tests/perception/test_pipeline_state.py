@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.detection.base import Detector, prepare_prompts
 from sam3_node.detection.load import load_detector
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import LabelledClip
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.detection.base import prepare_prompts
 from sam3_node.detection.load import load_detector
 from sam3_node.errors import RequestError, UnknownObjectError

@@ -12,7 +12,7 @@ from pycocotools import mask as coco
 from transformers import pipeline
 from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
 
-from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import load_tracker

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 from ...errors import BagError
 from ...types import NANOSECONDS, Closeable
 from ...wire.images import MAX_FRAME_PIXELS
-from ..episodes import MAX_FPS, split_selection
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
-from ..samples import Colour, Losses, LossLimit, Sample, Topic, natural_order
+from ..samples import MAX_FPS, Colour, Losses, LossLimit, Sample, Topic, natural_order, split_selection
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")

@@ -1,18 +1,367 @@
-"""Reader of MCAP files of other programs: ROS 2 (CDR), ROS 1, and Foxglove messages as protobuf or JSON."""
+"""Bounded, damage-tolerant reading of MCAP files, both of this package's recordings and of other programs'.
+
+The mcap library reads a file by the index at its end, which a killed recorder never wrote, or record by record while it
+trusts every declared length. rosbags refuses bags without an index. `McapStream` therefore walks the records itself,
+never reads more bytes than the file holds, decompresses chunks within limits, and keeps everything before the first
+damage. The mcap library only parses single records and reads the index.
+
+Reader of MCAP files of other programs: ROS 2 (CDR), ROS 1, and Foxglove messages as protobuf or JSON.
+"""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Collection, Iterator
+import os
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import islice, pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+import zstandard
 
 from ...errors import BagError, require
-from ...types import Closeable
+from ...types import NANOSECONDS, Closeable
+from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import content_of, deserialise
 from ..messages.ros_images import MessageError
+from ..pairing import TimeSpan
 from ..samples import Losses, Sample, Topic, UnreadableTopicError
-from .mcap_stream import MAGIC, Channel, McapStream, Row
+
+MAGIC = b"\x89MCAP0\r\n"
+
+T = TypeVar("T")
+
+WHOLE = TimeSpan()
+
+_RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
+_MESSAGE_HEAD = struct.Struct("<HIQ")  # channel, sequence, log time: the beginning of a message
+_CHUNK_TIMES = struct.Struct("<QQ")  # log times of the first and the last message: the beginning of a chunk
+_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
+_END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
+_MAX_RECORD = 1 << 32  # bytes
+_COMPRESSIONS = ("", "lz4", "zstd")
+
+
+class Channel(NamedTuple):
+    """Describes the messages of a topic: `schema` is their type's name, the encodings are MCAP's names for them."""
+
+    topic: str
+    encoding: str
+    schema: str
+    schema_encoding: str
+    schema_data: bytes
+
+
+class Row(NamedTuple):
+    """One message; `logged_ns` is Unix time, `sequence` is the sender's number modulo 2^32."""
+
+    channel: Channel
+    logged_ns: int
+    data: bytes
+    sequence: int
+
+
+class McapStream:
+    """One MCAP file. Its methods raise BagError if the file cannot be opened or does not begin as MCAP does.
+
+    After an iteration of `rows` or `metadata`, `damage` says what could not be read; it is None if nothing was lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: str | None = None
+        self._reached = self._logged_ns = 0
+        self._expansion = Expansion(0)
+        self._reader = require("mcap.reader", "bags")
+        self._records = require("mcap.records", "bags")
+        self._data_stream = require("mcap.data_stream", "bags").ReadDataStream
+        exceptions = require("mcap.exceptions", "bags")
+        self._end_of_file = exceptions.EndOfFile
+        self._damages = (
+            *(exceptions.McapError, zstandard.ZstdError, struct.error, ValueError, LookupError),
+            *(OSError, OverflowError, RuntimeError, MemoryError),  # lz4 raises RuntimeError
+        )
+
+    def channels(self) -> tuple[Channel, ...]:
+        """Return the channels that have messages: from the file's summary, or by reading the whole file."""
+        with _File(self.path):
+            return _read_channels(self.path, self.path.stat().st_mtime_ns)
+
+    def summarised(self) -> tuple[Channel, ...]:
+        """Return the channels that have messages by the file's summary; none if it has no summary."""
+        summary = self._read_summary()
+        if summary is None:
+            return ()
+        counts = summary.statistics.channel_message_counts
+        return tuple(
+            _make_channel(record, summary.schemas)
+            for record in summary.channels.values()
+            if counts.get(record.id) and (not record.schema_id or record.schema_id in summary.schemas)
+        )
+
+    def count_messages(self, topics: Collection[str]) -> int | None:
+        """Return the number of messages on `topics` by the file's summary; None if it has no summary."""
+        summary = self._read_summary()
+        if summary is None:
+            return None
+        counts: dict[int, int] = summary.statistics.channel_message_counts
+        return sum(
+            counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
+        )
+
+    def rows(self, span: TimeSpan = WHOLE, sort_chunks: bool = False) -> Iterator[Row]:
+        """Yield the messages of a resolved span in the file's order, up to the first damage.
+
+        Chunks without such messages are skipped unread, unless the file lacks a summary that describes its channels.
+        With `sort_chunks`, the chunks of a file with such a summary come in the order of their first log times, as
+        writers with several threads may not have stored them.
+        """
+        return self._until_damage(lambda file: self._read_rows(file, span, sort_chunks))
+
+    def metadata(self, max_records: int | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield name and values of the metadata records, of the first `max_records` records if that is given.
+
+        Messages are skipped unread.
+        """
+        return self._until_damage(lambda file: self._read_metadata(file, max_records))
+
+    def _read_summary(self) -> Any:
+        """Return the mcap library's summary with statistics; None if there is none or it is damaged."""
+        try:
+            with _File(self.path) as file:
+                summary = self._reader.SeekingReader(file).get_summary()
+        except self._damages:
+            return None
+        return None if summary is None or summary.statistics is None else summary
+
+    def _until_damage(self, read: Callable[[_File], Iterator[T]]) -> Iterator[T]:
+        self.damage, self._reached, self._logged_ns = None, 0, 0
+        with _File(self.path) as file:
+            self._expansion = Expansion(file.size)
+            try:
+                yield from read(file)
+            except self._damages as error:
+                self.damage = self._describe(file.size, error)
+
+    def _read_rows(self, file: _File, span: TimeSpan, sort_chunks: bool) -> Iterator[Row]:
+        schemas: dict[int, Any] = {}
+        channels: dict[int, Channel] = {}
+        places: list[int] | None = None
+        if (sort_chunks or not span.is_whole) and (summary := self._read_summary()) is not None:
+            schemas |= summary.schemas
+            channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
+            if sort_chunks and channels and not _are_in_order(summary.chunk_indexes):
+                places = self._sort_places(file)
+        skipped = span if channels else WHOLE
+        opcodes = (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)
+        for opcode, content in self._walk(file, opcodes, span=skipped, places=places):
+            for record in self._parse(opcode, content):
+                if isinstance(record, self._records.Schema):
+                    schemas[record.id] = record
+                elif isinstance(record, self._records.Channel):
+                    channels[record.id] = _make_channel(record, schemas)
+                else:
+                    self._logged_ns = record.log_time
+                    if not span.contains(record.log_time):
+                        continue
+                    yield Row(channels[record.channel_id], record.log_time, record.data, record.sequence)
+
+    def _read_metadata(self, file: _File, max_records: int | None) -> Iterator[tuple[str, dict[str, str]]]:
+        for _, content in self._walk(file, (_METADATA,), max_records):
+            record = self._records.Metadata.read(self._data_stream(io.BytesIO(content)))
+            yield record.name, record.metadata
+
+    def _sort_places(self, file: _File) -> list[int]:
+        """Return the positions of the chunks, and of the messages outside chunks, in the order of their log times."""
+        places = []
+        for opcode, length in self._heads(file):
+            place = file.tell()
+            if opcode == _CHUNK:
+                first_ns, _ = _CHUNK_TIMES.unpack(file.read(_CHUNK_TIMES.size))
+                places.append((first_ns, place - _RECORD.size))
+            elif opcode == _MESSAGE:
+                *_, logged_ns = _MESSAGE_HEAD.unpack(file.read(_MESSAGE_HEAD.size))
+                places.append((logged_ns, place - _RECORD.size))
+            file.seek(place)
+            file.skip(length)
+        return [place for _, place in sorted(places)]
+
+    def _heads(self, file: _File, places: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+        """Move the file behind the head of each record, or of those at `places`; yield opcode and length in bytes."""
+        file.seek(len(MAGIC))
+        for place in repeat(None) if places is None else places:
+            if place is not None:
+                file.seek(place)
+            self._reached = file.tell()
+            opcode, length = _RECORD.unpack(file.read(_RECORD.size))
+            # the length tells a real end from a damaged opcode
+            if length == _END_LENGTHS.get(opcode):
+                return
+            yield opcode, length
+
+    def _walk(
+        self,
+        file: _File,
+        opcodes: Collection[int],
+        max_records: int | None = None,
+        span: TimeSpan = WHOLE,
+        places: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield opcode and content of the records of these opcodes, up to the end of the data, or of those at `places`.
+
+        Chunks whose times do not overlap the span are left out.
+        """
+        for opcode, length in islice(self._heads(file, places), max_records):
+            if opcode not in opcodes:
+                file.skip(length)
+            elif length > _MAX_RECORD:
+                raise ValueError(f"a record of {length} bytes, expected at most {_MAX_RECORD}")
+            elif opcode == _CHUNK and not span.is_whole and length >= _CHUNK_TIMES.size:
+                times = file.read(_CHUNK_TIMES.size)
+                if span.overlaps(*_CHUNK_TIMES.unpack(times)):
+                    yield opcode, times + file.read(length - len(times))
+                else:
+                    file.skip(length - len(times))
+            else:
+                yield opcode, file.read(length)
+
+    def _parse(self, opcode: int, content: bytes) -> Iterator[Any]:
+        """Yield the schemas, channels and messages of one record."""
+        stream = self._data_stream(io.BytesIO(content))
+        if opcode == _MESSAGE:
+            yield self._records.Message.read(stream, len(content))
+        elif opcode == _SCHEMA:
+            yield self._records.Schema.read(stream)
+        elif opcode == _CHANNEL:
+            yield self._records.Channel.read(stream)
+        elif opcode == _CHUNK:
+            for inner, part in self._walk_chunk(self._records.Chunk.read(stream)):
+                if inner in (_MESSAGE, _SCHEMA, _CHANNEL):
+                    yield from self._parse(inner, part)
+
+    def _walk_chunk(self, chunk: Any) -> Iterator[tuple[int, bytes]]:
+        """Yield opcode and content of the records in a chunk, once its checksum is right."""
+        if chunk.compression not in _COMPRESSIONS:
+            raise ValueError(f"a chunk compressed by {chunk.compression!r}, expected lz4, zstd or nothing")
+        size, data = chunk.uncompressed_size, chunk.data
+        if chunk.compression:
+            try:
+                data = decompress(data, chunk.compression, size)
+                self._expansion.add_bytes(size)
+            except DecompressionError as error:
+                raise ValueError(f"a chunk of {size} bytes: {error}") from error
+        if len(data) != size:
+            raise ValueError(f"a chunk of {len(data)} bytes, expected {size}")
+        if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
+            raise ValueError("crc validation failed in Chunk")
+        view, position = memoryview(data), 0
+        while position < size:
+            opcode, length = _RECORD.unpack_from(view, position)
+            begin, position = position + _RECORD.size, position + _RECORD.size + length
+            if position > size:
+                raise ValueError("a record that ends outside its chunk")
+            self._expansion.add_record()
+            yield opcode, bytes(view[begin:position])
+
+    def _describe(self, size: int, error: Exception) -> str:
+        after = f" after {_format_utc(self._logged_ns)}" if self._logged_ns else ""
+        if isinstance(error, self._end_of_file) and self._reached == size:
+            return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
+        reason = str(error) or type(error).__name__
+        state = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({reason})"
+        return f"{self.path} {state}: what follows byte {self._reached} of {size}{after} cannot be read"
+
+
+def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None:
+    """Return the number of messages on `topics` in all files; None if one is no MCAP file or has no summary."""
+    total = 0
+    for path in paths:
+        try:
+            number = McapStream(path).count_messages(topics)
+        except BagError:
+            return None
+        if number is None:
+            return None
+        total += number
+    return total if paths else None
+
+
+@lru_cache(maxsize=64)
+def _read_channels(path: Path, changed_ns: int) -> tuple[Channel, ...]:
+    """Return the channels of a file that was last changed at `changed_ns`.
+
+    A file without a summary is read whole for them; the cache makes that happen only once.
+    """
+    stream = McapStream(path)
+    return stream.summarised() or tuple(dict.fromkeys(row.channel for row in stream.rows()))
+
+
+class _File:
+    """An MCAP file whose `read` returns all requested bytes or raises EndOfFile.
+
+    No length that a damaged file declares is ever allocated. Raises BagError if the file cannot be opened or does not
+    begin as MCAP does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._end_of_file: type[Exception] = require("mcap.exceptions", "bags").EndOfFile
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise BagError(f"cannot read {path}: {error.strerror}") from error
+        self.size = os.fstat(self._file.fileno()).st_size
+        begin = self._file.read(len(MAGIC))
+        if begin != MAGIC:
+            self._file.close()
+            description = "one that begins otherwise" if begin else "an empty one"
+            raise BagError(f"expected an MCAP file at {path}, found {description}")
+        self.seek, self.tell = self._file.seek, self._file.tell
+        self.seek(0)
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, length: int) -> bytes:
+        """Read `length` bytes; EndOfFile if the file does not have them."""
+        data = self._file.read(length) if 0 <= length <= self.size - self.tell() else None
+        if data is None or len(data) < length:
+            raise self._end_of_file
+        return data
+
+    def skip(self, length: int) -> None:
+        """Pass over `length` bytes; EndOfFile if the file does not have them."""
+        if length > self.size - self.tell():
+            raise self._end_of_file
+        self.seek(length, os.SEEK_CUR)
+
+
+def _are_in_order(chunk_indexes: Sequence[Any]) -> bool:
+    """Return True if the chunks, by their positions in the file, begin no earlier than those before them."""
+    chunks = sorted(chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
+    return all(first.message_start_time <= second.message_start_time for first, second in pairwise(chunks))
+
+
+def _make_channel(record: Any, schemas: dict[int, Any]) -> Channel:
+    if not record.schema_id:
+        return Channel(record.topic, record.message_encoding, "", "", b"")
+    schema = schemas[record.schema_id]
+    return Channel(record.topic, record.message_encoding, schema.name, schema.encoding, schema.data)
+
+
+def _format_utc(time_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_ns / NANOSECONDS, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ns} ns"
+
 
 _ROS = {"cdr": True, "ros1": False}
 _ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"

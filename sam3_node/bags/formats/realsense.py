@@ -21,9 +21,8 @@ from ..decompression import DecompressionError, decompress
 from ..messages.ros import RawMessage, Storage, deserialise
 from ..messages.ros_images import MILLIMETRE, MessageError, read_payload, read_stamp
 from ..samples import CameraInfo, Losses, Payload, Sample, Topic
-from . import rosbag1, rosbag2_sqlite
-from .rosbag1 import Rosbag1
-from .rosbag2_sqlite import Rosbag2Sqlite
+from . import rosbag
+from .rosbag import Rosbag1, Rosbag2Sqlite
 
 # the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
 _LENS_MODELS = ("None", "Brown Conrady", "Modified Brown Conrady", "Inverse Brown Conrady", "Kannala Brandt4")
@@ -115,7 +114,7 @@ class RealSenseBag(Closeable):
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True if this is a `.bag` or `.db3` with images on topics of the RealSense SDK."""
-        if not path.is_file() or not (rosbag1.is_rosbag1(path) or rosbag2_sqlite.is_sqlite(path)):
+        if not path.is_file() or not (rosbag.is_rosbag1(path) or rosbag.is_sqlite(path)):
             return False
         try:
             with _storage(path) as storage:
@@ -219,7 +218,7 @@ class _Reading:
 
 
 def _storage(path: Path) -> Rosbag1 | Rosbag2Sqlite:
-    return Rosbag1(path) if rosbag1.is_rosbag1(path) else Rosbag2Sqlite(path)
+    return Rosbag1(path) if rosbag.is_rosbag1(path) else Rosbag2Sqlite(path)
 
 
 def _streams(storage: Storage) -> tuple[_Stream, ...]:

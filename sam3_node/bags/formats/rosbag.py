@@ -1,4 +1,15 @@
-"""Reader of ROS recordings: ROS 1 `.bag`, ROS 2 folders with `.db3` or `.mcap` files, and single `.db3` files.
+"""Reader of ROS 1 bags, format 2.0, record after record; it needs neither an index nor a proper end.
+
+rosbags refuses bags without an index, so it cannot read a bag whose recorder was killed.
+
+Reader of the SQLite files of ROS 2 bags (`.db3`), also of files that were never closed or are cut off.
+
+rosbags needs a whole database and metadata.yaml. This reader takes the rows that are there.
+
+A database is a program, too: views, virtual tables and generated columns compute, and pages that refer to each other in
+circles have rows without end. Only plain tables are read, and no more rows and bytes than a file of its size can hold.
+
+Reader of ROS recordings: ROS 1 `.bag`, ROS 2 folders with `.db3` or `.mcap` files, and single `.db3` files.
 
 ROS 2 may compress its files as a whole, then they are unpacked into a temporary folder. A part that stands there packed
 and unpacked is read once, from the copy that is whole. A single packed file is read, too.
@@ -10,22 +21,388 @@ killed, or whose end is missing. rosbags only deserialises single messages.
 from __future__ import annotations
 
 import re
+import sqlite3
+import struct
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
-from ...types import Closeable
-from ..decompression import DecompressionError, decompress_file
-from ..messages.ros import Storage, list_topics, read_sample
+from ...types import NANOSECONDS, Buffer, Closeable
+from ..decompression import DecompressionError, Expansion, decompress, decompress_file
+from ..messages.ros import RawMessage, Storage, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError
 from ..samples import Losses, Sample, SampleReader, Topic, natural_order
-from . import rosbag1, rosbag2_sqlite
-from .mcap import McapBag
-from .mcap_stream import McapStream
-from .rosbag1 import Rosbag1
-from .rosbag2_sqlite import Rosbag2Sqlite
+from .mcap import McapBag, McapStream
+
+ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
+
+_MESSAGE, _BAG, _INDEX, _CHUNK, _CHUNK_INFO, _CONNECTION = 2, 3, 4, 5, 6, 7
+_LENGTH = struct.Struct("<I")
+_TIME = struct.Struct("<II")
+_MAX_HEADER = 1 << 20
+_MAX_CHUNK = 1 << 30
+
+
+class _DamageError(Exception):
+    """The records end here; the text says what was found instead of the next one."""
+
+
+class _Record(NamedTuple):
+    op: int
+    fields: dict[bytes, bytes]
+    data: memoryview
+
+
+class Rosbag1(Closeable):
+    """A `.bag`, also one that was never closed or is cut off; the whole messages of a cut chunk are kept.
+
+    Raises BagError for a file that cannot be opened, is no ROS 1 bag of format 2.0, or has no topic.
+    """
+
+    is_cdr = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _open_rosbag1(path)
+        self._size = path.stat().st_size
+        self._losses = Losses()
+        self._expansion = Expansion(self._size)
+        self._connections: dict[int, tuple[str, str]] = {}
+        self._is_indexed = self._read_index()
+        if not self._is_indexed:
+            for _ in self._records():
+                pass
+        self.types = dict(self._connections.values())
+        if not self.types:
+            self.close()
+            raise BagError(
+                f"expected a recording with topics at {path}, found none: {self._losses.text() or 'it is empty'}"
+            )
+
+    @property
+    def lost(self) -> str | None:
+        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
+        if self._is_indexed or self._losses.text() is not None:
+            return self._losses.text()
+        return f"{self.path.name} has no index: it was never closed, or its end is cut off"
+
+    def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
+        """Yield the whole messages on these topics in the file's order."""
+        for record in self._records():
+            if record.op != _MESSAGE:
+                continue
+            topic, _ = self._connections.get(_number(record.fields.get(b"conn", b"")), ("", ""))
+            if topic in topics:
+                yield RawMessage(topic, _nanoseconds(record.fields.get(b"time", b"")), record.data)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def _records(self) -> Iterator[_Record]:
+        """Yield the messages, also those in chunks; remember connections; note what was lost."""
+        self._losses, position = Losses(), len(ROSBAG1_MAGIC)
+        self._expansion = Expansion(self._size)
+        try:
+            while position < self._size:
+                record, end = self._read(position)
+                try:
+                    yield from self._flatten(record)
+                except _DamageError as error:
+                    self._losses.skip(f"the chunks of {self.path.name}", f"at byte {position} {error}")
+                position = end
+        except (_DamageError, OSError, ValueError) as error:
+            self._losses.add(
+                f"{self.path.name} can be read up to byte {position} of {self._size}, where {error}"
+            )
+
+    def _read(self, position: int) -> tuple[_Record, int]:
+        """Return the record at `position`, without data that is not needed, and the position of its end."""
+        self._file.seek(position)
+        fields = _fields(self._take(self._length(_MAX_HEADER)))
+        op, length = _op(fields), self._length(_MAX_CHUNK)
+        begin = self._file.tell()
+        if op == _CHUNK:
+            # a cut chunk still holds whole messages
+            data = self._file.read(min(length, max(0, self._size - begin)))
+        else:
+            data = self._take(length) if op in (_MESSAGE, _CONNECTION) else b""
+        return _Record(op, fields, memoryview(data)), begin + length
+
+    def _length(self, limit: int) -> int:
+        length = int(_LENGTH.unpack(self._take(_LENGTH.size))[0])
+        if length > limit:
+            raise _DamageError("there is no record")
+        return length
+
+    def _take(self, size: int) -> bytes:
+        if self._file.tell() + size > self._size:
+            raise _DamageError("the file is cut off")
+        return self._file.read(size)
+
+    def _flatten(self, record: _Record) -> Iterator[_Record]:
+        if record.op == _CONNECTION:
+            self._connect(record)
+        elif record.op == _MESSAGE:
+            yield record
+        elif record.op == _CHUNK:
+            for inner in _inside(_decompress(record, self._expansion)):
+                self._expansion.add_record()
+                if inner.op == _CHUNK:
+                    raise _DamageError("there is a chunk within a chunk")
+                yield from self._flatten(inner)
+
+    def _connect(self, record: _Record) -> None:
+        number, topic = _number(record.fields.get(b"conn", b"")), record.fields.get(b"topic", b"")
+        type_name = _fields(record.data).get(b"type", b"")
+        self._connections[number] = (_text(topic), _text(type_name))
+
+    def _read_index(self) -> bool:
+        """Read the connections that the end of the file lists; return False if it lists none."""
+        try:
+            header, _ = self._read(len(ROSBAG1_MAGIC))
+            position = int.from_bytes(header.fields.get(b"index_pos", b""), "little")
+            if header.op != _BAG or not len(ROSBAG1_MAGIC) < position <= self._size:
+                return False
+            for _ in range(_number(header.fields.get(b"conn_count", b""))):
+                record, position = self._read(position)
+                if record.op == _CONNECTION:
+                    self._connect(record)
+        except _DamageError:
+            self._connections.clear()
+        return bool(self._connections)
+
+
+def is_rosbag1(path: Path) -> bool:
+    """Return True if a file begins as a ROS 1 bag does; BagError if it cannot be read."""
+    return first_bytes(path, len(ROSBAG1_MAGIC)) == ROSBAG1_MAGIC
+
+
+def _open_rosbag1(path: Path) -> BinaryIO:
+    if not is_rosbag1(path):
+        raise BagError(f"expected a ROS 1 bag of format 2.0, found another file at {path}")
+    return path.open("rb")
+
+
+def _inside(content: Buffer) -> Iterator[_Record]:
+    """Yield the records of a chunk; raise _DamageError at a record that is cut off."""
+    view, position = memoryview(content), 0
+    while position < len(view):
+        header, position = _part(view, position)
+        data, position = _part(view, position)
+        fields = _fields(header)
+        yield _Record(_op(fields), fields, data)
+
+
+def _part(view: memoryview, position: int) -> tuple[memoryview, int]:
+    begin = position + _LENGTH.size
+    end = begin + _number(view[position:begin])
+    if begin > len(view) or end > len(view):
+        raise _DamageError("a record is cut off")
+    return view[begin:end], end
+
+
+def _fields(header: Buffer) -> dict[bytes, bytes]:
+    fields, view, position = {}, memoryview(header), 0
+    while position < len(view):
+        field, position = _part(view, position)
+        name, _, value = bytes(field).partition(b"=")
+        fields[name] = value
+    return fields
+
+
+def _op(fields: dict[bytes, bytes]) -> int:
+    op = fields.get(b"op", b"")
+    if len(op) != 1 or not _MESSAGE <= op[0] <= _CONNECTION:
+        raise _DamageError("there is no record")
+    return op[0]
+
+
+def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
+    """Decompress a chunk's content as far as its bytes reach; count it in `expansion`."""
+    compression = _text(chunk.fields.get(b"compression", b""))
+    if compression == "none":
+        return chunk.data
+    if compression not in ("bz2", "lz4"):
+        raise _DamageError(f"expected a chunk compressed by none, bz2 or lz4, found {compression!r}")
+    try:
+        content = decompress(chunk.data, compression, _number(chunk.fields.get(b"size", b"")))
+    except DecompressionError as error:
+        raise _DamageError(f"the chunk cannot be read: {error}") from error
+    expansion.add_bytes(len(content))
+    return content
+
+
+def _number(value: Buffer) -> int:
+    return int(_LENGTH.unpack(value)[0]) if len(value) == _LENGTH.size else -1
+
+
+def _nanoseconds(value: bytes) -> int:
+    seconds, rest = _TIME.unpack(value) if len(value) == _TIME.size else (0, 0)
+    return int(seconds) * NANOSECONDS + int(rest)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
+
+_TABLES = {
+    "topics": ("id", "name", "type", "serialization_format"),
+    "messages": ("id", "topic_id", "timestamp", "data"),
+}
+_TOPICS = "SELECT id, name, type, serialization_format FROM topics ORDER BY rowid"
+_MAX_BLOB = 256 << 20  # bytes of one message
+_MAX_TOPICS = 4096
+_STEPS = 10_000  # of SQLite's virtual machine between two checks
+_MAX_STEPS = 2_000_000
+_STEPS_PER_BYTE = 4  # a row takes some 12 steps, and 40 bytes at least
+
+
+class Rosbag2Sqlite(Closeable):
+    """A `.db3`. Raises BagError for another file, or one without a topic in CDR."""
+
+    is_cdr = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lost: str | None = None
+        self._database = _open_sqlite(path)
+        self._bytes = sum(file.stat().st_size for file in (path, _log_path(path)) if file.is_file())
+        self._steps_left = 0
+        self._database.set_progress_handler(self._count_steps, _STEPS)
+        try:
+            self._allow_steps()
+            _require_tables(self._database)
+            rows = self._database.execute(_TOPICS).fetchmany(_MAX_TOPICS)
+        except (sqlite3.Error, BagError) as error:
+            self.close()
+            raise BagError(
+                f"expected a ROS 2 bag at {path}, found one without its topics: {error}"
+            ) from error
+        (page,) = self._database.execute("PRAGMA page_size").fetchone()
+        self._is_torn = path.stat().st_size % page != 0
+        named = [row for row in rows if row[3] == "cdr" and all(isinstance(text, str) for text in row[1:3])]
+        self._names = {number: name for number, name, _, _ in named}
+        self.types = {name: type_name for _, name, type_name, _ in named}
+        if not self.types:
+            self.close()
+            forms = ", ".join(sorted({str(form) for *_, form in rows})) or "no topics"
+            raise BagError(f"expected topics in cdr in {path}, found {forms}")
+
+    @property
+    def lost(self) -> str | None:
+        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
+        return self._lost
+
+    def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
+        """Yield the whole messages on these topics in the order of recording."""
+        self._lost = None
+        count, bytes_left = 0, self._bytes
+        numbers = [number for number, name in self._names.items() if name in topics]
+        try:
+            self._allow_steps()
+            rows: Iterator[tuple[int, int, object]] = self._rows(numbers)
+            for number, logged_ns, data in _all_but_last(rows) if self._is_torn else rows:
+                if not (isinstance(data, bytes) and isinstance(logged_ns, int)):
+                    raise BagError("a row is no message")
+                bytes_left -= len(data)
+                if bytes_left < 0:
+                    raise BagError("its rows have more bytes than the file")
+                yield RawMessage(self._names[number], logged_ns, data)
+                count += 1
+            reason = "it ends within a page" if self._is_torn else None
+        except (sqlite3.Error, BagError) as error:
+            reason = str(error)
+        if reason is not None:
+            self._lost = (
+                f"{self.path.name} is damaged or cut off: what follows {count} messages is lost ({reason})"
+            )
+
+    def _rows(self, numbers: list[int]) -> sqlite3.Cursor:
+        # in the order of the rows, not by the index on stamps: a cut file has its first rows, but no whole index
+        marks = ",".join("?" * len(numbers))
+        return self._database.execute(
+            f"SELECT topic_id, timestamp, data FROM messages NOT INDEXED WHERE topic_id IN ({marks}) "
+            "ORDER BY rowid",
+            numbers,
+        )
+
+    def _allow_steps(self) -> None:
+        self._steps_left = _MAX_STEPS + _STEPS_PER_BYTE * self._bytes
+
+    def _count_steps(self) -> bool:
+        """Return True, which interrupts SQLite, if a file of this size cannot need so many steps."""
+        self._steps_left -= _STEPS
+        return self._steps_left < 0
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._database.close()
+
+
+def is_sqlite(path: Path) -> bool:
+    """Return True if a file begins as an SQLite database does; BagError if it cannot be read."""
+    return first_bytes(path, len(SQLITE_MAGIC)) == SQLITE_MAGIC
+
+
+def _open_sqlite(path: Path) -> sqlite3.Connection:
+    if not is_sqlite(path):
+        raise BagError(f"expected a ROS 2 bag in SQLite, found another file at {path}")
+    # immutable opens files on a read-only disk that lie beside the journal of a killed recorder
+    for options in ("mode=ro", "immutable=1"):
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, check_same_thread=False)
+        database.text_factory = lambda text: text.decode("utf-8", "replace")
+        try:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_BLOB)
+            database.execute("PRAGMA trusted_schema=OFF")
+            # without it SQLite refuses a file that is shorter than it declares
+            database.execute("PRAGMA writable_schema=ON")
+            database.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            break
+        except sqlite3.Error:
+            if options == "mode=ro":
+                database.close()
+    return database
+
+
+def _log_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _require_tables(database: sqlite3.Connection) -> None:
+    """Raise BagError unless topics and messages are tables whose columns are stored.
+
+    SQLite takes the kind of an entry from its statement alone, so the statement is read as well as the kind.
+    """
+    for table, columns in _TABLES.items():
+        entries = database.execute(
+            "SELECT type, rootpage, sql FROM sqlite_master WHERE lower(name) = ? AND type != 'index'",
+            (table,),
+        ).fetchmany(2)
+        if [entry[:1] for entry in entries] != [("table",)] or not _is_table(*entries[0][1:]):
+            raise BagError(f"{table} is no plain table")
+        stored = {row[1] for row in database.execute(f"PRAGMA table_xinfo({table})") if row[6] == 0}
+        if not stored >= set(columns):
+            raise BagError(f"{table} lacks the stored columns {', '.join(sorted(set(columns) - stored))}")
+
+
+def _is_table(rootpage: object, sql: object) -> bool:
+    return bool(rootpage) and isinstance(sql, str) and sql.upper().startswith("CREATE TABLE ")
+
+
+def _all_but_last(rows: Iterator[tuple[int, int, object]]) -> Iterator[tuple[int, int, object]]:
+    """Yield all rows but the last: SQLite fills the missing part of a cut page with zeros, in the last row it reads."""
+    held = next(rows, None)
+    for row in rows:
+        assert held is not None
+        yield held
+        held = row
+
 
 METADATA = "metadata.yaml"
 
@@ -61,7 +438,7 @@ class RosBag(Closeable):
             return (path / METADATA).is_file() or bool(_list_parts(path))
         if path.suffix in _PACKED and _ending(path) in (*_SUFFIXES, ".bag"):
             return True
-        return rosbag1.is_rosbag1(path) or rosbag2_sqlite.is_sqlite(path)
+        return is_rosbag1(path) or is_sqlite(path)
 
     @property
     def lost(self) -> str | None:
@@ -208,7 +585,7 @@ class _RosFile(Closeable):
 
 
 def _open_file(path: Path) -> SampleReader:
-    if rosbag1.is_rosbag1(path):
+    if is_rosbag1(path):
         return _RosFile(path, Rosbag1(path))
     if _ending(path) == ".mcap":
         return McapBag(path)

@@ -26,7 +26,7 @@ from ...wire import (
     pack_frame,
     pack_masks,
 )
-from ..formats.mcap_stream import MAGIC
+from ..formats.mcap import MAGIC
 from .layout import (
     EVENTS,
     LAYOUT,

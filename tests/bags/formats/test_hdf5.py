@@ -12,7 +12,7 @@ pytest.importorskip("h5py")
 import h5py
 
 from sam3_node.bags import open_bag
-from sam3_node.bags.time_span import TimeSpan
+from sam3_node.bags.pairing import TimeSpan
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_image

@@ -22,8 +22,8 @@ pytest.importorskip("rosbags")
 import lz4.frame
 
 from sam3_node.bags.decompression import DecompressionError, decompress, decompress_file, max_content
-from sam3_node.bags.formats import rosbag2_sqlite
-from sam3_node.bags.formats.mcap_stream import MAGIC, McapStream
+from sam3_node.bags.formats import rosbag
+from sam3_node.bags.formats.mcap import MAGIC, McapStream
 from sam3_node.bags.formats.rosbag import RosBag
 from sam3_node.bags.messages import ros_images
 from sam3_node.bags.messages.ros import deserialise
@@ -231,8 +231,8 @@ def test_databases_that_compute_are_not_read(tmp_path: Path, statements: list[st
 
 def test_a_search_without_end_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_pages(tmp_path)
-    monkeypatch.setattr(rosbag2_sqlite, "_MAX_STEPS", 20_000)
-    monkeypatch.setattr(rosbag2_sqlite, "_STEPS_PER_BYTE", 0)
+    monkeypatch.setattr(rosbag, "_MAX_STEPS", 20_000)
+    monkeypatch.setattr(rosbag, "_STEPS_PER_BYTE", 0)
     with contextlib.closing(RosBag(path)) as bag:
         assert list(bag.samples({"/camera/image"})) == []
         assert "interrupted" in str(bag.lost)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import open_bag
-from sam3_node.bags.formats.image_layouts import FPS
-from sam3_node.bags.formats.images import ImagesBag
-from sam3_node.bags.image_sampling import sample_images
+from sam3_node.bags.bag import sample_images
+from sam3_node.bags.formats.images import FPS, ImagesBag
 from sam3_node.bags.samples import Colour, Sample
 from sam3_node.errors import BagError
 from sam3_node.types import Depth

@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from sam3_node.bags import open_bag
 from sam3_node.bags.formats.lerobot import POSE
-from sam3_node.bags.time_span import TimeSpan
+from sam3_node.bags.pairing import TimeSpan
 from sam3_node.errors import BagError, MissingExtraError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_depth, decode_image

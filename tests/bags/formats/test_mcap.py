@@ -21,8 +21,7 @@ pytest.importorskip("rosbags")
 
 from mcap.writer import CompressionType
 
-from sam3_node.bags.formats.mcap import McapBag
-from sam3_node.bags.formats.mcap_stream import MAGIC
+from sam3_node.bags.formats.mcap import MAGIC, McapBag
 from sam3_node.bags.samples import CameraInfo, Colour, Sample
 from tests.support.mcap_files import (
     COLOUR,

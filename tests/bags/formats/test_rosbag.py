@@ -15,8 +15,7 @@ pytest.importorskip("lz4")
 import lz4.frame
 import zstandard
 
-from sam3_node.bags.formats.rosbag import RosBag
-from sam3_node.bags.formats.rosbag1 import MAGIC
+from sam3_node.bags.formats.rosbag import ROSBAG1_MAGIC, RosBag
 from sam3_node.errors import BagError
 from tests.support import ros_recordings as ros
 
@@ -253,7 +252,7 @@ def test_a_message_that_is_none_is_passed_over_and_told(tmp_path: Path, folder: 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"#ROSBAG V1.2\n", MAGIC, MAGIC + bytes(5000), b"SQLite format 3\x00"]
+    "content", [b"", b"#ROSBAG V1.2\n", ROSBAG1_MAGIC, ROSBAG1_MAGIC + bytes(5000), b"SQLite format 3\x00"]
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     for name in ("drive.bag", "drive.db3"):

@@ -18,7 +18,7 @@ pytest.importorskip("mcap")
 from mcap.reader import make_reader
 
 from sam3_node.bags import RecordingReader, RecordingWriter, open_bag
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.recordings import (

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 pytest.importorskip("mcap")
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError

@@ -19,7 +19,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, quaternion_from_rotation
 from sam3_node.perception.perception import load_model

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.replay.job import STRATEGIES, Job, ObjectOnFrame, Strategy
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.types import Mask

@@ -30,8 +30,8 @@ import torch
 import transformers
 from torch import nn
 
-from sam3_node.bags.image_sampling import sample_images
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.bag import sample_images
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.cli.progress import ProgressBar
 from sam3_node.engines.export import export
 from sam3_node.engines.quantize import Recipe, Scales, calibrate, export_quantised, quantise_encoder

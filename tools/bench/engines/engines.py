@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sam3_node.bags.image_sampling import sample_images
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.bag import sample_images
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.engines.inductor import use_graphs
 from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
 from sam3_node.engines.validation import Report, compare_stages

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam3_node.bags.image_sampling import sample_images
-from sam3_node.bags.native.labelled_clip import TABLETOP
+from sam3_node.bags.bag import sample_images
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.engines.quantize import Recipe, calibrate, load_recipe, quantise_encoder
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.replay.cluster.pool import connect_ray
 from sam3_node.replay.cluster.scheduler import run_many

@@ -30,7 +30,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from sam3_node.bags.bag import open_bag
-from sam3_node.bags.native.labelled_clip import TABLETOP, LabelledClip
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.node.status import rss_bytes
 from sam3_node.perception.perception import Perception
