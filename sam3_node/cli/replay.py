@@ -22,7 +22,7 @@ from .parser import parse_numbers
 if TYPE_CHECKING:
     from ..replay.cluster.usage_report import RunProgress, UsageReport
     from ..replay.job import Job, ObjectOnFrame
-    from ..replay.summary import Summary
+    from ..replay.store import Summary
 
 OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot")
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
@@ -212,7 +212,7 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
         from ..replay.run import PerceptionCache, run_job
 
         return partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
-    from ..replay.live.run import Endpoints, run_live
+    from ..replay.live import Endpoints, run_live
 
     given = settings.transport.model_fields_set
     endpoints = Endpoints(
@@ -277,8 +277,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
 
 
 def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
-    from ..replay.job import ObjectOnFrame
-    from ..replay.prompts_file import read_prompts
+    from ..replay.job import ObjectOnFrame, read_prompts
 
     boxes = tuple(ObjectOnFrame(box=box) for box in args.boxes)
     return (*boxes, *(read_prompts(args.objects) if args.objects else ()))

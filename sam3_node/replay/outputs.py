@@ -20,9 +20,18 @@ from ..files import child_path
 from ..types import Frame, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image, pack_masks
-from .coco import MaskSource, write_coco
 from .davis_png import write_palette_pngs
-from .images import QUALITY, CameraFrames, FrameSource, compress_frame, join_frames, name_images, write_images
+from .images import (
+    QUALITY,
+    CameraFrames,
+    FrameSource,
+    MaskSource,
+    compress_frame,
+    join_frames,
+    name_images,
+    write_coco,
+    write_images,
+)
 from .lerobot_dataset import write_lerobot
 
 T = TypeVar("T", MaskFrame, Frame)

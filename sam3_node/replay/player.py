@@ -15,8 +15,8 @@ from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
-from .actions import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
-from .summary import NO_3D, WITH_DEPTH
+from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
+from .store import NO_3D, WITH_DEPTH
 
 log = logging.getLogger(__name__)
 

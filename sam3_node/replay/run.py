@@ -1,4 +1,8 @@
-"""Runs a job: steps its frames, writes shards as it goes, then the outputs, and the summary as completion marker.
+"""Compares replayed masks with recorded ones, bit for bit.
+
+Prefetching: threads read and decode frames ahead of the model, so that the model does not wait for them.
+
+Runs a job: steps its frames, writes shards as it goes, then the outputs, and the summary as completion marker.
 
 A job that was killed at any moment continues from its last complete shard.
 """
@@ -6,16 +10,20 @@ A job that was killed at any moment continues from its last complete shard.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from ..perception.perception import Perception
 from ..settings import Settings
-from ..types import MaskFrame
-from .actions import Action
-from .compare import MaskComparison, compare_masks
+from ..types import Closeable, Frame, Instance, MaskFrame
+from ..wire import decode_image, encode_image
 from .completion import (
     Completion,
     ProgressCallback,
@@ -26,9 +34,9 @@ from .completion import (
     read_complete_summary,
     read_digests,
 )
+from .event_log import Action, Edit, Step
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
 from .player import PlayedAction, Player, play_forward
-from .prefetch import Prefetcher
 from .schedule import Schedule
 from .second_pass import (
     ReverseFrameBuffer,
@@ -41,8 +49,182 @@ from .second_pass import (
     schedule_backward,
 )
 from .shards import SECOND_PASS, ShardLimits, Shards, ShardWriter
-from .store import local_bag, open_store
-from .summary import ReplayCounts, Summary
+from .store import ReplayCounts, Summary, local_bag, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class MaskComparison:
+    """Number of frames with recorded masks, number of these with identical replayed masks, and the first difference."""
+
+    frames: int
+    identical: int
+    first: str | None
+
+    @property
+    def is_identical(self) -> bool:
+        return self.first is None
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return f"identical: the masks of all {self.frames} recorded frames, bit for bit"
+        return f"different: the masks of {self.frames - self.identical} of {self.frames} recorded frames; {self.first}"
+
+
+def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) -> MaskComparison:
+    """Compare replayed masks with recorded ones, both in the order of the steps.
+
+    All fields must be equal, except the times of the stages and of publishing, and the node's session.
+    """
+    remaining, count, identical, first = iter(replayed), 0, 0, None
+    masks = next(remaining, None)
+    for expected in recorded:
+        count += 1
+        if masks is None or masks.key != expected.key:
+            first = first or _describe(expected, "was not replayed")
+            continue
+        difference = _find_difference(_without_session(masks), _without_session(expected))
+        identical += difference is None
+        first = first or (difference and _describe(expected, difference))
+        masks = next(remaining, None)
+    if masks is not None:
+        first = first or _describe(masks, "was not recorded")
+    return MaskComparison(count, identical, first)
+
+
+def _describe(masks: MaskFrame, difference: str) -> str:
+    return f"camera {masks.camera}, frame {masks.seq} {difference}"
+
+
+def _without_session(masks: MaskFrame) -> MaskFrame:
+    return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
+
+
+def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
+    for item in fields(MaskFrame):
+        here, there = getattr(masks, item.name), getattr(expected, item.name)
+        if item.name != "instances" and here != there:
+            return f"had {item.name} {there!r}, has {here!r}"
+    ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
+    if ids != recorded:
+        return f"had the objects {recorded}, has {ids}"
+    pairs = zip(masks.instances, expected.instances, strict=True)
+    return next((text for pair in pairs if (text := _find_instance_difference(*pair))), None)
+
+
+def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
+    # a node gives each mask its confidence: without one, the recording is older than all optional fields
+    is_older = expected.confidence is None and expected.mask.crop.any()
+    # without that of a name, it is older than the doubt about names, on which other optional fields depend
+    lacks_name = expected.name_confidence is None and instance.name_confidence is not None
+    for item in fields(Instance):
+        is_optional = item.default is not MISSING
+        if is_optional and (is_older or (lacks_name and item.name != "confidence")):
+            continue
+        here, there = getattr(instance, item.name), getattr(expected, item.name)
+        if item.name != "mask" and here != there:
+            return f"had {item.name} {there!r} of object {instance.id}, has {here!r}"
+    if instance.mask.box == expected.mask.box and np.array_equal(instance.mask.crop, expected.mask.crop):
+        return None
+    pixels = np.count_nonzero(instance.mask.full() != expected.mask.full())
+    return f"has another mask of object {instance.id}: {pixels} pixels differ"
+
+
+THREADS = 2
+MAX_FRAMES = 32
+MAX_BYTES = 256 << 20
+
+
+class Prefetcher(Closeable):
+    """Iterates over actions in their order, with the colour of their frames decoded to bgr8. A context manager.
+
+    One thread reads `actions` and `threads` others decode, up to `max_frames` frames or `max_bytes` of pixels ahead
+    (a single frame may be larger). A frame that cannot be decoded is passed on unchanged. An exception of the source is
+    raised after all actions before it. Can be iterated over once.
+    """
+
+    def __init__(
+        self,
+        actions: Iterable[Action],
+        threads: int = THREADS,
+        max_frames: int = MAX_FRAMES,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._actions = actions
+        self._max_frames, self._max_bytes = max_frames, max_bytes
+        self._queue: deque[tuple[int, Future[Action] | Action]] = deque()
+        self._count = self._bytes = 0
+        self._changed = threading.Condition()
+        self._ended = self._closed = False
+        self._failure: BaseException | None = None
+        self._pool = ThreadPoolExecutor(threads, "decode")
+        self._reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
+        self._reader.start()
+
+    def __iter__(self) -> Iterator[Action]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._ended)
+                if not self._queue:
+                    break
+                size, item = self._queue.popleft()
+            yield item.result() if isinstance(item, Future) else item
+            with self._changed:
+                self._count -= 1
+                self._bytes -= size
+                self._changed.notify_all()
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Stop reading and decoding, and discard the queue. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._reader.join()
+        self._pool.shutdown(cancel_futures=True)
+        self._queue.clear()
+
+    def _read(self) -> None:
+        try:
+            for action in self._actions:
+                if not self._add(action):
+                    break
+        except BaseException as error:
+            self._failure = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _add(self, action: Action) -> bool:
+        """Wait for space and queue the action. Return False if this was closed meanwhile."""
+        size = 0 if isinstance(action, Edit) else action.frame.width * action.frame.height * 3
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has_space(size))
+            if self._closed:
+                return False
+            self._count += 1
+            self._bytes += size
+            item = action if isinstance(action, Edit) else self._pool.submit(_decode_step, action)
+            self._queue.append((size, item))
+            self._changed.notify_all()
+        return True
+
+    def _has_space(self, size: int) -> bool:
+        return not self._count or (self._count < self._max_frames and self._bytes + size <= self._max_bytes)
+
+
+def _decode_step(step: Step) -> Action:
+    return step._replace(frame=decode_colour(step.frame))
+
+
+def decode_colour(frame: Frame) -> Frame:
+    """Return the frame with its colour as bgr8. A frame that cannot be decoded is returned as it is: its step fails."""
+    try:
+        return replace(frame, encoding="bgr8", colour=encode_image(decode_image(frame), "bgr8"))
+    except Exception:
+        return frame
+
 
 Load = Callable[[Settings], Perception]
 LIMITS = ShardLimits()

@@ -26,9 +26,18 @@ from ..perception.prompts import FramePrompt
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import CAUGHT_UP, Event, encode_mask
-from .actions import ADD_EVERYTHING, Action, Edit, Notes, Step
 from .davis_png import read_mask
-from .event_log import LogEntry, LoggedStep, match_frames, read_event_log
+from .event_log import (
+    ADD_EVERYTHING,
+    Action,
+    Edit,
+    LogEntry,
+    LoggedStep,
+    Notes,
+    Step,
+    match_frames,
+    read_event_log,
+)
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .lerobot_dataset import check_lerobot
 from .outputs import Dataset

@@ -23,7 +23,7 @@ import msgpack
 from ..errors import OutputError
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
-from .actions import REMOVED, Action, Edit, Step
+from .event_log import REMOVED, Action, Edit, Step
 from .player import PlayedAction, Player, play_forward
 
 MIN_FRAMES = 3

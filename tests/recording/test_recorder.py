@@ -35,7 +35,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags.native.layout import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordingReader
-from sam3_node.replay.actions import Step
+from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule
 

@@ -27,8 +27,8 @@ pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
-from sam3_node.replay.compare import compare_masks
 from sam3_node.replay.event_log import Gap, read_event_log
+from sam3_node.replay.run import compare_masks
 from sam3_node.wire import DEPTH_FIELDS, FAILED, Event
 
 MAX_AGE_MS = 1000

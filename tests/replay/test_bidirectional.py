@@ -19,8 +19,7 @@ from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.second_pass import find_multi_shot_spans
 from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
-from sam3_node.replay.store import FolderStore
-from sam3_node.replay.summary import Summary
+from sam3_node.replay.store import FolderStore, Summary
 from sam3_node.settings import Settings
 from sam3_node.types import Instance, MaskFrame
 from tests.support.live import Live, edited, tiny_settings

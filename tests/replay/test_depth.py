@@ -16,7 +16,7 @@ from sam3_node.bags import read_masks
 from sam3_node.calibration import Calibration
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
-from sam3_node.replay.summary import Summary
+from sam3_node.replay.store import Summary
 from sam3_node.settings import Settings
 from tests.support.live import BOX, SIZE, chosen, moving_frame, tiny_settings
 

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 
 from sam3_node.errors import ReplayError, WireError
-from sam3_node.replay.actions import RESTARTED, Edit, Notes, Step
-from sam3_node.replay.event_log import WINDOW, Gap, LogEntry, LoggedStep, match_frames, read_event_log
+from sam3_node.replay.event_log import (
+    RESTARTED,
+    WINDOW,
+    Edit,
+    Gap,
+    LogEntry,
+    LoggedStep,
+    Notes,
+    Step,
+    match_frames,
+    read_event_log,
+)
 from sam3_node.types import Frame, MaskFrame, Shed
 from sam3_node.wire import Event
 from tests.support.replay_logs import make_frame, make_masks, served

@@ -11,11 +11,11 @@ pytest.importorskip("mcap")
 
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.actions import ADD_EVERYTHING, Edit, Step
+from sam3_node.replay.event_log import ADD_EVERYTHING, Edit, Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.schedule import add_everything
-from sam3_node.replay.summary import ReplayCounts
+from sam3_node.replay.store import ReplayCounts
 from tests.support.live import moving_frame, tiny_settings
 
 ALL = {

@@ -22,8 +22,8 @@ pytest.importorskip("pyarrow")
 import pyarrow.parquet
 
 from sam3_node.errors import BagError, ReplayError
-from sam3_node.replay.actions import Edit, Step
 from sam3_node.replay.completion import StoppedError
+from sam3_node.replay.event_log import Edit, Step
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.lerobot_dataset import NAMES
 from sam3_node.replay.outputs import Dataset, write_outputs

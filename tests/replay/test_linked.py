@@ -12,7 +12,7 @@ pytest.importorskip("mcap")
 
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.replay.actions import Edit, Step
+from sam3_node.replay.event_log import Edit, Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.run import compare_job, run_job

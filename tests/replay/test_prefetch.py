@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import BagError
-from sam3_node.replay.actions import Action, Edit, Step
-from sam3_node.replay.prefetch import Prefetcher
+from sam3_node.replay.event_log import Action, Edit, Step
+from sam3_node.replay.run import Prefetcher
 from sam3_node.wire import decode_image
 from tests.support.live import SIZE, moving_frame
 from tests.support.node_rig import until

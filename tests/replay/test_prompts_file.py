@@ -13,10 +13,9 @@ import pytest
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.replay.actions import Notes, Step
 from sam3_node.replay.davis_png import encode_labels, read_mask
-from sam3_node.replay.job import ObjectOnFrame
-from sam3_node.replay.prompts_file import read_prompts
+from sam3_node.replay.event_log import Notes, Step
+from sam3_node.replay.job import ObjectOnFrame, read_prompts
 from sam3_node.replay.schedule import add_objects
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask

@@ -21,7 +21,7 @@ from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import compare_job, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
-from sam3_node.replay.summary import Summary
+from sam3_node.replay.store import Summary
 from tests.support.live import Live, edited, tiny_settings
 from tests.support.node_rig import until
 from tests.support.repeats import repetitions

@@ -24,10 +24,9 @@ from sam3_node.bags import read_masks
 from sam3_node.cli.main import main
 from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.compare import compare_masks
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import Instance, MaskFrame

@@ -12,7 +12,7 @@ import pytest
 
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError
-from sam3_node.replay.actions import MAX_NOTES, Edit, Notes, Step
+from sam3_node.replay.event_log import MAX_NOTES, Edit, Notes, Step
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.schedule import FrameEdits, add_objects, check_extents, group_edits, step_all_frames
 from sam3_node.types import Frame

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam3_node.replay.stitch import Segment, cut_segments, stitch
+from sam3_node.replay.shards import Segment, cut_segments, stitch
 from sam3_node.types import Instance, Mask, MaskFrame
 
 WIDTH, HEIGHT = 80, 60

@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple
 from ...errors import ReplayError
 from ..job import Job
 from ..run import LIMITS
-from ..shards import ShardLimits
-from ..stitch import Segment, cut_segments
-from ..summary import Summary
+from ..shards import Segment, ShardLimits, cut_segments
+from ..store import Summary
 
 
 class Split(NamedTuple):

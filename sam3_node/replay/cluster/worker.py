@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 
 from ...errors import Sam3NodeError
 from ...types import MaskFrame
-from ..completion import SUMMARY, ProgressCallback, StoppedError, build_identity, check_identity
+from ..completion import SUMMARY, ProgressCallback, StoppedError, build_identity, check_identity, read_results
 from ..job import Job
-from ..merge import read_results
 from ..outputs import write_outputs
 from ..run import PerceptionCache, clear_job, read_finished_summary, run_job
 from ..schedule import Schedule
-from ..stitch import stitch
-from ..store import HeldError, local_bag, open_store
-from ..summary import ReplayCounts, Summary
+from ..shards import stitch
+from ..store import HeldError, ReplayCounts, Summary, local_bag, open_store
 from .job_plan import ProbeResult, Split, Task
 
 log = logging.getLogger(__name__)

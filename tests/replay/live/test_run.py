@@ -15,12 +15,10 @@ pytest.importorskip("mcap")
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError, SettingsError, TransportError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.compare import compare_masks
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.live.node import InFlightFrames, NodeCounts
-from sam3_node.replay.live.run import Endpoints, run_live
-from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.live import Endpoints, InFlightFrames, NodeCounts, run_live
+from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
 from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.settings import Settings

@@ -26,8 +26,7 @@ import psutil
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.bags.native.writer import RecordingWriter
-from sam3_node.replay.cluster.pool import connect_ray
-from sam3_node.replay.cluster.scheduler import run_many
+from sam3_node.replay.cluster.scheduler import connect_ray, run_many
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits
