@@ -15,7 +15,7 @@ from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .commands import AddCommand, notify_about_frames, watch_process
 from .parser import FAILED, add_command_group
-from .terminal import printable
+from .progress import printable
 
 if TYPE_CHECKING:
     from ..bridges.live import Viewer

@@ -144,7 +144,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     require("scipy", _EXTRA)
     from ..calibration import intrinsics
     from ..calibration.report import draw_intrinsics, write_picture
-    from .calibration_results import make_intrinsics_file, print_intrinsics, replace_calibration
+    from .calibration_views import make_intrinsics_file, print_intrinsics, replace_calibration
 
     if args.out is None:
         raise CalibrationError("expected -o FILE.toml for the result, found none")
@@ -174,7 +174,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..calibration import hand_eye
     from ..calibration.closed_form import CLOSED_FORMS
     from ..calibration.report import draw_hand_eye, write_picture
-    from .calibration_results import (
+    from .calibration_views import (
         judge_hand_eye,
         make_hand_eye_section,
         print_comparison,
@@ -219,7 +219,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
     corners is too large.
     """
     require("scipy", _EXTRA)
-    from .calibration_results import describe_calibration, judge_hand_eye
+    from .calibration_views import describe_calibration, judge_hand_eye
 
     calibration = _load(args.file)
     for line in describe_calibration(calibration):
@@ -287,8 +287,7 @@ Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
 def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:
     """Return pairs of poses, views left out, digests of the inputs, and True if covariances lack a factor."""
     from ..calibration.poses import read_poses
-    from .calibration_pairs import pair_board_poses, pair_views
-    from .calibration_views import compute_digest
+    from .calibration_views import compute_digest, pair_board_poses, pair_views
 
     poses: list[RobotPose] = read_poses(args.poses) if args.poses else []
     inputs = {args.poses.name: compute_digest(args.poses)} if args.poses else {}

@@ -1,4 +1,7 @@
-"""The commands of `sam3-node`. Each imports its heavy dependencies when it runs."""
+"""The commands of `sam3-node`. Each imports its heavy dependencies when it runs.
+
+Mask images that the commands read and write.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import CameraError, VocabularyError, require
+from ..errors import CameraError, OutputError, RequestError, VocabularyError, require
 from ..files import prepare_output
 from ..processes.descriptors import raise_descriptor_limit
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
-from .mask_images import label_image, read_mask, write_image
-from .terminal import printable
+from ..types import Mask
+from .progress import printable
 
 if TYPE_CHECKING:
     from ..client import PerceptionClient, Segmentation
@@ -139,7 +142,7 @@ def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
     from ..client import PerceptionClient
     from ..processes.waiting import WaitingNotice
     from ..transport import Security
-    from .probe import NodeProbe
+    from .watch import NodeProbe
 
     transport = settings.transport
     with (
@@ -159,7 +162,7 @@ def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
 def notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
     """Say on stderr why the node gets no frames, until it processes some."""
     from ..processes.waiting import WaitingNotice, print_notice
-    from .probe import NodeProbe
+    from .watch import NodeProbe
 
     if settings.transport.control.endswith("*"):  # the port is known to the node only
         yield
@@ -174,7 +177,7 @@ def notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
 def _report_idle(settings: Settings) -> None:
     """Say on stderr why the node does not act on what it was given, such as that it is paused."""
     from ..processes.waiting import print_notice
-    from .probe import NodeProbe
+    from .watch import NodeProbe
 
     with NodeProbe(settings) as probe:
         if reason := probe.explain_frames():
@@ -390,3 +393,35 @@ def _make_prompt(args: Namespace) -> dict[str, Any]:
         "seq": args.seq,
         "camera": args.camera,
     }
+
+
+def read_mask(path: Path | None) -> Mask | None:
+    """Read a mask from an image file. Pixels other than 0 are inside."""
+    if path is None:
+        return None
+    import cv2
+
+    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    if image is None:
+        raise RequestError(f"mask {path}: expected a readable image file")
+    return Mask.from_full(image > 0)
+
+
+def label_image(masks: Sequence[Mask]) -> Any:
+    """Return uint16 [h, w] with the number of the smallest mask around each pixel, counted from 1; 0 outside."""
+    import numpy as np
+
+    labels = np.zeros(masks[0].size, np.uint16)
+    for number in sorted(range(len(masks)), key=lambda number: -masks[number].area):
+        labels[masks[number].full()] = number + 1
+    return labels
+
+
+def write_image(path: Path, image: Any) -> None:
+    """Write an image as PNG. Raises OutputError."""
+    import cv2
+
+    try:
+        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error

@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..types import KEY_ROLES
 from .commands import AddCommand
 from .parser import add_command_group
-from .terminal import printable
+from .progress import printable
 
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
 

@@ -31,7 +31,7 @@ from .parser import (
     parse_numbers,
     parse_timeout,
 )
-from .terminal import printable
+from .progress import printable
 
 EXIT_CODES: dict[type[Sam3NodeError], int] = {NoAnswerError: NO_ANSWER, DeviceError: DEVICE_FAILED}
 

@@ -1,4 +1,7 @@
-"""Progress of long work: a bar on a terminal, and otherwise a line every few seconds."""
+"""Text of other processes, made safe for a terminal.
+
+Progress of long work: a bar on a terminal, and otherwise a line every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,16 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+
+def printable(text: str, line_feeds: bool = False) -> str:
+    """Return the text with "?" for each control, invisible or direction-changing character.
+
+    With `line_feeds`, line feeds stay.
+    """
+    kept = "\n" if line_feeds else ""
+    return "".join(letter if letter.isprintable() or letter in kept else "?" for letter in text)
+
 
 TERMINAL_S, LOG_S = 0.2, 10.0
 STEP_REFRESH_S = 1.0

@@ -12,7 +12,7 @@ from ..files import make_folder, prepare_output, safe_file_name, write_atomicall
 from ..settings import Settings
 from .commands import AddCommand, connect
 from .parser import add_command_group, add_timeout
-from .terminal import printable
+from .progress import printable
 
 SETS_FOLDER = Path("prompts")
 """Folder of prompt sets, beside the profile or in the working directory."""

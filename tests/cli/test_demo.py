@@ -11,8 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sam3_node.cli.demo import BoxPrompter, make_environment, run_demo
-from sam3_node.cli.demo_results import DemoResults
+from sam3_node.cli.demo import BoxPrompter, DemoResults, make_environment, run_demo
 from sam3_node.errors import ProcessError
 from sam3_node.settings import ModelSettings, load_settings
 from sam3_node.types import Instance, Mask, MaskFrame

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sam3_node.cli import overlay_video
-from sam3_node.cli.overlay_video import OverlayVideo
-from sam3_node.cli.watch import run_watch
+from sam3_node.cli import watch
+from sam3_node.cli.watch import OverlayVideo, run_watch
 from sam3_node.errors import OutputError
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, MaskFrame
@@ -58,14 +57,14 @@ def test_messages_beyond_the_queue_are_counted_while_one_is_drawn(
         assert free.wait(20)
         return overlay(image, masks)
 
-    monkeypatch.setattr(overlay_video, "overlay", draw_when_free)
+    monkeypatch.setattr(watch, "overlay", draw_when_free)
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
         send_pairs(frames, video, count)
         free.set()
         lines = video.close()
     drawn, *dropped = (int(number) for line in lines for number in re.findall(r"(?:: |^)(\d+) ", line))
     assert drawn + sum(dropped) == count
-    assert drawn >= min(count, overlay_video.MAX_MESSAGES)
+    assert drawn >= min(count, watch.MAX_MESSAGES)
 
 
 def test_a_frame_may_arrive_after_its_masks(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_masks_are_not_drawn_on_a_frame_with_their_seq_of_another_run_of_the_cam
 
 def test_the_buffered_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = memoryview(frame_at(0).colour).nbytes
-    monkeypatch.setattr(overlay_video, "MAX_BYTES", 3 * nbytes)
+    monkeypatch.setattr(watch, "MAX_BYTES", 3 * nbytes)
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
         for seq in range(20):
             frames.send(frame_at(seq))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sam3_node.cli.main import main
-from sam3_node.cli.terminal import printable
+from sam3_node.cli.progress import printable
 from sam3_node.errors import RequestError
 from sam3_node.transport import ControlClient
 
