@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.bridges.rerun import RerunStream
-from sam3_node.bridges.rerun_entities import TRACK_FRAMES, draw_ids
+from sam3_node.bridges.rerun import TRACK_FRAMES, RerunStream, draw_ids
 from sam3_node.errors import MissingExtraError, OutputError, SettingsError
 from sam3_node.types import Depth, Frame, FramePose, Instance, Mask, MaskFrame
 from sam3_node.visualization import pick_colour
