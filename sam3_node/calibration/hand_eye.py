@@ -19,22 +19,23 @@ from scipy.stats import t as student
 from ..errors import CalibrationError
 from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, rotation_from_quaternion
 from ..types import Intrinsics
-from .closed_form import find_start, measure_errors, score_errors, solve_closed_form
 from .intrinsics import Rejected
-from .refinement import (
+from .rigid_motion import (
     Observations,
     Refined,
+    average,
     bound,
+    cross_matrices,
+    find_start,
+    invert_all,
     mahalanobis,
+    measure_errors,
+    measure_rotations,
     outlier_limit,
     refine,
-)
-from .rigid_motion import (
-    average,
-    cross_matrices,
-    invert_all,
-    measure_rotations,
     scale_positions,
+    score_errors,
+    solve_closed_form,
     to_motions,
 )
 

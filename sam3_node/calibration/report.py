@@ -13,9 +13,8 @@ from ..errors import OutputError
 from ..files import write_atomically
 from ..geometry import Array
 from ..types import Image
-from .coverage import GRID, measure_coverage
 from .hand_eye import HandEyeResult
-from .intrinsics import IntrinsicsResult
+from .intrinsics import GRID, IntrinsicsResult, measure_coverage
 
 _PANEL_PX = 640
 _THUMB_PX = 320

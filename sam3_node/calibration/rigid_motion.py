@@ -2,14 +2,36 @@
 
 A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right: T exp(xi),
 that is, in the frame of the child.
+
+OpenCV's methods of hand-eye calibration, and a start for the joint refinement that outliers do not spoil.
+
+All solve A X B = Y over views: A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera
+beside the robot, B is camera_from_board, X is the pose of the camera in its parent's frame, and Y that of the board
+in the other frame.
+
+Joint refinement of hand-eye and board pose over all views, with the noise of robot and camera estimated beside
+them.
+
+The error of a view is E = Y^-1 A X B, see `closed_form`. Its covariance is the sum of the camera's part, which the
+corners of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in
+metres and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R.
+Thompson, Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from scipy.spatial.transform import Rotation
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ..geometry import Array, rigid, rotation_from_vector
+import cv2
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares, minimize
+from scipy.spatial.transform import Rotation
+from scipy.stats import chi2
+
+from ..errors import CalibrationError
+from ..geometry import Array, invert, rigid, rotation_from_vector
 
 
 def invert_all(transforms: Array) -> Array:
@@ -68,3 +90,328 @@ def measure_rotations(transforms: Array) -> Array:
     vectors = Rotation.from_matrix(turned).as_rotvec()
     scatter = vectors.T @ vectors / max(len(vectors), 1)
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(scatter)[::-1], 0)), np.float64)
+
+
+HAND_EYE_METHODS = {
+    "tsai": cv2.CALIB_HAND_EYE_TSAI,
+    "park": cv2.CALIB_HAND_EYE_PARK,
+    "horaud": cv2.CALIB_HAND_EYE_HORAUD,
+    "andreff": cv2.CALIB_HAND_EYE_ANDREFF,
+    "daniilidis": cv2.CALIB_HAND_EYE_DANIILIDIS,
+}
+"""OpenCV's methods that solve for X alone."""
+
+ROBOT_WORLD_METHODS = {
+    "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
+    "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
+}
+"""OpenCV's methods that solve for X and Y."""
+
+CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
+
+_TRIALS, _SAMPLE = 60, 5
+_LEVER_M = 0.2  # converts angles to lengths in scores
+_CHECK_SEED = 7
+
+
+def solve_closed_form(a: Array, b: Array, method: str) -> tuple[Array, Array]:
+    """Return X and Y [4, 4] by one of CLOSED_FORMS, from A and B [n, 4, 4].
+
+    Raises CalibrationError if the method finds no finite solution.
+    """
+    try:
+        x, y = _call(a, b, method)
+    except cv2.error as error:
+        raise CalibrationError(f"{method} found no solution for {len(a)} views") from error
+    # some methods return reflections for samples that do not determine the solution
+    if not all(np.isfinite(pose).all() and np.linalg.det(pose[:3, :3]) > 0.5 for pose in (x, y)):
+        raise CalibrationError(f"{method} found no rigid solution for {len(a)} views")
+    return x, y
+
+
+def _call(a: Array, b: Array, method: str) -> tuple[Array, Array]:
+    boards = [part[:3, :3] for part in b], [part[:3, 3] for part in b]
+    if method in HAND_EYE_METHODS:
+        rotation, translation = cv2.calibrateHandEye(
+            [part[:3, :3] for part in a],
+            [part[:3, 3] for part in a],
+            *boards,
+            method=HAND_EYE_METHODS[method],
+        )
+        x = rigid(rotation, np.ravel(translation))
+        rotated = np.isfinite(x).all() and np.linalg.det(x[:3, :3]) > 0.5
+        return x, average(a @ x @ b) if rotated else x
+    inverse = invert_all(a)
+    board_rotation, board_translation, camera_rotation, camera_translation = cv2.calibrateRobotWorldHandEye(
+        *boards,
+        [part[:3, :3] for part in inverse],
+        [part[:3, 3] for part in inverse],
+        method=ROBOT_WORLD_METHODS[method],
+    )
+    board, camera = (
+        rigid(board_rotation, np.ravel(board_translation)),
+        rigid(camera_rotation, np.ravel(camera_translation)),
+    )
+    return invert(camera), invert(board)
+
+
+def measure_errors(a: Array, b: Array, x: Array, y: Array) -> Array:
+    """Return translation and rotation vector [n, 6] by which each view's board misses Y, in the board's frame."""
+    return to_motions(invert(y) @ a @ x @ b)
+
+
+def find_start(a: Array, b: Array) -> tuple[Array, Array, float]:
+    """Return X, Y and the scale of the board's positions, of the sample of views that fits the median view best.
+
+    Rotations are by PARK, positions and scale by least squares. Raises CalibrationError if no sample has a solution.
+    """
+    generator = np.random.default_rng(_CHECK_SEED)
+    samples = [np.arange(len(a))]
+    if len(a) > _SAMPLE:
+        samples += [generator.choice(len(a), _SAMPLE, replace=False) for _ in range(_TRIALS)]
+    best: tuple[float, Array, Array, float] | None = None
+    for sample in samples:
+        try:
+            x, _ = solve_closed_form(a[sample], b[sample], "park")
+        except (CalibrationError, np.linalg.LinAlgError):
+            continue
+        position, scale = _solve_positions(a[sample], b[sample], x[:3, :3])
+        if scale <= 0:  # no board that is seen has a negative size
+            position, scale = x[:3, 3], 1.0
+        x, scaled = rigid(x[:3, :3], position), scale_positions(b, scale)
+        y = _median_board(a @ x @ scaled)
+        score = float(np.median(score_errors(measure_errors(a, scaled, x, y))))
+        if best is None or score < best[0]:
+            best = score, x, y, scale
+    if best is None:
+        raise CalibrationError(
+            "no hand-eye solution: the poses of robot and board do not agree in any sample of views"
+        )
+    return best[1:]
+
+
+def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]:
+    """Return the position of X and the scale of B's positions by least squares, for the rotation of X."""
+    count = len(a)
+    slopes = np.zeros((count, 3, 7))
+    slopes[:, :, :3], slopes[:, :, 3:6] = a[:, :3, :3], -np.eye(3)
+    slopes[:, :, 6] = (a[:, :3, :3] @ rotation @ b[:, :3, 3:])[..., 0]
+    found = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
+    return np.asarray(found[:3], np.float64), float(found[6])
+
+
+def score_errors(errors: Array) -> Array:
+    """Return one length [n] in metres for errors [n, 6]: angles count with a lever of 0.2 m."""
+    return np.asarray(
+        np.hypot(np.linalg.norm(errors[:, :3], axis=1), _LEVER_M * np.linalg.norm(errors[:, 3:], axis=1))
+    )
+
+
+def _median_board(boards: Array) -> Array:
+    """Return the mean of the half of the boards' poses that is nearest to their median position."""
+    distances = np.linalg.norm(boards[:, :3, 3] - np.median(boards[:, :3, 3], axis=0), axis=1)
+    return average(boards[np.argsort(distances)[: max(len(boards) // 2, 1)]])
+
+
+_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
+_MAX_NOISE = (1.0, 1.0)
+_ROUNDS = 3
+_SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
+_DRAWS, _SEED = 100_000, 11
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Views [n]: A and B [n, 4, 4], and the covariance [n, 6, 6] of B as a motion in the frame of the board.
+
+    `left` is true if A is the inverse of the gripper's pose, whose noise then lies on the left of A. The scale of
+    `covariances` is unknown if `scaled` is true: it is estimated, too.
+    """
+
+    a: Array
+    b: Array
+    covariances: Array
+    left: bool
+    scaled: bool = False
+
+    def select(self, kept: npt.NDArray[Any]) -> Observations:
+        """Return the observations of some views."""
+        return replace(self, a=self.a[kept], b=self.b[kept], covariances=self.covariances[kept])
+
+    def rescale(self, board: float, robot: float = 1.0) -> Observations:
+        """Return the observations with all positions of the board and of the robot multiplied by these factors."""
+        factors = np.repeat([board, 1.0], 3)
+        return replace(
+            self,
+            a=scale_positions(self.a, robot),
+            b=scale_positions(self.b, board),
+            covariances=self.covariances * np.outer(factors, factors),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
+
+    The covariance [12, 12] is that of motions on the right, see `rigid_motion`, and `degrees` are the degrees of
+    freedom behind it. `scale` multiplies the positions of the board; where it was free, it is the 13th parameter of
+    the covariance [13, 13].
+    """
+
+    x: Array
+    y: Array
+    noise: tuple[float, float, float]
+    covariance: Array
+    degrees: int
+    scale: float = 1.0
+
+
+def refine(
+    observations: Observations,
+    x: Array,
+    y: Array,
+    noise: tuple[float, float, float] | None = None,
+    scale: float | None = None,
+) -> Refined:
+    """Minimise the whitened errors of all views from a start; with `noise` its components are not estimated.
+
+    With `scale`, a start, the scale of the board's positions is free, too.
+    """
+    free, scale = scale is not None, scale or 1.0
+    rounds = _ROUNDS if noise is None else 0
+    scaled = observations.rescale(scale)
+    noise = noise or _guess_noise(scaled, x, y)
+    for number in range(rounds + 1):
+        x, y, change = _minimise(scaled, x, y, noise, free)
+        scale *= change
+        scaled = observations.rescale(scale)
+        if number < rounds:
+            noise = _estimate_noise(scaled, x, y, noise, free)
+    slopes = _whiteners(scaled, x, noise) @ jacobians(scaled, free)
+    jacobian = slopes.reshape(-1, slopes.shape[2])
+    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), np.float64)
+    degrees = 3 * len(scaled.a) - 6 - free
+    return Refined(x, y, noise, covariance, max(degrees, 3), scale)
+
+
+def _minimise(
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float], free: bool
+) -> tuple[Array, Array, float]:
+    """Return X, Y and the factor of the board's positions, which is 1 unless it is `free`."""
+    roots = _whiteners(observations, x, noise)
+    # the Jacobian for small errors: it differs from the exact one by as much as the errors, a percent or less
+    slopes = roots @ jacobians(observations, free)
+    slopes = slopes.reshape(-1, slopes.shape[2])
+
+    def whitened(step: Array) -> Array:
+        b = scale_positions(observations.b, 1 + step[12]) if free else observations.b
+        errors = measure_errors(observations.a, b, move(x, step[:6]), move(y, step[6:12]))
+        return np.asarray((roots @ errors[..., None]).ravel(), np.float64)
+
+    start = np.zeros(slopes.shape[1])
+    found = least_squares(
+        whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
+    ).x
+    factor = float(np.clip(1 + found[12], 0.1, 10)) if free else 1.0
+    return move(x, found[:6]), move(y, found[6:12]), factor
+
+
+def covariances(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
+    """Return the covariance [n, 6, 6] of each view's error."""
+    spread = _noise_maps(observations, x)
+    variances = np.repeat(np.square(noise[:2]), 3)
+    robot = (spread * variances) @ np.swapaxes(spread, 1, 2)
+    return np.asarray(robot + noise[2] ** 2 * observations.covariances, np.float64)
+
+
+def _noise_maps(observations: Observations, x: Array) -> Array:
+    """Return [n, 6, 6] that convert an error of the gripper's pose, in its frame, to one of the board."""
+    chain = x @ observations.b
+    if observations.left:
+        chain = observations.a @ chain
+    return adjoints(invert_all(chain))
+
+
+def _whiteners(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances(observations, x, noise))), np.float64)
+
+
+def jacobians(observations: Observations, free: bool = False) -> Array:
+    """Return the derivatives [n, 6, 12] of the errors by motions of X and Y, for small errors.
+
+    With `free`, the 13th column is by the relative change of the board's positions.
+    """
+    by_x = adjoints(invert_all(observations.b))
+    by_y = np.broadcast_to(-np.eye(6), by_x.shape)
+    if not free:
+        return np.concatenate([by_x, by_y], axis=2)
+    by_scale = np.zeros((len(by_x), 6, 1))
+    by_scale[:, :3] = -invert_all(observations.b)[:, :3, 3:]
+    return np.concatenate([by_x, by_y, by_scale], axis=2)
+
+
+def _guess_noise(observations: Observations, x: Array, y: Array) -> tuple[float, float, float]:
+    errors = measure_errors(observations.a, observations.b, x, y)
+    lengths, angles = np.linalg.norm(errors[:, :3], axis=1), np.linalg.norm(errors[:, 3:], axis=1)
+    # the median length of a vector of three unit normals is 1.54
+    return (
+        float(np.clip(np.median(lengths) / 1.54, *(_MIN_NOISE[0], _MAX_NOISE[0]))),
+        float(np.clip(np.median(angles) / 1.54, *(_MIN_NOISE[1], _MAX_NOISE[1]))),
+        1.0,
+    )
+
+
+def _estimate_noise(
+    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float], free: bool
+) -> tuple[float, float, float]:
+    """Return the noise with the highest restricted likelihood of the errors."""
+    errors = measure_errors(observations.a, observations.b, x, y)
+    spread, camera = _noise_maps(observations, x), observations.covariances
+    slopes = jacobians(observations, free)
+    count = 3 if observations.scaled else 2
+
+    def cost(logarithms: Array) -> float:
+        sizes = np.exp(logarithms)
+        factor = sizes[2] if count == 3 else noise[2]
+        total = (spread * np.repeat(sizes[:2] ** 2, 3)) @ np.swapaxes(spread, 1, 2) + factor**2 * camera
+        inverse = np.linalg.inv(total)
+        normal = (np.swapaxes(slopes, 1, 2) @ inverse @ slopes).sum(0)
+        product = np.einsum("ni,nij,nj->", errors, inverse, errors)
+        # the errors are those of another weighting: project out what X and Y could still explain
+        gradient = np.einsum("nik,nij,nj->k", slopes, inverse, errors)
+        explained = gradient @ np.linalg.solve(normal, gradient)
+        return float(np.linalg.slogdet(total)[1].sum() + np.linalg.slogdet(normal)[1] + product - explained)
+
+    low = np.log([*_MIN_NOISE, 1e-3])[:count]
+    high = np.log([*_MAX_NOISE, 1e3])[:count]
+    start = np.clip(np.log(noise)[:count], low, high)
+    found = minimize(
+        cost, start, method="Nelder-Mead", bounds=list(zip(low, high, strict=True)), options=_SEARCH
+    )
+    sizes = np.exp(found.x)
+    return float(sizes[0]), float(sizes[1]), float(sizes[2]) if count == 3 else noise[2]
+
+
+def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
+    """Return the radius that the length of an error [3] of this covariance stays below with this confidence.
+
+    `degrees` are the degrees of freedom of the estimate of the covariance. A fixed sample of normal numbers makes the
+    quantile the same each time.
+    """
+    generator = np.random.default_rng(_SEED)
+    lengths = (generator.standard_normal((_DRAWS, 3)) ** 2) @ np.linalg.eigvalsh(covariance)
+    ratio = generator.chisquare(degrees, _DRAWS) / degrees
+    return float(np.sqrt(np.quantile(lengths / ratio, confidence)))
+
+
+def mahalanobis(observations: Observations, refined: Refined) -> Array:
+    """Return the squared whitened length [n] of each view's error; about 6 for an ordinary view."""
+    scaled = observations.rescale(refined.scale)
+    errors = measure_errors(scaled.a, scaled.b, refined.x, refined.y)
+    roots = _whiteners(scaled, refined.x, refined.noise)
+    return np.asarray(((roots @ errors[..., None]) ** 2).sum(axis=(1, 2)), np.float64)
+
+
+def outlier_limit(count: int) -> float:
+    """Return the squared whitened length that no view of `count` good ones exceeds, but in one of 200 calibrations."""
+    return float(chi2.ppf(1 - 0.005 / max(count, 1), 6))

@@ -172,8 +172,8 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     """Measure the camera's pose; complete the calibration file, write a picture; print a comparison of methods."""
     require("scipy", _EXTRA)
     from ..calibration import hand_eye
-    from ..calibration.closed_form import CLOSED_FORMS
     from ..calibration.report import draw_hand_eye, write_picture
+    from ..calibration.rigid_motion import CLOSED_FORMS
     from .calibration_views import (
         judge_hand_eye,
         make_hand_eye_section,
@@ -235,7 +235,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
 
 
 def _check_corners(args: Namespace, settings: Settings, calibration: Calibration) -> tuple[bool, str]:
-    from ..calibration.board_poses import locate_board
+    from ..calibration.bundle import locate_board
 
     board = _parse_board(args.board)
     views = _collect(args, settings, board)

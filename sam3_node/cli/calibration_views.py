@@ -22,13 +22,11 @@ import numpy as np
 from ..bags.bag import open_bag
 from ..bags.samples import natural_order
 from ..calibration import Calibration, load_calibration, save_calibration
-from ..calibration.board_poses import expected_covariance, locate_board
 from ..calibration.boards import Board, explain_absence
-from ..calibration.bundle import View
+from ..calibration.bundle import View, expected_covariance, locate_board
 from ..calibration.camera_file import HandEye, HandEyeMeasured, back_up
-from ..calibration.coverage import describe_missing, measure_coverage, outline
 from ..calibration.hand_eye import HandEyeResult, HandEyeView, LeaveOneOut
-from ..calibration.intrinsics import IntrinsicsResult, Rejected
+from ..calibration.intrinsics import IntrinsicsResult, Rejected, describe_missing, measure_coverage, outline
 from ..calibration.poses import PoseTrack, RobotPose
 from ..calibration.rigid_motion import to_motions
 from ..errors import CalibrationError, SettingsError, WireError

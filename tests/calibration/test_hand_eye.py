@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam3_node.calibration.closed_form import CLOSED_FORMS
 from sam3_node.calibration.hand_eye import (
     HandEyeView,
     Mounting,
@@ -18,7 +17,7 @@ from sam3_node.calibration.hand_eye import (
     compare_methods,
 )
 from sam3_node.calibration.report import draw_hand_eye
-from sam3_node.calibration.rigid_motion import move, to_motions
+from sam3_node.calibration.rigid_motion import CLOSED_FORMS, move, to_motions
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import Array, invert, quaternion_from_rotation, rigid, rotation_from_quaternion
 from tests.support.calibration_scenes import (

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from sam3_node.calibration.bundle import View
-from sam3_node.calibration.coverage import choose_views, describe_missing, measure_coverage
-from sam3_node.calibration.intrinsics import IntrinsicsResult, calibrate_intrinsics
+from sam3_node.calibration.intrinsics import (
+    IntrinsicsResult,
+    calibrate_intrinsics,
+    choose_views,
+    describe_missing,
+    measure_coverage,
+)
 from sam3_node.calibration.report import draw_intrinsics
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector

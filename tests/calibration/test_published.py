@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sam3_node.calibration.closed_form import CLOSED_FORMS
 from sam3_node.calibration.hand_eye import calibrate_hand_eye, compare_methods
 from sam3_node.calibration.intrinsics import calibrate_intrinsics
+from sam3_node.calibration.rigid_motion import CLOSED_FORMS
 from sam3_node.cli.calibration_views import collect_views
 from tests.support.paths import SHARED
 from tools.bench.accuracy.calibration import CHARUCO, CHESSBOARD, read_focal, read_pairs

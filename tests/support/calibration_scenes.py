@@ -8,9 +8,8 @@ import cv2
 import numpy as np
 
 from sam3_node.calibration.board_pdf import rasterise
-from sam3_node.calibration.board_poses import expected_covariance, locate_board, to_solution
 from sam3_node.calibration.boards import Board
-from sam3_node.calibration.bundle import View, project_points
+from sam3_node.calibration.bundle import View, expected_covariance, locate_board, project_points, to_solution
 from sam3_node.calibration.hand_eye import HandEyeView, Mounting
 from sam3_node.calibration.rigid_motion import move
 from sam3_node.geometry import Array, camera_matrix, invert, rigid, rotation_from_vector

@@ -17,10 +17,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from sam3_node.calibration.board_poses import expected_covariance
 from sam3_node.calibration.boards import Board
-from sam3_node.calibration.bundle import View
-from sam3_node.calibration.closed_form import CLOSED_FORMS
+from sam3_node.calibration.bundle import View, expected_covariance
 from sam3_node.calibration.hand_eye import (
     REFINED,
     HandEyeResult,
@@ -31,7 +29,7 @@ from sam3_node.calibration.hand_eye import (
     compare_methods,
 )
 from sam3_node.calibration.intrinsics import IntrinsicsResult, calibrate_intrinsics
-from sam3_node.calibration.rigid_motion import to_motions
+from sam3_node.calibration.rigid_motion import CLOSED_FORMS, to_motions
 from sam3_node.cli.calibration_views import collect_views
 from sam3_node.geometry import Array, rigid
 from tests.support.calibration_scenes import CENTRE_M, make_hand_eye
