@@ -20,7 +20,7 @@ import pytest
 from sam3_node.cli import main as cli
 from sam3_node.errors import NodeRestarted
 from sam3_node.node.operations import OPERATIONS
-from sam3_node.processes import group
+from sam3_node.processes import supervisor
 from sam3_node.settings import Settings, load_settings
 from sam3_node.wire import decode_mask
 from tests.support.node_rig import Rig
@@ -148,7 +148,7 @@ def check_profile(words: list[str]) -> None:
     if not words:
         return
     profile = ROOT / words[0]
-    assert group.list_processes(load_settings(profile), profile)
+    assert supervisor.list_processes(load_settings(profile), profile)
 
 
 def check_targets(words: list[str]) -> None:

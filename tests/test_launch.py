@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sam3_node.cli import main as cli
-from sam3_node.processes.group import list_processes
+from sam3_node.processes.supervisor import list_processes
 from sam3_node.settings import load_settings
 from sam3_node.settings.monitoring import split_address
 from sam3_node.transport.security import is_local

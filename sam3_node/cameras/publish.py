@@ -15,7 +15,7 @@ from ..errors import WireError
 from ..geometry import scale_intrinsics
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
-from ..processes.waiting import WaitingNotice
+from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, Security
 from ..types import Buffer, Delivery, Depth, Frame

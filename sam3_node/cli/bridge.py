@@ -9,8 +9,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OutputError
-from ..processes.descriptors import raise_descriptor_limit
-from ..processes.logs import announce
+from ..processes.logs import announce, raise_descriptor_limit
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .commands import AddCommand, notify_about_frames, watch_process

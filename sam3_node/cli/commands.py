@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CameraError, OutputError, RequestError, VocabularyError, require
 from ..files import prepare_output
-from ..processes.descriptors import raise_descriptor_limit
-from ..processes.logs import announce, log_subject
+from ..processes.logs import announce, log_subject, raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
@@ -140,7 +139,7 @@ def watch_process(settings: Settings) -> Watchdog:
 def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
     """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
     from ..client import PerceptionClient
-    from ..processes.waiting import WaitingNotice
+    from ..processes.signals import WaitingNotice
     from ..transport import Security
     from .watch import NodeProbe
 
@@ -161,7 +160,7 @@ def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
 @contextmanager
 def notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
     """Say on stderr why the node gets no frames, until it processes some."""
-    from ..processes.waiting import WaitingNotice, print_notice
+    from ..processes.signals import WaitingNotice, print_notice
     from .watch import NodeProbe
 
     if settings.transport.control.endswith("*"):  # the port is known to the node only
@@ -176,7 +175,7 @@ def notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
 
 def _report_idle(settings: Settings) -> None:
     """Say on stderr why the node does not act on what it was given, such as that it is paused."""
-    from ..processes.waiting import print_notice
+    from ..processes.signals import print_notice
     from .watch import NodeProbe
 
     with NodeProbe(settings) as probe:

@@ -29,8 +29,7 @@ from ..cameras.bag import TABLETOP
 from ..client import PerceptionClient
 from ..errors import OutputError, ProcessError, UnknownFrameError
 from ..files import prepare_output
-from ..processes.group import CAMERA_READY, NODE_READY, print_line
-from ..processes.supervisor import Group, Process
+from ..processes.supervisor import CAMERA_READY, NODE_READY, Group, Process, print_line
 from ..settings import CameraSettings, Settings, TransportSettings
 from ..types import NANOSECONDS, Image, Mask, MaskFrame
 from ..visualization import VideoWriter, contact_sheet, overlay, write_image

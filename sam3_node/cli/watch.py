@@ -23,7 +23,7 @@ import numpy as np
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import AuthenticationError, OutputError, Sam3NodeError, SettingsError, WireError
 from ..files import child_path, prepare_output
-from ..processes.waiting import WaitingNotice, print_notice
+from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings, TransportSettings
 from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
 from ..types import NANOSECONDS, Closeable, Frame, Image, Instance, MaskFrame

@@ -23,8 +23,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from ..perception.pipeline import Pipeline
 from ..perception.registry import LoadShedder
-from ..processes.descriptors import warn_if_descriptors_run_out
-from ..processes.logs import log_subject
+from ..processes.logs import log_subject, warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..types import Frame, TrackState

@@ -8,7 +8,7 @@ import sys
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 try:
-    from .group import main
+    from .supervisor import main
 except ModuleNotFoundError as error:
     from ..errors import explain_missing
 

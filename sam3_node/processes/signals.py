@@ -1,4 +1,7 @@
-"""Reactions to stop signals: end at once, raise KeyboardInterrupt, or set an event."""
+"""Reactions to stop signals: end at once, raise KeyboardInterrupt, or set an event.
+
+Notices on stderr that say what a command waits for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+
+from ..types import Closeable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT, as shells count."""
@@ -96,3 +102,55 @@ def stop_on_signals(once: bool = False) -> threading.Event:
 def _arm_interrupt(*_: object) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
+
+
+NOTICE_S = 3.0
+"""Seconds without progress after which a command says what it waits for."""
+REPEAT_S = 1.0
+
+
+def print_notice(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class WaitingNotice(Closeable):
+    """A thread that says what a command waits for, NOTICE_S after the start or after the last progress.
+
+    `find_reason` returns one line, "" if there is nothing to say now, or None if there is nothing more to wait for. It
+    runs in the thread. A reason is shown once, and again after it has changed or after progress. A context manager.
+    """
+
+    def __init__(
+        self, find_reason: Callable[[], str | None], show: Callable[[str], object] = print_notice
+    ) -> None:
+        self._find_reason, self._show = find_reason, show
+        self._shown = ""
+        self._closed = threading.Event()
+        self._progress_s = time.monotonic()
+        threading.Thread(target=self._run, name="waiting", daemon=True).start()
+
+    def progress(self) -> None:
+        """Note that something has arrived."""
+        self._progress_s = time.monotonic()
+        self._shown = ""
+
+    def close(self) -> None:
+        """Say nothing more. Does not wait for `find_reason`. Idempotent."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        pause_s = NOTICE_S
+        while not self._closed.wait(pause_s):
+            begin_s = self._progress_s
+            pause_s = begin_s + NOTICE_S - time.monotonic()
+            if pause_s > 0:
+                continue
+            pause_s = REPEAT_S
+            reason = self._find_reason()
+            if reason is None:
+                return
+            is_current = self._progress_s == begin_s and not self._closed.is_set()
+            if reason and reason != self._shown and is_current:
+                self._shown = reason
+                self._show(reason)

@@ -16,7 +16,7 @@ from sam3_node.cameras.dialects import source as dialect_source
 from sam3_node.cameras.dialects.source import MAX_CAMERAS, ServerSource
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError, TransportError
-from sam3_node.processes import waiting
+from sam3_node.processes import signals
 from sam3_node.settings import CameraSettings
 from sam3_node.transport.foreign import MAX_FOREIGN_BYTES
 from sam3_node.types import Image
@@ -142,8 +142,8 @@ def test_an_image_that_comes_again_with_its_stamp_is_given_once() -> None:
 def test_a_server_may_be_late_and_be_restarted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "NOTICE_S", 0.3)
-    monkeypatch.setattr(waiting, "REPEAT_S", 0.1)
+    monkeypatch.setattr(signals, "NOTICE_S", 0.3)
+    monkeypatch.setattr(signals, "REPEAT_S", 0.1)
     endpoint = f"ipc://{tmp_path}/server"
     with opened(endpoint, "imagezmq") as source:
         said = ""

@@ -14,7 +14,7 @@ import pytest
 from sam3_node.cameras.publish import run_camera
 from sam3_node.cli import main as cli
 from sam3_node.cli.watch import run_watch
-from sam3_node.processes import waiting
+from sam3_node.processes import signals
 from sam3_node.settings import Settings, load_settings
 from sam3_node.transport import ControlServer, FrameSubscriber
 from sam3_node.wire import Reply
@@ -56,8 +56,8 @@ class Printed:
 @pytest.fixture(autouse=True)
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
     """Make notices come soon, and read what is printed."""
-    monkeypatch.setattr(waiting, "NOTICE_S", 0.1)
-    monkeypatch.setattr(waiting, "REPEAT_S", 0.05)
+    monkeypatch.setattr(signals, "NOTICE_S", 0.1)
+    monkeypatch.setattr(signals, "REPEAT_S", 0.05)
     return Printed(capsys)
 
 

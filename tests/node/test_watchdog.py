@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.client import PerceptionClient
-from sam3_node.processes.group import NODE_READY
-from sam3_node.processes.supervisor import Group, Process
+from sam3_node.processes.supervisor import NODE_READY, Group, Process
 from sam3_node.transport import FramePublisher
 from tests.support.node_frames import picture
 from tests.support.node_rig import until

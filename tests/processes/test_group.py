@@ -17,9 +17,8 @@ import pytest
 from sam3_node.cameras import publish
 from sam3_node.cli import main as cli
 from sam3_node.errors import CameraError, ProcessError, SettingsError
-from sam3_node.processes.group import combine_exit_codes, list_processes, main, run_group
 from sam3_node.processes.notify import Watchdog
-from sam3_node.processes.supervisor import Group, Process
+from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, list_processes, main, run_group
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sam3_node.processes.group import list_processes
 from sam3_node.processes.notify import NotifySocket, Watchdog
-from sam3_node.processes.supervisor import Group, Process
+from sam3_node.processes.supervisor import Group, Process, list_processes
 from sam3_node.settings import load_settings
 from tests.processes.test_group import ENDS_ON_SIGTERM, python, wait_until
 from tests.support.paths import ROOT

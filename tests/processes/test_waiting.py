@@ -6,16 +6,16 @@ import queue
 
 import pytest
 
-from sam3_node.processes import waiting
-from sam3_node.processes.waiting import WaitingNotice
+from sam3_node.processes import signals
+from sam3_node.processes.signals import WaitingNotice
 
 PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "NOTICE_S", 0.02)
-    monkeypatch.setattr(waiting, "REPEAT_S", 0.01)
+    monkeypatch.setattr(signals, "NOTICE_S", 0.02)
+    monkeypatch.setattr(signals, "REPEAT_S", 0.01)
 
 
 class Reasons:

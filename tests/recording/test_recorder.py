@@ -20,7 +20,7 @@ import zmq
 from sam3_node.calibration import Calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.errors import OutputError, SettingsError, TransportError
-from sam3_node.processes.group import RECORD_READY, list_processes
+from sam3_node.processes.supervisor import RECORD_READY, list_processes
 from sam3_node.recording.recorder import Trigger, run_record
 from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher

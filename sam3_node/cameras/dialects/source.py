@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from ...errors import CameraError, WireError
-from ...processes.waiting import WaitingNotice
+from ...processes.signals import WaitingNotice
 from ...settings import CameraSettings
 from ...transport.foreign import ForeignHub, ForeignSubscriber
 from ...types import NANOSECONDS, Frame, Image
