@@ -21,7 +21,7 @@ import pytest
 from sam3_node.cli import main as cli
 from sam3_node.processes.supervisor import list_processes
 from sam3_node.settings import load_settings
-from sam3_node.settings.monitoring import split_address
+from sam3_node.settings.tree import split_address
 from sam3_node.transport.security import is_local
 from tests.support.paths import ROOT
 

@@ -170,7 +170,7 @@ def test_every_field_has_a_help_text() -> None:
 def test_an_old_name_is_accepted_and_logged_once(
     old: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sam3_node.settings.section._WARNED_NAMES", set())
+    monkeypatch.setattr("sam3_node.settings.tree._WARNED_NAMES", set())
     section, name = old.split(".")
     profile = tmp_path / "old.toml"
     profile.write_text(f"[{section}]\n{now} = 0.1\n")

@@ -1,17 +1,19 @@
 """All settings of a deployment, and the layers that set them."""
 
 from .load import load_settings, read_toml
-from .monitoring import Address, HealthSettings, LoggingSettings, split_address
-from .section import Section
 from .tree import (
+    Address,
     CameraSettings,
     DeadlineSettings,
     DetectorSettings,
     EngineSettings,
     GroupSettings,
+    HealthSettings,
+    LoggingSettings,
     ModelSettings,
     Option,
     RecordSettings,
+    Section,
     Settings,
     SnapshotSettings,
     SpatialSettings,
@@ -19,6 +21,7 @@ from .tree import (
     TransportSettings,
     old_names,
     options,
+    split_address,
 )
 
 __all__ = [

@@ -19,8 +19,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from ..errors import SettingsError, did_you_mean
-from .monitoring import are_same_endpoint
-from .tree import DELIMITER, PREFIX, CameraSettings, Settings, old_names, options
+from .tree import DELIMITER, PREFIX, CameraSettings, Settings, are_same_endpoint, old_names, options
 
 Layers = Mapping[str, Mapping[str, Any]]
 
