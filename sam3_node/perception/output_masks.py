@@ -10,8 +10,8 @@ processor to the next, so `rasterize` decides again by the definition where the 
 Masks at frame size made on the model's device: only the bits of the objects' regions come to the host.
 
 The host knows each object's box at low resolution, so it knows how many bytes all regions take. The device interpolates
-the logits by the definition in `perception.output_masks`, in operations that round one by one, so the masks equal those of
-`rasterize` bit for bit. The number of operations does not depend on the number of objects.
+the logits in operations that round one by one, so its masks equal the masks of `rasterize` bit for bit.
+The number of operations does not depend on the number of objects.
 
 Copies of tracks and of masks of prompts on the host, in one transfer.
 
