@@ -18,6 +18,8 @@ from ..wire import Fields, decode_mask, encode_mask
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
 
 MaskLike: TypeAlias = "Mask | npt.NDArray[np.bool_]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]"

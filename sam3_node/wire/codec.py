@@ -21,6 +21,8 @@ from ..types import Buffer
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+    from ..types import lazy_numpy as np
 
 VERSION = 1
 MAX_INT = 2**63 - 1

@@ -22,6 +22,8 @@ from .codec import MAX_SIDE
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
 
 MAX_SCANS = 32
 """Maximum number of scans of a JPEG. libjpeg's own progressive script has 10, and optimising encoders stay below 20."""

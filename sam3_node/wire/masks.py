@@ -23,6 +23,8 @@ from .codec import MAX_SIDE, Fields, describe
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+else:
+    from ..types import lazy_numpy as np
 
 _MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
 _MAX_BYTES = 8 << 20
