@@ -43,7 +43,7 @@ ALL = [
 ]
 COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|launch|sam3_node|tests|tools"
+FOLDERS = "calibration|docs|launch|research|sam3_node|tests|tools"
 EXAMPLES = {
     ("benchmarks.md", "tools/bench/results/NAME.json"),
     ("README.md", "calibration/wrist.toml"),

@@ -9,8 +9,7 @@
     python -m tools.train_nano agree WEIGHTS    how well single frames are segmented, see tools/train_nano/agree.py
 
 It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
-lies in --output; the weights in its folder `export`, or in the package with --install. With --pack, all it trains on
-comes from one file (python -m tools.scenes.pack), nothing is rendered, and gates without clips are not tried.
+lies in --output; the weights in its folder `export`, or in the package with --install.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from .cutouts import OPENCLIPART
 from .data import Sources
 from .export import export
 from .gates import GATES, has_passed, pass_gate
-from .lesson import Lesson
-from .pack import unpack
 from .train import PICTURE_RATE, Trainer, picture_stages, stages
 
 RENDERED = {
@@ -43,7 +40,6 @@ RENDERED = {
     "val": (24, 24, "320x240", 12),
     "test": (24, 100, "640x480", 15),
 }
-HELD_OUT = {"bank": "val", "figures": "test"}  # gates that need clips of a split
 
 
 def main() -> None:
@@ -60,8 +56,6 @@ def main() -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.pack and args.command in (None, "gate"):
-        _take_pack(args)
     if args.command == "gate":
         return 0 if _gate(args.name, args) else 1
     if args.command == "curves":
@@ -74,30 +68,24 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _everything(args: argparse.Namespace) -> int:
-    lesson = (
-        Lesson(args.teacher, "bfloat16" if args.mixed else "auto")
-        if args.teacher and args.command == "pictures"
-        else None
-    )
-    trainer = Trainer(args.output, _device(args), args.init, args.mixed, lesson, args.seed)
+    trainer = Trainer(args.output, _device(args), args.init, args.mixed, args.seed)
     if args.command == "pictures":
         return _pictures(trainer, args)
-    for split in () if args.pack else RENDERED:
+    for split in RENDERED:
         _render(split, args)
     for name in ("overfit", "parity"):
         if not (has_passed(name, args.output) or _gate(name, args)):
             return 1
-    cache = (args.scenes if args.pack else args.output) / "cache"
-    sources = Sources(args.scenes / "train", cache, cutouts=args.cutouts, videos=args.videos)
+    sources = Sources(args.scenes / "train", args.output / "cache", cutouts=args.cutouts, videos=args.videos)
     plan = stages(args.frame_minutes, args.clip_minutes)
     trainer.run(plan[:2], sources, args.workers)
     _export(args)
-    if not may_go_on("bank", args):
+    if not _gate("bank", args):
         return 1
     trainer.run(plan, sources, args.workers)
     _export(args)
     draw_curves(args.output / "log.jsonl", args.output / "curves.png")
-    return 0 if may_go_on("figures", args) else 1
+    return 0 if _gate("figures", args) else 1
 
 
 def _pictures(trainer: Trainer, args: argparse.Namespace) -> int:
@@ -109,22 +97,6 @@ def _pictures(trainer: Trainer, args: argparse.Namespace) -> int:
     trainer.run(picture_stages(args.picture_minutes, args.picture_rate), sources, args.workers)
     _export(args)
     return 0
-
-
-def _take_pack(args: argparse.Namespace) -> None:
-    """Train from the pack instead of from folders."""
-    folder = args.output / "pack"
-    unpack(args.pack, folder)
-    args.scenes, args.cutouts, args.videos = folder, folder / "cutouts", folder / "videos"
-
-
-def may_go_on(name: str, args: argparse.Namespace) -> bool:
-    """Return True if a gate opens, or if a pack has no clips to try it on."""
-    clips = args.scenes / HELD_OUT[name]
-    if args.pack and not clips.is_dir():
-        print(f"gate {name} not tried: no clips in {clips}", flush=True)
-        return True
-    return _gate(name, args)
 
 
 def _device(args: argparse.Namespace) -> torch.device:
@@ -179,7 +151,6 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
     parser.add_argument("--videos", type=Path, help="folder of mp4 files for backgrounds")
-    parser.add_argument("--pack", type=Path, help="zip file instead of --scenes, --cutouts and --videos")
     parser.add_argument("--taught", type=Path, default=Path("out/taught"), help="folder that teach has made")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/train_nano"))
     parser.add_argument("--frame-minutes", type=float, default=60, help="on single frames")
@@ -189,7 +160,6 @@ def _arguments() -> argparse.Namespace:
         "--picture-rate", type=float, default=PICTURE_RATE, help="learning rate at its peak there"
     )
     parser.add_argument("--mixed", action="store_true", help="bfloat16 in the encoder and decoder")
-    parser.add_argument("--teacher", help="a trained tracker, whose features `pictures` compares with")
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")
@@ -220,8 +190,6 @@ def _refuse_misplaced(parser: argparse.ArgumentParser, args: argparse.Namespace)
     """Refuse options that are of another command."""
     if args.halfway and not (args.init and args.command == "export"):
         parser.error("--halfway is of `export` alone, and needs --init")
-    if args.teacher and args.command != "pictures":
-        parser.error("--teacher is of `pictures` alone")
     if args.beside and args.command != "export":
         parser.error("--beside is of `export` alone")
 

@@ -1,9 +1,9 @@
 """Keep and draw what the hours of training have brought: loss, and J on the validation scenes, over core-hours.
 
-    python -m tools.train_nano.history          draw docs/images/nano-history.png
-    python -m tools.train_nano.history --loss out/a/log.jsonl --before 4.2   keep a run's loss
+    python -m research.nano_history          draw docs/images/nano-history.png
+    python -m research.nano_history --loss out/a/log.jsonl --before 4.2   keep a run's loss
 
-`history.json` holds the points. J is measured by `python -m tools.bench.accuracy.vos out/scenes/val --settings
+`nano_history.json` holds the points. J is measured by `python -m tools.bench.accuracy.vos out/scenes/val --settings
 prompt=box,prompt=point,prompt=mask`, and the agreement with the teacher on real pictures that were held aside by
 `python -m tools.train_nano agree nano --taught out/taught/held`. The dotted line is J = a + b log2(hours), by least
 squares: b is what a doubling of the hours brings. Agreement has no such line: real pictures came late to the training.
@@ -20,10 +20,10 @@ import numpy as np
 
 from sam3_node.errors import ModelError, require
 
-from .curves import read_log
-from .steps import KINDS
+from tools.train_nano.curves import read_log
+from tools.train_nano.steps import KINDS
 
-HISTORY = Path(__file__).with_name("history.json")
+HISTORY = Path(__file__).with_name("nano_history.json")
 PICTURE = Path("docs/images/nano-history.png")
 POINTS = 12
 """Points of a run's loss that are kept: each is the mean of a stretch of steps."""

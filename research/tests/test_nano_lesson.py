@@ -13,9 +13,9 @@ from sam3_node.models.checkpoints import NANO
 from tests.support.rectangles import write_rectangles
 from tools.train_nano.config import SIZE, nano_config, new_tracker
 from tools.train_nano.data import Recipe, Sources
-from tools.train_nano.lesson import Lesson
+from research.nano_lesson import Lesson, LessonTrainer
 from tools.train_nano.network import Features, TrainingTracker
-from tools.train_nano.train import Stage, Trainer
+from tools.train_nano.train import Stage
 
 CPU = torch.device("cpu")
 FRAMES = Stage("frames", 1e-6, 1e-3, Recipe(clips=2, frames=1, objects=2), light=True)  # one step
@@ -79,18 +79,17 @@ def test_the_student_learns_and_the_teacher_does_not(
 
 def test_a_run_resumes_with_its_lesson(lesson: Lesson, tmp_path: Path) -> None:
     write_rectangles(tmp_path / "scenes")
-    trainer = Trainer(tmp_path / "out", CPU, lesson=lesson)
+    trainer = LessonTrainer(tmp_path / "out", CPU, lesson)
     trainer.run([FRAMES], Sources(tmp_path / "scenes", tmp_path / "cache"), workers=0)
     assert "unlike" in (tmp_path / "out" / "log.jsonl").read_text()
-    again = Trainer(tmp_path / "out", CPU, lesson=Lesson("nano", "float32"))
-    assert again.lesson is not None
+    again = LessonTrainer(tmp_path / "out", CPU, Lesson("nano", "float32"))
     for held, kept in zip(again.lesson.parameters(), lesson.parameters(), strict=True):
         assert torch.equal(held, kept)
 
 
 def test_a_step_on_clips_leaves_the_maps_as_they_are(lesson: Lesson, tmp_path: Path) -> None:
     write_rectangles(tmp_path / "scenes")
-    trainer, sources = Trainer(tmp_path / "out", CPU, lesson=lesson), Sources(tmp_path / "scenes", tmp_path)
+    trainer, sources = LessonTrainer(tmp_path / "out", CPU, lesson), Sources(tmp_path / "scenes", tmp_path)
     trainer.run([FRAMES], sources, workers=0)
     before = [parameter.detach().clone() for parameter in lesson.parameters()]
     assert all(bool(parameter.any()) for parameter in before)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import ModelError
-from tools.train_nano.history import HISTORY, POINTS, REAL, fit_line, main, thin_loss
+from research.nano_history import HISTORY, POINTS, REAL, fit_line, main, thin_loss
 from tools.train_nano.steps import KINDS
 
 

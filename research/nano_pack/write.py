@@ -1,16 +1,12 @@
 """Pack clips, cut-outs and background videos, reduced in size, into one zip file for training on another machine.
 
-    python -m tools.scenes.pack out/scenes/train --val out/scenes/val -o out/pack.zip
-
 Below `train` and `val` lie clip folders, below `cutouts` RGBA PNG files, below `videos` a folder of JPEG files for each
-video. `python -m tools.train_nano --pack out/pack.zip` trains on it. The same input gives the same bytes.
+video. The same input gives the same bytes.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -22,8 +18,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import cv2
 import numpy as np
 
-from sam3_node.errors import CameraError, OutputError, Sam3NodeError
-from tools.scenes.__main__ import positive, size
+from sam3_node.errors import CameraError, OutputError
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.train_nano.cutouts import read_cutouts
 from tools.train_nano.data import video_frames
@@ -169,38 +164,3 @@ def _fit(pixels: Any, size: tuple[int, int], interpolation: int) -> Any:
 
 def _bytes(encoded: Any) -> bytes:
     return bytes(encoded.tobytes())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    options = vars(parse(arguments))
-    output = options.pop("output")
-    try:
-        summary = pack(Pack(max_bytes=int(options.pop("most")), **options), output)
-    except Sam3NodeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{output}: {', '.join(summary)}, {output.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.scenes.pack", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("train", type=Path, help="folder of training clips")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the zip file")
-    parser.add_argument("--val", type=Path, help="folder of held-out clips, all of which are packed")
-    parser.add_argument("--most", type=float, default=55e6, help="maximum bytes of the zip file")
-    parser.add_argument(
-        "--size", type=size, default=(256, 192), metavar="WxH", help="maximum size of the frames"
-    )
-    parser.add_argument("--quality", type=positive, default=60, help="JPEG quality, 1..100")
-    parser.add_argument("--cutouts", type=Path, help="folder of RGBA PNG files")
-    parser.add_argument("--sprites", type=positive, default=1500, help="maximum number of cut-outs")
-    parser.add_argument("--videos", type=Path, help="folder of mp4 files")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
