@@ -33,7 +33,7 @@ from tools.docs.pages import PARTS, generated_names, outdated
 
 MAX_README_LINES = 200
 README = ROOT / "README.md"
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MANUAL = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 """The pages that are checked in full; of the others only links and paths are."""
 ALL = [

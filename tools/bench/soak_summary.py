@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tools.bench.common import percentile
+from tools.plots import draw
 
 Row = dict[str, Any]
 WARM_S = 30.0
@@ -177,42 +178,36 @@ def describe(summary: Row) -> Iterator[str]:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw age, memory and descriptors over time, with the faults as vertical lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     samples, faults = select(rows, "sample"), select(rows, "fault")
     minutes = [row["t_s"] / 60 for row in samples]
-    figure, (ages, memory, descriptors) = pyplot.subplots(3, 1, sharex=True, figsize=(10, 8))
-    for fraction, style in ((0.5, "-"), (0.99, ":")):
-        values = [
-            percentile(found, fraction) if (found := list_ages([row], "cam0")) else np.nan for row in samples
-        ]
-        ages.plot(minutes, values, style, color="tab:blue", label=f"p{100 * fraction:.0f}")
-    ages.set(ylabel="age at step start, ms", yscale="log")
-    names = sorted({name for row in samples for name in row["processes"]})
-    for axis, field in ((memory, "rss_mb"), (descriptors, "descriptors")):
-        for name in names:
-            values = [row["processes"].get(name, {}).get(field, np.nan) for row in samples]
-            axis.plot(minutes, values, label=name)
-        axis.set(
-            ylabel={"rss_mb": "resident memory, MB", "descriptors": "descriptors"}[field], ylim=(0, None)
+    with draw(path, 3, 1, (10, 8), sharex=True) as (ages, memory, descriptors):
+        for fraction, style in ((0.5, "-"), (0.99, ":")):
+            values = [
+                percentile(found, fraction) if (found := list_ages([row], "cam0")) else np.nan
+                for row in samples
+            ]
+            ages.plot(minutes, values, style, color="tab:blue", label=f"p{100 * fraction:.0f}")
+        ages.set(ylabel="age at step start, ms", yscale="log")
+        names = sorted({name for row in samples for name in row["processes"]})
+        for axis, field, label in (
+            (memory, "rss_mb", "resident memory, MB"),
+            (descriptors, "descriptors", "descriptors"),
+        ):
+            for name in names:
+                values = [row["processes"].get(name, {}).get(field, np.nan) for row in samples]
+                axis.plot(minutes, values, label=name)
+            axis.set(ylabel=label, ylim=(0, None))
+        for axis in (ages, memory, descriptors):
+            for row in faults:
+                axis.axvline(row["t_s"] / 60, color=COLOURS[row["fault"]], alpha=0.3, linewidth=0.8)
+        for row in samples:
+            if row["phase"] == "overload":
+                ages.axvspan(row["since_s"] / 60, row["t_s"] / 60, color="tab:gray", alpha=0.2, linewidth=0)
+        ages.legend(loc="upper right")
+        memory.legend(loc="upper right")
+        descriptors.set(
+            xlabel="minutes; red: kill -9, purple: SIGSTOP, orange: SIGSTOP for a while, grey: overload"
         )
-    for axis in (ages, memory, descriptors):
-        for row in faults:
-            axis.axvline(row["t_s"] / 60, color=COLOURS[row["fault"]], alpha=0.3, linewidth=0.8)
-    for row in samples:
-        if row["phase"] == "overload":
-            ages.axvspan(row["since_s"] / 60, row["t_s"] / 60, color="tab:gray", alpha=0.2, linewidth=0)
-    ages.legend(loc="upper right")
-    memory.legend(loc="upper right")
-    descriptors.set(
-        xlabel="minutes; red: kill -9, purple: SIGSTOP, orange: SIGSTOP for a while, grey: overload"
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
 
 
 def write_results(log: Path) -> Row:

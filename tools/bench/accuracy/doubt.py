@@ -29,6 +29,7 @@ from tools.doubt import names
 from tools.doubt.measure import Bin, auroc, calibration_error, reliability, risk_at, risk_coverage
 from tools.doubt.play import Played, play
 from tools.doubt.record import record_folder
+from tools.plots import draw
 
 SETS = {
     "rendered, unseen": ROOT / "out/scenes/doubt",
@@ -126,27 +127,21 @@ def table(bins: list[Bin]) -> str:
     return "\n".join(lines)
 
 
-def draw(played: dict[str, Played], path: Path) -> None:
+def draw_curves(played: dict[str, Played], path: Path) -> None:
     """Draw the risk-coverage curve of each set, by confidence and by score alone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(played), figsize=(3.6 * len(played), 3), sharey=True, squeeze=False)
-    for axis, (name, one) in zip(axes[0], played.items(), strict=True):
-        for label, values, style in (("confidence", one.confidence, "-"), ("score alone", one.score, "--")):
-            coverage, risk = risk_coverage(values, one.right)
-            axis.plot(100 * coverage, 100 * risk, style, label=label)
-        axis.plot([65], [5], "k+", markersize=12)
-        axis.set(title=name, xlabel="coverage, % of masks", xlim=(0, 100), ylim=(0, 30))
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("wrong masks, %")
-    axes[0][0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
+    with draw(path, 1, len(played), (3.6 * len(played), 3), sharey=True, squeeze=False) as axes:
+        for axis, (name, result) in zip(axes[0], played.items(), strict=True):
+            for label, values, style in (
+                ("confidence", result.confidence, "-"),
+                ("score alone", result.score, "--"),
+            ):
+                coverage, risk = risk_coverage(values, result.right)
+                axis.plot(100 * coverage, 100 * risk, style, label=label)
+            axis.plot([65], [5], "k+", markersize=12)
+            axis.set(title=name, xlabel="coverage, % of masks", xlim=(0, 100), ylim=(0, 30))
+            axis.grid(alpha=0.3)
+        axes[0][0].set_ylabel("wrong masks, %")
+        axes[0][0].legend()
 
 
 def main() -> None:
@@ -165,7 +160,7 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from error
     print("\n\n".join(report(name, one, figures) for name, one in played.items()))
     if args.picture:
-        draw(played, args.picture)
+        draw_curves(played, args.picture)
     figures.write(args.json)
 
 

@@ -1,4 +1,4 @@
-"""MaskScore video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
+"""Score video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
 
     python -m tools.bench.accuracy.vos ../shared/data/davis                the default setting
     python -m tools.bench.accuracy.vos FOLDER --prompt box --json FILE     also as JSON

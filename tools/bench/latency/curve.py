@@ -1,4 +1,4 @@
-"""Measures what encryption (CURVE) adds to the way of frames and masks between two processes of this machine.
+"""Measure what encryption (CURVE) adds to the way of frames and masks between two processes of this machine.
 
 A publisher process sends each kind of message with and without keys in turn, so that both see the same load. The time
 is from before `send` in one process to after `take` in the other: packing, encryption, the loopback interface,

@@ -1,4 +1,4 @@
-"""Opens recordings that were made to exhaust a machine, and damaged ones, and measures what each costs.
+"""Open recordings that were made to exhaust a machine, and damaged ones, and measure what each costs.
 
     python -m tools.bench.replay.hostile [--damaged N] [--only TEXT] [--json FILE]
 
