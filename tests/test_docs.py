@@ -211,6 +211,23 @@ def test_modules_in_the_design_exist() -> None:
     assert not missing
 
 
+TOUR = re.findall(r"`([\w/]+\.py)::([\w.]+)`", shown(ROOT / "docs" / "tour.md"))
+
+
+@pytest.mark.parametrize(("path", "name"), TOUR, ids=lambda value: value)
+def test_a_stop_of_the_tour_exists(path: str, name: str) -> None:
+    body = ast.parse((ROOT / path).read_text()).body
+    for part in name.split("."):
+        defined = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert part in defined, f"{path} does not define {name}"
+        body = defined[part].body
+
+
+def test_the_tour_has_twelve_stops() -> None:
+    stops = re.findall(r"^## (\d+)\.", shown(ROOT / "docs" / "tour.md"), flags=re.MULTILINE)
+    assert stops == [str(number) for number in range(1, 13)]
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
