@@ -17,7 +17,7 @@ import pytest
 
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
 from sam3_node.replay.davis_png import colours
-from tools.scenes import nameless, robosuite
+from tools.scenes import nameless
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
@@ -25,7 +25,6 @@ from tools.scenes.identity import SPLITS, Split, draw_identity, get_split
 from tools.scenes.layout import draw_similar
 from tools.scenes.motion import frames, minimum_jerk, quaternions
 from tools.scenes.objects import MAKERS, TEST_KINDS, list_kinds, make_object
-from tools.scenes.photos import photo, pictures
 from tools.scenes.plan import ClipSettings, make_plan
 from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.stage import rotated
@@ -191,39 +190,6 @@ def test_a_wrong_option_is_refused(arguments: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main([*arguments, "-o", "nowhere"])
     assert "expected" in capsys.readouterr().err or "x" in arguments
-
-
-def test_photos_are_shared_out_among_the_splits(tmp_path: Path) -> None:
-    for index in range(20):
-        cv2.imwrite(str(tmp_path / f"{index:02d}.png"), np.full((30, 40, 3), 10 * index, np.uint8))
-    rng = np.random.default_rng(0)
-    shares: dict[Split, set[int]] = {"train": set(range(8)), "val": {8}, "test": {9}}
-    for split, places in shares.items():
-        crops = [photo(rng, split, tmp_path) for _ in range(60)]
-        assert {int(crop[0, 0, 0]) // 10 % 10 for crop in crops if crop is not None} == places
-
-
-def test_a_folder_without_photos_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CameraError, match="expected pictures"):
-        pictures(tmp_path)
-
-
-def test_a_missing_robosuite_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    robosuite.makers.cache_clear()
-    with pytest.raises(MissingExtraError, match="--no-deps robosuite"):
-        robosuite.makers()
-
-
-@pytest.mark.parametrize("kind", robosuite.FILES)
-def test_robosuites_meshes_become_training_objects(kind: str) -> None:
-    try:
-        makers = robosuite.makers()
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    model = make_object(1, (kind,), makers)
-    assert 0.03 < model.extent < 0.3
-    assert kind not in {make_object(identity, more=makers).kind for identity in range(9, 400, 10)}
 
 
 @pytest.mark.parametrize("kind", nameless.MAKERS)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from sam3_node.errors import Sam3NodeError
-from tools.scenes import photos, robosuite, showcase
+from tools.scenes import showcase
 from tools.scenes.clips import write_clip
 from tools.scenes.identity import SPLITS
 from tools.scenes.jobs import RenderJob, open_renderer, render
@@ -60,14 +60,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--depth", action="store_true", help="also write depth")
     parser.add_argument(
-        "--robosuite", action="store_true", help="also use the meshes of robosuite, if it is installed"
-    )
-    parser.add_argument(
         "--nameless",
         action="store_true",
         help="also use solids that no word names, see tools/scenes/nameless.py",
     )
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="pictures for some of the surfaces")
     parser.add_argument(
         "--recording", action="store_true", help="render only the clip that the demo plays, with depth"
     )
@@ -107,22 +103,9 @@ def weights(text: str) -> dict[str, float]:
 
 
 def make_settings(options: argparse.Namespace) -> ClipSettings:
-    width, height = options.size
-    if options.robosuite:
-        robosuite.makers()
-    if options.photos:
-        photos.pictures(options.photos)
+    scenario, (width, height) = options.scenario, options.size
     return ClipSettings(
-        options.split,
-        options.frames,
-        width,
-        height,
-        options.fps,
-        options.scenario,
-        options.depth,
-        options.robosuite,
-        options.photos,
-        options.nameless,
+        options.split, options.frames, width, height, options.fps, scenario, options.depth, options.nameless
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from tools.scenes.camera import Viewpoint
 from tools.scenes.colors import Color, any_color
 from tools.scenes.identity import Split, draw_identity, surface_rng
 from tools.scenes.motion import Array, Rng
-from tools.scenes.photos import photo
 from tools.scenes.textures import Texture, surface
 
 TABLE_HEIGHT = 0.75
@@ -44,9 +42,9 @@ class Room:
     sky: Color
 
 
-def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array, photos: Path | None) -> Room:
-    """Draw a room with a table under all `places` [n, 2]; some surfaces show pictures of the folder `photos`."""
-    textures = [_surface(rng, split, photos) for _ in range(3)]
+def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array) -> Room:
+    """Draw a room with a table under all `places` [n, 2]."""
+    textures = [surface(surface_rng(draw_identity(rng, split))) for _ in range(3)]
     yaw = view.azimuth + math.pi / 2 + rng.normal(0, 0.15)
     axes = np.array([(math.cos(yaw), math.sin(yaw)), (-math.sin(yaw), math.cos(yaw))])
     along = places @ axes.T
@@ -68,12 +66,6 @@ def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array, photos: Pa
         rng.uniform(0.05, 0.35) if rng.random() < 0.1 else 0.0,
         any_color(rng),
     )
-
-
-def _surface(rng: Rng, split: Split, photos: Path | None) -> Texture:
-    drawn = surface(surface_rng(draw_identity(rng, split)))
-    picture = photo(rng, split, photos) if photos else None
-    return drawn if picture is None else picture
 
 
 def _light(rng: Rng, shadow: bool) -> Light:
