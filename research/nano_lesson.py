@@ -18,7 +18,7 @@ from sam3_node.models import load_tracker
 
 from tools.train_nano.config import HIDDEN, SIZE
 from tools.train_nano.data import Recipe
-from tools.train_nano.losses import Cost
+from tools.train_nano.steps import Cost
 from tools.train_nano.network import Features
 from tools.train_nano.train import Trainer
 

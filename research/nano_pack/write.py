@@ -20,7 +20,7 @@ import numpy as np
 
 from sam3_node.errors import CameraError, OutputError
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
-from tools.train_nano.cutouts import read_cutouts
+from tools.train_nano.augment import read_cutouts
 from tools.train_nano.data import video_frames
 
 KEPT = ("fps", "split", "seed", "scenario", "target", "objects")  # of a clip's meta

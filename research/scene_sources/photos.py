@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from sam3_node.errors import CameraError
-from tools.scenes.identity import ENDINGS, Split
+from tools.scenes.objects import ENDINGS, Split
 from tools.scenes.textures import SURFACE_SIZE, Texture
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")

@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 
 from sam3_node.errors import MissingExtraError
-from tools.scenes.colors import NAMED, draw_color, shade
+from tools.scenes.textures import NAMED, draw_color, shade
 from tools.scenes.meshes import Mesh
-from tools.scenes.parts import Maker, Part, Shape, gloss
+from tools.scenes.meshes import Maker, Part, Shape, gloss
 from tools.scenes.textures import Texture, skin
 
 FOLDER = "models/assets"

@@ -12,7 +12,7 @@ import pytest
 from research.scene_sources import robosuite
 from research.scene_sources.photos import photo, pictures
 from sam3_node.errors import CameraError, MissingExtraError
-from tools.scenes.identity import Split
+from tools.scenes.objects import Split
 from tools.scenes.objects import make_object
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import importlib.util
 import json
 import subprocess
 import sys
@@ -21,13 +20,20 @@ from tools.scenes import nameless
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
-from tools.scenes.identity import SPLITS, Split, draw_identity, get_split
 from tools.scenes.layout import draw_similar
-from tools.scenes.motion import frames, minimum_jerk, quaternions
-from tools.scenes.objects import MAKERS, TEST_KINDS, list_kinds, make_object
+from tools.scenes.objects import (
+    MAKERS,
+    SPLITS,
+    TEST_KINDS,
+    Split,
+    draw_identity,
+    get_split,
+    list_kinds,
+    make_object,
+)
 from tools.scenes.plan import ClipSettings, make_plan
 from tools.scenes.render import Renderer, load_mujoco
-from tools.scenes.stage import rotated
+from tools.scenes.stage import frames, minimum_jerk, quaternions, rotated
 
 WEIGHTS = {"free": 1.0}
 SMALL = ClipSettings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
@@ -137,8 +143,8 @@ def test_arms_take_the_colour_of_what_they_hide_on_training_clips_alone(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = (0.123, 0.456, 0.789)
-    monkeypatch.setattr("tools.scenes.occlusion.ALIKE", 1.0)
-    monkeypatch.setattr("tools.scenes.occlusion.shade", lambda rng, name: own)
+    monkeypatch.setattr("tools.scenes.scenarios.ALIKE", 1.0)
+    monkeypatch.setattr("tools.scenes.scenarios.shade", lambda rng, name: own)
     settings = replace(SMALL, split=split, frames=20)
     plans = [make_plan(np.random.default_rng(seed), settings, "occlusion") for seed in range(12)]
     assert any(limb.color == own for plan in plans for limb in plan.limbs) == (split == "train")

@@ -13,12 +13,9 @@ from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import CameraError, ModelError
 from sam3_node.models.yolo.network import Predictions, anchors, load_yolo_world
 from tools.scenes.clips import Clip, read_clip, write_clip
-from tools.train_detector.assignment import assign
-from tools.train_detector.augmentation import SIZE, Augmentation
-from tools.train_detector.data import Pictures, Scenes, compute_boxes, read_names
-from tools.train_detector.export import export
-from tools.train_detector.losses import complete_iou, focal, losses
-from tools.train_detector.queries import query
+from tools.train_detector.data import SIZE, Augmentation, Pictures, Scenes, compute_boxes, query, read_names
+from tools.train_detector.losses import assign, complete_iou, focal, losses
+from tools.train_detector.network import export
 from tools.train_detector.train import Trainer
 from tools.train_detector.words import ANYTHING, Phrase, Words, WordVectors, vocabulary
 

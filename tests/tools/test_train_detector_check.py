@@ -13,8 +13,16 @@ from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import OutputError
 from sam3_node.types import Detection
 from tools.scenes.clips import Clip, write_clip
-from tools.train_detector.check import POOLED, DetectionScorer, LabelledFrame, check, detect, read_truths
-from tools.train_detector.sheet import WIDTH, draw_sheet
+from tools.train_detector.check import (
+    POOLED,
+    WIDTH,
+    DetectionScorer,
+    LabelledFrame,
+    check,
+    detect,
+    draw_sheet,
+    read_truths,
+)
 from tools.train_detector.words import Phrase
 
 pytest.importorskip("pycocotools")

@@ -9,9 +9,19 @@ import torch
 from torch import Tensor
 
 from tools.train_nano.config import SIZE
-from tools.train_nano.losses import ABSENT, BACKGROUND, cost, overlap, presence_of, total
 from tools.train_nano.network import Decoded
-from tools.train_nano.prompts import CELL, boxes, corrections, points
+from tools.train_nano.steps import (
+    ABSENT,
+    BACKGROUND,
+    CELL,
+    boxes,
+    corrections,
+    cost,
+    overlap,
+    points,
+    presence_of,
+    total,
+)
 
 SIDE = 64
 

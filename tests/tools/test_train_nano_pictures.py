@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import CameraError
-from tools.train_nano.pictures import (
-    HELD_OF,
-    LONGEST,
-    Picture,
-    is_held,
-    list_pictures,
-    shrink,
-    spread,
-    unpack_all,
-)
-from tools.train_nano.shards import (
+from tools.train_nano.taught import (
     SIDE,
     known_names,
     list_shards,
@@ -29,6 +19,16 @@ from tools.train_nano.shards import (
     read_shard,
     shard_path,
     write_shard,
+)
+from tools.train_nano.teach import (
+    HELD_OF,
+    LONGEST,
+    Picture,
+    is_held,
+    list_pictures,
+    shrink,
+    spread,
+    unpack_all,
 )
 
 FRAMES = 8
@@ -82,7 +82,7 @@ def test_whole_days_are_held_aside() -> None:
 
 
 def test_what_is_held_aside_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.train_nano.pictures.is_held", lambda name: name == "film")
+    monkeypatch.setattr("tools.train_nano.teach.is_held", lambda name: name == "film")
     pictures = list_pictures(folder, 2)
     assert [picture.held for picture in pictures] == [True, True, False, False, False, False]
 

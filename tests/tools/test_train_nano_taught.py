@@ -14,8 +14,18 @@ from tools.train_nano import agree
 from tools.train_nano.augment import LOW
 from tools.train_nano.config import SIZE
 from tools.train_nano.data import Clips, Recipe, Sources
-from tools.train_nano.shards import SIDE, pack_taught, shard_path, write_shard
-from tools.train_nano.taught import TaughtPictures, apart, camera_path, choose, fit, parts
+from tools.train_nano.taught import (
+    SIDE,
+    TaughtPictures,
+    apart,
+    camera_path,
+    choose,
+    fit,
+    pack_taught,
+    parts,
+    shard_path,
+    write_shard,
+)
 from tools.train_nano.train import picture_stages
 
 HEIGHT, WIDTH = 96, 128

@@ -11,11 +11,11 @@ import torch
 
 from sam3_node.errors import CameraError
 from tools.train_nano import teach
-from tools.train_nano.pictures import Picture
-from tools.train_nano.shards import SIDE, known_names, list_shards
-from tools.train_nano.teacher import (
+from tools.train_nano.taught import SIDE, known_names, list_shards
+from tools.train_nano.teach import (
     Choice,
     Found,
+    Picture,
     Teacher,
     _boxes,
     pairwise_iou,

@@ -8,8 +8,7 @@ import pytest
 from pycocotools import mask as coco
 
 from tools.vos import metrics
-from tools.vos.metrics import Bools
-from tools.vos.occlusion import OcclusionCount, count, hidden_runs, is_recovered, occlusions
+from tools.vos.metrics import Bools, OcclusionCount, count, hidden_runs, is_recovered, occlusions
 
 HEIGHT, WIDTH, SIDE = 60, 80, 20
 

@@ -6,8 +6,7 @@ import pytest
 
 from tools.vos import report
 from tools.vos.evaluate import SequenceResult
-from tools.vos.metrics import MaskScore
-from tools.vos.occlusion import OcclusionCount
+from tools.vos.metrics import MaskScore, OcclusionCount
 
 
 def results() -> dict[str, dict[str, SequenceResult]]:

@@ -6,7 +6,7 @@ import pytest
 
 from sam3_node.errors import SettingsError
 from sam3_node.settings import TrackerSettings
-from tools.vos.settings import COMPARED, Setting, parse_settings
+from tools.vos.followers import COMPARED, Setting, parse_settings
 
 
 def test_settings_are_named_changes_of_a_base() -> None:

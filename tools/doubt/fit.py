@@ -22,8 +22,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES
-from tools.doubt.measure import auroc, risk_at
-from tools.doubt.play import Played, play
+from tools.doubt.measure import Played, auroc, play, risk_at
 
 Floats = npt.NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import Features, TrackerModel
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.teacher import Teacher
+from tools.train_nano.teach import Teacher
 from tools.vos.sequences import UNKNOWN
 
 Image = npt.NDArray[np.uint8]

@@ -5,7 +5,7 @@
 
 Needs the extra `scenes` and, without a GPU, the system library OSMesa (apt-get install libosmesa6). A clip
 depends only on its settings, seed and index. A run that is started again keeps finished clips. No object or surface
-of one split appears in another: see tools/scenes/identity.py.
+of one split appears in another: see tools/scenes/objects.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from sam3_node.errors import Sam3NodeError
 from tools.scenes import showcase
 from tools.scenes.clips import write_clip
-from tools.scenes.identity import SPLITS
-from tools.scenes.jobs import RenderJob, open_renderer, render
+from tools.scenes.generate import RenderJob, open_renderer, render
+from tools.scenes.objects import SPLITS
 from tools.scenes.plan import ClipSettings
 from tools.scenes.render import load_mujoco
 from tools.scenes.scenarios import SCENARIOS

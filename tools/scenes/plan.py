@@ -9,15 +9,11 @@ import numpy.typing as npt
 
 from tools.scenes import nameless
 from tools.scenes.arm import Limb, draw_look, gripper, reach
-from tools.scenes.camera import Camera, Viewpoint, draw_view, film
-from tools.scenes.effects import Effects, draw_effects
-from tools.scenes.identity import SPLITS, Split
-from tools.scenes.layout import arrange, draw_models, draw_similar, on_table
-from tools.scenes.motion import Array, Rng, frames
-from tools.scenes.room import Room, draw_room
-from tools.scenes.scenarios import SCENARIOS
-from tools.scenes.script import ClipScript
-from tools.scenes.stage import Actor, Hand
+from tools.scenes.camera import Camera, Effects, Viewpoint, draw_effects, draw_view, film
+from tools.scenes.layout import Room, arrange, draw_models, draw_room, draw_similar, on_table
+from tools.scenes.objects import SPLITS, Split
+from tools.scenes.scenarios import SCENARIOS, ClipScript
+from tools.scenes.stage import Actor, Array, Hand, Rng, frames
 
 SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
 MIN_ACTORS = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1, "similar": 3}

@@ -21,11 +21,11 @@ import torch
 
 from sam3_node.detection.load import NANO
 from sam3_node.errors import ModelError, Sam3NodeError
-from tools.train_nano.cutouts import OPENCLIPART, load_cutouts
+from tools.train_nano.augment import OPENCLIPART, load_cutouts
 
 from .check import check
 from .data import Scenes
-from .export import export
+from .network import export
 from .train import RATE, Trainer
 
 CUTOUTS = 3000

@@ -28,8 +28,8 @@ from sam3_node.errors import ModelError, Sam3NodeError
 from sam3_node.models.checkpoints import NANO
 
 from . import agree, teach
+from .augment import OPENCLIPART
 from .curves import draw_curves
-from .cutouts import OPENCLIPART
 from .data import Sources
 from .export import export
 from .gates import GATES, has_passed, pass_gate

@@ -25,8 +25,7 @@ from sam3_node.types import Mask
 from tools.scenes.clips import list_clips, read_clip
 from tools.vos.followers import EncodedFrame, encode_frame, make_prompt
 
-from .shards import list_shards, read_all
-from .taught import fit
+from .taught import fit, list_shards, read_all
 
 Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Bools = npt.NDArray[np.bool_]

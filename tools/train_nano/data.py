@@ -17,9 +17,19 @@ from torch.utils.data import IterableDataset
 from sam3_node.errors import CameraError
 from tools.scenes.clips import list_clips, read_clip
 
-from .augment import SMALLEST, Augmentation, Sample, coverage
-from .compose import MAX_SPRITES, Image, Labels, compose
-from .cutouts import Sprite, cut_out, load_cutouts
+from .augment import (
+    MAX_SPRITES,
+    SMALLEST,
+    Augmentation,
+    Image,
+    Labels,
+    Sample,
+    Sprite,
+    compose,
+    coverage,
+    cut_out,
+    load_cutouts,
+)
 from .taught import TaughtPictures
 
 COMPOSITES = 0.4  # share of clips that carry cut-outs

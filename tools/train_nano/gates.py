@@ -21,14 +21,13 @@ from transformers import Sam2VideoInferenceSession
 
 from sam3_node.models import load_tracker
 from tools.vos.evaluate import SequenceResult, evaluate
+from tools.vos.followers import Setting, parse_settings
 from tools.vos.sequences import open_sequences
-from tools.vos.settings import Setting, parse_settings
 
 from .config import SIZE, nano_config, new_tracker
 from .data import Clips, Recipe, Sources
-from .losses import total
 from .network import Features, Memory, TrainingTracker, hide
-from .steps import frame_costs, normalise
+from .steps import frame_costs, normalise, total
 
 OVERFIT_STEPS, MARGIN = 240, 0.1
 PARITY_FRAMES, CLOSE, ROUNDING = 10, 2e-3, 1e-5

@@ -21,10 +21,9 @@ from sam3_node.errors import ModelError
 from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
 from .export import read_checkpoint, read_weights
-from .losses import EASE, Cost, total
 from .muon import Muon
 from .network import Features, TrainingTracker
-from .steps import KINDS, clip_cost, frame_costs, normalise, second_prompt
+from .steps import EASE, KINDS, Cost, clip_cost, frame_costs, normalise, second_prompt, total
 
 WARM_UP = 60.0  # s
 DECAY = 0.05

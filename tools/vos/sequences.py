@@ -17,8 +17,7 @@ from sam3_node.bags import LabelledClip
 from sam3_node.errors import CameraError
 from tools.scenes.clips import Clip, Labels, list_clips, read_clip
 
-from .metrics import Bools
-from .occlusion import MIN_AREA
+from .metrics import MIN_AREA, Bools
 
 VOID = 255
 UNKNOWN = "invalid.json"

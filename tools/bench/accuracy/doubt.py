@@ -26,8 +26,16 @@ from sam3_node.models import load_tracker
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
 from tools.doubt import names
-from tools.doubt.measure import Bin, auroc, calibration_error, reliability, risk_at, risk_coverage
-from tools.doubt.play import Played, play
+from tools.doubt.measure import (
+    Bin,
+    Played,
+    auroc,
+    calibration_error,
+    play,
+    reliability,
+    risk_at,
+    risk_coverage,
+)
 from tools.doubt.record import record_folder
 from tools.plots import draw
 

@@ -9,7 +9,7 @@ FOLDER has DAVIS' layout, real or rendered; a recording (.mcap) with ground trut
 prompted for each object once, on the first frame where it can be seen, by its true mask, box or a point. The object is
 scored on all frames between that one and the last, but those on which its truth is unknown
 (`tools.vos.sequences.UNKNOWN`). All objects of a sequence are tracked together, and each mask is scored as the node
-would publish it, with overlaps. tools/vos/occlusion.py defines recovery. `--json` without a file
+would publish it, with overlaps. tools/vos/metrics.py defines recovery. `--json` without a file
 prints all figures, those of each sequence and object included, as JSON and nothing else.
 """
 
@@ -27,11 +27,9 @@ from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.vos.evaluate import SequenceResult, evaluate
-from tools.vos.followers import Masks
-from tools.vos.report import all_settings, as_json, as_table
+from tools.vos.followers import COMPARED, PROMPTS, Masks, ModelKey, Setting, parse_settings
+from tools.vos.report import Sheet, all_settings, as_json, as_table
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
-from tools.vos.settings import COMPARED, PROMPTS, ModelKey, Setting, parse_settings
-from tools.vos.sheet import Sheet
 
 
 def arguments() -> argparse.Namespace:

@@ -29,11 +29,10 @@ from sam3_node.tracking import Tracker
 from sam3_node.types import Image, Mask
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
 from tools.vos.evaluate import SequenceResult, evaluate
-from tools.vos.followers import EncodedFrame, encode_frame, make_prompt
+from tools.vos.followers import EncodedFrame, Setting, encode_frame, make_prompt
 from tools.vos.metrics import Bools, region_similarity
 from tools.vos.report import mean_score
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
-from tools.vos.settings import Setting
 
 FLOAT32, FP8 = Setting("float32", prompt="box", dtype="float32"), Setting("fp8", prompt="box", dtype="fp8")
 

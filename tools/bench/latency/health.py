@@ -33,8 +33,7 @@ import psutil
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import Sam3NodeError
 from tools.bench.common import Figures, count_cores, make_parser, percentile
-from tools.bench.latency.attackers import ATTACKS, Target
-from tools.bench.latency.attacks import attacker
+from tools.bench.latency.attacks import ATTACKS, Target, attacker
 from tools.bench.processes import Processes, add_points, free_ports, next_masks
 
 PROBES_HZ = 20
