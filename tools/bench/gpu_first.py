@@ -53,6 +53,7 @@ from sam3_node.tracking.memory import MemoryBank, get_rule
 from sam3_node.types import Frame
 from tools.bench.common import ROOT, percentile, read_versions
 from tools.bench.latency import step
+from tools.command import new_parser
 
 FILL = 8  # frames until the memory bank is full
 KERNELS = 15  # rows of the profiler's table
@@ -548,13 +549,9 @@ SECTIONS = {"kernels": run_kernels, **STEPS}
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--section", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
-    parser.add_argument(
-        "--out", type=Path, help="file of JSON lines; by default, one in the temporary folder"
-    )
+    parser.add_argument("--out", type=Path, help="file of JSON lines; default: a temporary one")
     parser.add_argument("--seconds", type=float, default=UNTIMED, help="begin no figure after this time")
     parser.add_argument("--dry-run", action="store_true", help="small sizes on a CPU")
     return parser.parse_args(words)

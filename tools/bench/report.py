@@ -5,7 +5,6 @@ python -m tools.bench.report
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tools.bench.common import RATIO, RESULTS, ROOT, Record
 from tools.bench.plots import PLOTS
+from tools.command import new_parser
 from tools.docs.tables import table
 
 DOCS = ROOT / "docs"
@@ -178,9 +178,7 @@ def write_pages(folder: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages")
     for path in write_pages(parser.parse_args().out):
         print(f"wrote {path}")

@@ -161,12 +161,8 @@ def report(folder: Path) -> Row:
 def add_chaos_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the chaos."""
     parser.add_argument("--chaos", action="store_true", help="break things; needs --minutes")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/soak"), help="folder of the log and the results"
-    )
-    parser.add_argument(
-        "--summarise", type=Path, metavar="FOLDER", help="only write the results of a log again"
-    )
+    parser.add_argument("--out", type=Path, default=Path("out/soak"), help="folder of log and results")
+    parser.add_argument("--summarise", type=Path, metavar="FOLDER", help="only write a log's results again")
     parser.add_argument("--model", default="", help="weights of the node; default: tiny random ones")
     parser.add_argument("--budget-ms", type=float, default=0.0, help="latency budget of the node; 0: none")
     parser.add_argument("--fault-every", type=float, default=60.0, metavar="S", help="seconds between faults")
@@ -175,9 +171,7 @@ def add_chaos_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load-factor", type=float, default=4.0, help="rate of the overload in node rates")
     parser.add_argument("--seed", type=int, default=0, help="order of the faults")
     parser.add_argument("--keeps-epochs", action="store_true", help="check that ids survive restarts")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of the node"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="node setting")
 
 
 def add_figures(summary: Row, minutes: float, figures: Figures) -> None:
@@ -193,9 +187,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     add_chaos_options(parser)
     parser.add_argument("--steps", type=int, default=5000, help="steps of the tracker alone")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="minutes of the whole node; 0 leaves it out"
-    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the whole node; 0: none")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     args, figures = parser.parse_args(), Figures("soak", group="latency")

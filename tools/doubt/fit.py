@@ -11,7 +11,6 @@ folder.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES
+from tools.command import new_parser
 from tools.doubt.measure import Played, auroc, play, risk_at
 
 Floats = npt.NDArray[np.float64]
@@ -147,14 +147,10 @@ def write(path: Path, found: Fit, command: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="folders of records")
     parser.add_argument("--without", default="", help="features to leave out, comma-separated")
-    parser.add_argument(
-        "--check", type=Path, nargs="*", default=[], help="folders of records to measure only"
-    )
+    parser.add_argument("--check", type=Path, nargs="*", default=[], help="records to measure only")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]

@@ -60,12 +60,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--depth", action="store_true", help="also write depth")
     parser.add_argument(
-        "--nameless",
-        action="store_true",
-        help="also use solids that no word names, see tools/scenes/nameless.py",
+        "--nameless", action="store_true", help="also use the solids of tools/scenes/nameless.py"
     )
     parser.add_argument(
-        "--recording", action="store_true", help="render only the clip that the demo plays, with depth"
+        "--recording", action="store_true", help="only the clip that the demo plays, with depth"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the clips")
     return parser.parse_args(arguments)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
+from sam3_node.types import Image
 from tools.scenes.stage import Array, Rng, eased, frames, minimum_jerk, unit, wobble
 
 UP = np.array([0.0, 0.0, 1.0])
@@ -18,7 +18,6 @@ FLIP = np.diag(
 STYLES = ("fixed", "handheld", "orbit", "approach", "roaming")
 STYLE_WEIGHTS = (0.2, 0.36, 0.2, 0.14, 0.1)
 FIELD_DEG = (40.0, 75.0)
-Image = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

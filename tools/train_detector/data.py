@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from sam3_node.errors import CameraError
+from sam3_node.types import Image
 from tools.scenes.clips import Clip, list_clips, read_clip
 from tools.train_nano.augment import Sprite, compose
 
@@ -31,7 +32,6 @@ SIZE = (256, 320)  # height and width of the canvas, pixels
 GREY = 114  # around the picture, as the package pads frames
 SCALE = (0.7, 1.7)  # of the picture that fits the canvas
 TURN = 5.0  # degrees, standard deviation
-Image = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint8]
 LENGTHS = (2, 6, 12, 20, 32)  # phrases of a query
 NONE_TRUE = 0.08  # share of queries that may not fit anything

@@ -12,9 +12,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from sam3_node.types import Image
+
 from .config import SIZE
 
-Image = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 Sample = tuple[npt.NDArray[np.uint8], Bools, npt.NDArray[np.uint8]]

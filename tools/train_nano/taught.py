@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3_node.errors import CameraError
+from sam3_node.types import Image
 
 from .augment import SMALLEST, Augmentation, Sample, Sprite, coverage, cut_out
 
-Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]
 Bools = npt.NDArray[np.bool_]
 

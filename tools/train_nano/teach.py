@@ -34,14 +34,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sam3_node.errors import CameraError, Sam3NodeError
+from sam3_node.errors import CameraError
 from sam3_node.models import Features, TrackerModel, load_tracker
+from sam3_node.types import Image
+from tools.command import errors_in_one_line, new_parser, set_up_cpu
 
 from .taught import Taught, known_names, list_shards, pack_taught, shard_path, write_shard
 
 PER_SHARD = 32
 SPLITS = ("held", "train")
-Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 HELD_OF = 20  # one day of so many is held aside
 LONGEST = 512  # px of a picture as it is kept: what the teacher sees
 DAY = re.compile(r".*?\d{4}_\d{2}_\d{2}")
@@ -54,11 +55,10 @@ INSIDE, CORNERS = 1, (2, 3)
 def main(words: list[str]) -> None:
     """Run the command line `teach`."""
     args = _arguments(words)
+    set_up_cpu(args.threads)
     if args.threads:
-        torch.set_num_threads(args.threads)
         cv2.setNumThreads(args.threads)
-    torch.set_flush_denormal(True)
-    try:
+    with errors_in_one_line():
         folders = [path for path in args.pictures if path.is_dir()]
         archives = [path for path in args.pictures if not path.is_dir()]
         unpack_all(archives, args.output / "pictures")
@@ -66,8 +66,6 @@ def main(words: list[str]) -> None:
             folders.append(args.output / "pictures")
         pictures = [picture for folder in folders for picture in list_pictures(folder, args.rounds)]
         teach(Teacher(args.teacher, args.size, args.grid, args.dtype), pictures, args.output)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def teach(teacher: Teacher, pictures: list[Picture], folder: Path) -> None:
@@ -118,11 +116,7 @@ def _shards(pictures: Iterator[Taught]) -> Iterator[list[Taught]]:
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.train_nano teach",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "python -m tools.train_nano teach")
     parser.add_argument("pictures", nargs="+", type=Path, help="folders or tar files")
     parser.add_argument("--teacher", required=True, help="weights as load_tracker takes them")
     parser.add_argument("--size", type=int, default=512, help="px of the teacher's image")

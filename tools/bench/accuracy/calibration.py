@@ -44,9 +44,7 @@ MOUNTINGS: tuple[Mounting, ...] = ("eye_in_hand", "eye_to_hand")
 
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, default=SHARED / "data", help="folder with chessboard and handeye"
-    )
+    parser.add_argument("--data", type=Path, default=SHARED / "data", help="with chessboard and handeye")
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"synthetic draws (default {DRAWS})")
     return parser.parse_args()
 

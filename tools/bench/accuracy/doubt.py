@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import load_tracker
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
+from tools.command import errors_in_one_line
 from tools.doubt import names
 from tools.doubt.measure import (
     Bin,
@@ -52,14 +52,10 @@ MAX_RISK, MIN_AUROC = "5", "0.95"
 
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=FOLDER", help="clips to measure on"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=FOLDER", help="clips")
     parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
     parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument(
-        "--records", type=Path, default=ROOT / "out/doubt-records", help="folder of the records"
-    )
+    parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
     parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
     parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
     return parser.parse_args()
@@ -162,10 +158,8 @@ def main() -> None:
     sets = chosen or {name: folder for name, folder in SETS.items() if folder.is_dir()}
     if not sets:
         raise SystemExit("error: expected clips to measure on, found none; give --set NAME=FOLDER")
-    try:
+    with errors_in_one_line():
         played = measure_all(sets, args)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     print("\n\n".join(report(name, one, figures) for name, one in played.items()))
     if args.picture:
         draw_curves(played, args.picture)

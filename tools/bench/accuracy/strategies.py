@@ -71,7 +71,7 @@ def measure(recording: LabelledClip, index: int, strategy: Strategy, load: Perce
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--frame", type=int, action="append", default=[], help="frame of the prompts; may be repeated"
+        "--frame", type=int, action="append", default=[], help="frame of the prompts; repeatable"
     )
     args, figures = parser.parse_args(), Figures("accuracy.strategies")
     recording, load = LabelledClip.load(TABLETOP), PerceptionCache()

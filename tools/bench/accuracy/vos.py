@@ -21,11 +21,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from tools.bench.common import STDOUT, Figures, make_parser
+from tools.command import errors_in_one_line
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import COMPARED, PROMPTS, Masks, ModelKey, Setting, parse_settings
 from tools.vos.report import Sheet, all_settings, as_json, as_table
@@ -34,29 +34,19 @@ from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, print_json=True)
-    parser.add_argument(
-        "path", type=Path, metavar="FOLDER", help="clips, or a recording (.mcap) with ground truth"
-    )
+    parser.add_argument("path", type=Path, metavar="FOLDER", help="clips, or a recording with ground truth")
     parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--device", default="auto")
-    parser.add_argument(
-        "--prompt", choices=PROMPTS, default="mask", help="kind of the only prompt of an object"
-    )
+    parser.add_argument("--prompt", choices=PROMPTS, default="mask", help="kind of an object's only prompt")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
-        "--settings",
-        default="default",
-        help="settings to compare, comma-separated; the first is the reference",
+        "--settings", default="default", help="compared, comma-separated; the first is the reference"
     )
     chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
     parser.add_argument(
-        "--sequences",
-        default="",
-        help="names of the sequences to run, comma-separated; * and ? are wildcards",
+        "--sequences", default="", help="sequences to run, comma-separated; * and ? are wildcards"
     )
-    parser.add_argument(
-        "--frames", type=int, default=0, help="number of first frames of each sequence; 0: all"
-    )
+    parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
     parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
@@ -125,14 +115,12 @@ def keep_figures(
 
 def main() -> None:
     args, sheet, figures = arguments(), Sheet(), Figures("accuracy.vos")
-    try:
+    with errors_in_one_line():
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]
         sequences = open_sequences(args.path, names, args.frames, max(1, args.every))
         results = evaluate_all(sequences, settings, load_models(args, settings), sheet)
         sheet.write(args.sheet)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     if args.json == STDOUT:
         print(json.dumps(as_json(results), indent=2))
     else:

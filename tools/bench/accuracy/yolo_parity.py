@@ -189,13 +189,13 @@ def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, RUNS)
     parser.add_argument("checkpoint", type=Path, help="checkpoint of a public YOLO-World")
     parser.add_argument(
-        "files", type=Path, nargs="*", help="pictures and videos; by default those of the shared folder"
+        "files", type=Path, nargs="*", help="pictures and videos; default: the shared folder's"
     )
     parser.add_argument(
         "--vocabulary",
         type=Path,
         default=SHARED / "weights/vocabulary/clip_vit_b32_104.json",
-        help="phrases and their CLIP vectors",
+        help="phrases with vectors",
     )
     parser.add_argument("--size", type=int, default=640, help="side of the network's input in pixels")
     return parser.parse_args()

@@ -140,17 +140,11 @@ CPU, GPU = Effort(9, 4, 16, 4), Effort(50, 16, 300, 20)
 
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, RUNS)
-    parser.add_argument(
-        "--model", default="nano", help="as model.name of the node; small, full: random weights"
-    )
+    parser.add_argument("--model", default="nano", help="as model.name; small, full: random weights")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="comma-separated")
     parser.add_argument("--objects", type=int, default=4, help="objects of a stage that runs for several")
-    parser.add_argument(
-        "--source",
-        default=str(TABLETOP),
-        help="recording, video or folder with the frames of the clip and of the calibration",
-    )
+    parser.add_argument("--source", default=str(TABLETOP), help="frames of the clip and the calibration")
     parser.add_argument("--peer", action="store_true", help="compare whole steps with transformers'")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     args = parser.parse_args()

@@ -22,12 +22,12 @@ import numpy as np
 from sam3_node.bags.bag import sample_images
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.engines.quantize import Recipe, calibrate, load_recipe, quantise_encoder
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image, Mask
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
+from tools.command import errors_in_one_line
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import EncodedFrame, Setting, encode_frame, make_prompt
 from tools.vos.metrics import Bools, region_similarity
@@ -135,18 +135,14 @@ def show_progress(what: str, done: int, count: int = 0) -> None:
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder with data/video and data/davis")
+    parser.add_argument("--weights", default="", help="default: weights/sam2-hiera-tiny of --shared")
     parser.add_argument(
-        "--weights", default="", help="real weights; by default weights/sam2-hiera-tiny of --shared"
+        "--frames", type=int, default=32, help="frames of the calibration, from all sources alike"
     )
     parser.add_argument(
-        "--frames", type=int, default=32, help="frames for the calibration, the same number of each source"
+        "--recipe", type=Path, default=ROOT / "calibration/fp8/default.toml", help="FP8 layers"
     )
-    parser.add_argument(
-        "--recipe", type=Path, default=ROOT / "calibration/fp8/default.toml", help="layers in FP8"
-    )
-    parser.add_argument(
-        "--scenes", type=Path, default=ROOT / "out/scenes/test", help="rendered scenes for nano"
-    )
+    parser.add_argument("--scenes", type=Path, default=ROOT / "out/scenes/test", help="scenes for nano")
     parser.add_argument("--clips", type=int, default=6, help="number of scenes for nano; 0 for none")
     parser.add_argument("--no-real", action="store_true", help="leave out the real weights")
     return parser.parse_args()
@@ -172,14 +168,12 @@ def measure_nano(args: argparse.Namespace, recipe: Recipe, figures: Figures) -> 
 
 def main() -> None:
     args, figures = arguments(), Figures("engines.fp8")
-    try:
+    with errors_in_one_line():
         recipe = load_recipe(args.recipe)
         if not args.no_real:
             measure_real_weights(args, recipe, figures)
         if args.clips:
             measure_nano(args, recipe, figures)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     figures.write(args.json)
 
 

@@ -92,7 +92,7 @@ def main() -> None:
         "--video",
         type=Path,
         default=SHARED / "data/video/16_robotarm.mp4",
-        help="video played as a camera; left out where there is no such file",
+        help="video played as a camera, if it exists",
     )
     parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--threads", default="0", help="CPU threads of the model; 0 lets torch choose")

@@ -241,9 +241,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="measured seconds of each part")
     parser.add_argument("--fps", type=float, default=30.0, help="frames a second of the camera")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="minutes for the page's memory; 0 leaves it out"
-    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the page's memory; 0: none")
     args, figures = parser.parse_args(), Figures("latency.console")
     from playwright.sync_api import sync_playwright
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sam3_node.cameras.scene import Scene
 from sam3_node.detection.base import prepare_prompts
-from sam3_node.errors import ModelError, Sam3NodeError
+from sam3_node.errors import ModelError
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
@@ -25,6 +25,7 @@ from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import encode_image
 from tools.bench.common import RUNS, Figures, make_parser, spread_text
+from tools.command import errors_in_one_line
 
 UNREACHED_SCORE = 0.99  # no detection scores as high
 OBJECTS = 4
@@ -34,9 +35,7 @@ WARM_UP = 10  # frames
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, RUNS)
     parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument(
-        "--detector", default="yolo-world:nano", metavar="KIND:NAME", help="as detector.kind and .name"
-    )
+    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
     parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
     parser.add_argument("--every", type=int, default=5, help="detector period in frames")
     parser.add_argument("--frames", type=int, default=300, help="frames of each run")
@@ -122,10 +121,8 @@ def report(runs: list[Run], every: int, figures: Figures) -> None:
 def main() -> None:
     args = arguments()
     figures = Figures("latency.detect")
-    try:
+    with errors_in_one_line():
         runs = measure(*pipelines(args), args.frames, args.runs)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     report(runs, args.every, figures)
     figures.write(args.json)
 

@@ -321,9 +321,7 @@ def report_whole(objects: int, seconds: float, runs: int, figures: Figures) -> N
 
 def main() -> None:
     parser = make_parser(__doc__, RUNS)
-    parser.add_argument(
-        "--whole", action="store_true", help="measure frames a second of a whole node instead"
-    )
+    parser.add_argument("--whole", action="store_true", help="measure a whole node's frames a second instead")
     parser.add_argument("--seconds", type=float, default=24.0, help="seconds of each run, at each frame size")
     parser.add_argument("--objects", type=int, default=1, help="tracked objects")
     args, figures = parser.parse_args(), Figures("latency.node")

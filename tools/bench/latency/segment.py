@@ -103,11 +103,9 @@ def measure(weights: Path, frames: list[FirstFrame]) -> list[Result]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--weights", type=Path, default=SHARED / "weights/sam2-hiera-tiny", help="as model.name of the node"
+        "--weights", type=Path, default=SHARED / "weights/sam2-hiera-tiny", help="as model.name"
     )
-    parser.add_argument(
-        "--davis", type=Path, default=SHARED / "data/davis", help="sequences in DAVIS' layout"
-    )
+    parser.add_argument("--davis", type=Path, default=SHARED / "data/davis", help="sequences")
     parser.add_argument("--out", type=Path, default=Path("out/segment.png"), help="contact sheet")
     args, figures = parser.parse_args(), Figures("latency.segment")
     for folder in (args.weights, args.davis):

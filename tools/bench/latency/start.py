@@ -35,9 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
-    parser.add_argument(
-        "--once", type=Path, metavar="FOLDER", help="start in this process, with the caches in FOLDER"
-    )
+    parser.add_argument("--once", type=Path, metavar="FOLDER", help="start in this process, caches in FOLDER")
     parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
     return parser.parse_args()
 

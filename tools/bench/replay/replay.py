@@ -227,16 +227,10 @@ def main() -> None:
     parser = make_parser(__doc__, RUNS)
     parser.add_argument("--frames", type=int, default=150, help="frames of each recording")
     parser.add_argument("--objects", type=int, default=4, help="tracked objects")
-    parser.add_argument(
-        "--threads", type=int, default=0, help="CPU threads of the model; 0 lets torch choose"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="minutes of the long recording; 0 leaves it out"
-    )
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the long recording; 0: none")
     parser.add_argument("--hz", type=int, default=FPS, help="frame rate of the long recording")
-    parser.add_argument(
-        "--tiny", action="store_true", help="random weights of a few ms a frame for the long one"
-    )
+    parser.add_argument("--tiny", action="store_true", help="random weights, fast, for the long one")
     args, figures = parser.parse_args(), Figures("replay.replay")
     print(processor())
     with tempfile.TemporaryDirectory() as name:
