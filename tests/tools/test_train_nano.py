@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +55,6 @@ def trained(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Train
 @pytest.fixture(scope="module")
 def weights(trained: Trainer) -> Path:
     return export(trained.path, trained.folder / "export")
-
-
-@pytest.fixture
-def denormals() -> Iterator[None]:
-    """The command turns them off in its process."""
-    yield
-    torch.set_flush_denormal(False)
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
@@ -268,7 +260,6 @@ def test_the_rate_rises_and_falls_and_the_outside_weighs_more_later() -> None:
     assert ease[0] == 1
 
 
-@pytest.mark.usefixtures("denormals")
 def test_the_command_exports_what_is_trained(
     trained: Trainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,7 +305,6 @@ def test_an_option_of_another_command_is_refused(
     assert f"{words[1]} is of `" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("denormals")
 def test_the_command_tells_errors_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for word, expected in (("export", "no checkpoint"), ("curves", "no training log")):
         told = run_command(monkeypatch, word, "-o", tmp_path)
@@ -322,7 +312,6 @@ def test_the_command_tells_errors_in_one_line(tmp_path: Path, monkeypatch: pytes
         assert told.startswith(f"error: {expected}")
 
 
-@pytest.mark.usefixtures("denormals")
 def test_a_closed_gate_is_the_commands_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
