@@ -100,7 +100,16 @@ MEMORY = {
 
 
 def plot_memory(results: Results, path: Path) -> None:
-    """Draw how much the node's memory grew in each long run, with the bound where there is one."""
+    """Draw the node's memory over a soak, or, without a soak that kept it, how much it grew in each long run."""
+    records = match_values(
+        results["latency-soak"], r"chaos of .* minutes: the node's memory after (.*) minutes"
+    )
+    if records:
+        with draw(path) as axis:
+            points = [(float(minute), record["value"]) for (minute,), record in records.items()]
+            axis.plot(*zip(*points, strict=True), "o-")
+            axis.set(xlabel="minutes", ylabel="resident memory of the node, MB", ylim=(0, None))
+        return
     with draw(path, size=(6, 2.6)) as axis:
         for place, (file, words) in enumerate(MEMORY.values()):
             record = next(record for record in results[file] if words in record["figure"])
@@ -143,8 +152,8 @@ by the calibrated confidence and by the decoder's score alone. The cross is the 
     Plot(
         "bench-memory.png",
         "Growth of the node's memory in long runs",
-        """**Memory in long runs.** Growth of resident memory in each run, because the results hold no series over time.
-Black lines are bounds. [Development](development.md#long-runs) shows the course of the hour
+        """**Memory in long runs.** Growth of resident memory in each run, with bounds in black; the node's memory over
+time where a soak has kept it, which the results so far have not. [Development](development.md#long-runs) shows the course of the hour
 ([soak](benchmarks/soak.md), [latency-past](benchmarks/latency-past.md),
 [latency-attacks](benchmarks/latency-attacks.md)).""",
         plot_memory,

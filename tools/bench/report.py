@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from tools.bench.common import RATIO, RESULTS, ROOT, Record
+from tools.bench.common import RESULTS, ROOT, Record, format_value
 from tools.bench.plots import PLOTS
 from tools.command import new_parser
 from tools.docs.tables import table
@@ -120,26 +120,6 @@ def format_detail(name: str, records: list[Record]) -> str:
         figures = table(("figure", "value", "unit", "target"), cells)
         sections.append(f"    {command}\n\n{origin}\n\n{figures}\n")
     return "\n".join(sections)
-
-
-def format_value(record: Record) -> str:
-    """Return the value with its spread, such as "1.52 (1.48 to 1.55, 5 runs)"."""
-    text = _number(record["value"], record["unit"])
-    spread = record.get("spread")
-    if not spread or spread["runs"] == 1:
-        return text
-    low, high = (_number(spread[key], record["unit"]) for key in ("min", "max"))
-    return f"{text} ({low} to {high}, {spread['runs']} runs)"
-
-
-def _number(value: float | str, unit: str) -> str:
-    if isinstance(value, str):
-        return value
-    if unit == RATIO:
-        return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def _origin(record: Record) -> str:

@@ -175,12 +175,14 @@ def add_chaos_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_figures(summary: Row, minutes: float, figures: Figures) -> None:
-    """Keep the checks that were measured."""
+    """Keep the checks that were measured, and the node's memory over the run."""
     for check in summary["checks"]:
         if check["value"] is not None:
             target = f"at most {check['bound']:.1f}"
             what = f"chaos of {minutes:g} minutes: {check['name']}"
             figures.add(what, check["value"], check["unit"] or "count", target)
+    for minute, rss_mb in summary.get("rss_mb", {}).items():
+        figures.add(f"chaos of {minutes:g} minutes: the node's memory after {minute} minutes", rss_mb, "MB")
 
 
 def main() -> None:
@@ -190,7 +192,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the whole node; 0: none")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    args, figures = parser.parse_args(), Figures("soak", group="latency")
+    args, figures = parser.parse_args(), Figures("soak", group="latency", show=False)
     if args.summarise is not None:
         raise SystemExit(not report(args.summarise)["passed"])
     if args.chaos and not args.minutes:

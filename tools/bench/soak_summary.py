@@ -159,12 +159,20 @@ def summarise(rows: Sequence[Row]) -> Row:
         "restarts": samples[-1]["restarts"],
         "ids": samples[-1]["ids"],
         "epochs": samples[-1]["epochs"],
+        "rss_mb": {round(row["t_s"] / 60, 1): rss for row, rss in _read_memory(samples)},
         "highest_rss_mb": max(row["processes"].get("node", {}).get("rss_mb", 0.0) for row in samples),
         "over_budget": max(row["over_budget"] for row in samples),
         "highest_shed_level": max(row["shed_level"] for row in samples),
         "checks": [{**check._asdict(), "passed": check.passed} for check in checks],
         "passed": all(check.passed is not False for check in checks),
     }
+
+
+def _read_memory(samples: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """Yield some fifteen of the samples with the node's resident memory in MB; those without a node are left out."""
+    for row in samples[:: max(1, len(samples) // 15)]:
+        if "node" in row["processes"]:
+            yield row, row["processes"]["node"]["rss_mb"]
 
 
 def describe(summary: Row) -> Iterator[str]:

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3_node.errors import MissingExtraError, require
+from sam3_node.types import Image
 from tools.scenes.arm import Limb
 from tools.scenes.camera import develop
-from tools.scenes.clips import Depth, Image, Labels
+from tools.scenes.clips import Depth, Labels
 from tools.scenes.layout import TABLE_HEIGHT, Room
 from tools.scenes.meshes import Mesh, Part
 from tools.scenes.plan import Plan, frame_samples

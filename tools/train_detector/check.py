@@ -15,11 +15,11 @@ from sam3_node.detection.base import Detector
 from sam3_node.detection.load import VOCABULARY, load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import require
-from sam3_node.types import Detection
+from sam3_node.types import Detection, Image
 from sam3_node.visualization import contact_sheet, write_image
 from tools.scenes.clips import list_clips, read_clip
 
-from .data import SIZE, Image, compute_boxes, read_names
+from .data import SIZE, compute_boxes, read_names
 from .words import ANYTHING, Phrase
 
 Box = tuple[float, float, float, float]

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from sam3_node.errors import CameraError
+from sam3_node.types import Image
 from tools.scenes.clips import list_clips, read_clip
 
 from .augment import (
     MAX_SPRITES,
     SMALLEST,
     Augmentation,
-    Image,
     Labels,
     Sample,
     Sprite,

@@ -71,7 +71,7 @@ def measure_chessboard(figures: Figures, folder: Path, side: str) -> None:
         published["left_intrinsics.yml"] = read_focal(folder / "left_intrinsics.yml", "camera_matrix")
     for name, focal in published.items():
         what = f"chessboard {side}: focal length, difference from {name} ({focal:.2f} px)"
-        show(figures, what, 100 * (float(result.solution.camera[0]) / focal - 1), "%", PUBLISHED_FOCAL)
+        figures.add(what, 100 * (float(result.solution.camera[0]) / focal - 1), "%", PUBLISHED_FOCAL)
     show_errors(figures, f"chessboard {side}", result, views.views, views.size)
 
 
@@ -84,8 +84,8 @@ def show_errors(
     figures: Figures, name: str, result: IntrinsicsResult, views: Sequence[View], size: tuple[int, int]
 ) -> None:
     flat = calibrate_intrinsics(views, result.board, size, shape=False)
-    show(figures, f"{name}: held-out error, board taken as flat", flat.held_out_px, "px")
-    show(figures, f"{name}: held-out error, shape of the board estimated", result.held_out_px, "px")
+    figures.add(f"{name}: held-out error, board taken as flat", flat.held_out_px, "px")
+    figures.add(f"{name}: held-out error, shape of the board estimated", result.held_out_px, "px")
 
 
 def measure_charuco(figures: Figures, folder: Path) -> IntrinsicsResult:
@@ -96,7 +96,7 @@ def measure_charuco(figures: Figures, folder: Path) -> IntrinsicsResult:
         published = file["cameraMatrix"]
     for name, found, focal in zip(("fx", "fy"), result.solution.camera, np.diag(published), strict=False):
         what = f"hand-eye set: {name}, difference from the published {focal:.2f} px"
-        show(figures, what, 100 * (float(found) / float(focal) - 1), "%", PUBLISHED_FOCAL)
+        figures.add(what, 100 * (float(found) / float(focal) - 1), "%", PUBLISHED_FOCAL)
     show_errors(figures, "hand-eye set", result, views.views, views.size)
     return result
 
@@ -110,9 +110,8 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     rows = {REFINED: result.leave_one_out} | compare_methods(used, "eye_in_hand", CLOSED_FORMS, centre)
     for name, errors in rows.items():
         show_method(figures, name, errors, len(used))
-    show(figures, "hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")
-    show(
-        figures,
+    figures.add("hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")
+    figures.add(
         "hand-eye set: predicted 95 % bound of the orientation",
         float(np.degrees(result.rotation_95_rad)),
         "degrees",
@@ -135,8 +134,8 @@ def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[HandEyeView]:
 def show_method(figures: Figures, name: str, errors: LeaveOneOut, count: int) -> None:
     ours = name == REFINED
     what = f"hand-eye set, {count} poses: leave-one-out error, {name}"
-    show(figures, f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
-    show(figures, f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
+    figures.add(f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
+    figures.add(f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
 
 
 def measure_draws(figures: Figures, draws: int) -> None:
@@ -144,7 +143,7 @@ def measure_draws(figures: Figures, draws: int) -> None:
     inside = [is_inside(*draw(seed)) for seed in range(draws)]
     for name, share in zip(("position", "orientation"), np.mean(inside, axis=0), strict=True):
         what = f"synthetic hand-eye, {draws} draws: {name} within the predicted 95 % bound"
-        show(figures, what, 100 * float(share), "of 100", "93 to 97")
+        figures.add(what, 100 * float(share), "of 100", "93 to 97")
 
 
 def draw(seed: int) -> tuple[Array, HandEyeResult]:
@@ -160,11 +159,6 @@ def is_inside(truth: Array, result: HandEyeResult) -> tuple[bool, bool]:
         bool(np.linalg.norm(error[:3]) <= result.position_95_m),
         bool(np.linalg.norm(error[3:]) <= result.rotation_95_rad),
     )
-
-
-def show(figures: Figures, name: str, value: float, unit: str, target: str = "") -> None:
-    figures.add(name, value, unit, target)
-    print(f"{name}: {value:.3f} {unit}" + (f" (target: {target})" if target else ""), flush=True)
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def draw_curves(played: dict[str, Played], path: Path) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.doubt")
+    args, figures = arguments(), Figures("accuracy.doubt", show=False)
     if args.names:
         print(report_names(args, figures))
         figures.write(args.json)

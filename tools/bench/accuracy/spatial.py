@@ -81,11 +81,6 @@ def main() -> None:
     figures.write(args.json)
 
 
-def show(figures: Figures, what: str, value: float, unit: str, target: str = "") -> None:
-    print(f"{what}: {value:.3g} {unit}", flush=True)
-    figures.add(what, value, unit, target)
-
-
 def compute_truth(depth_m: Array, inside: np.ndarray, rays: Float) -> Array:
     """Return the mean [3] of the surface's points under a mask."""
     z = depth_m[inside]
@@ -113,8 +108,8 @@ def measure_cases(figures: Figures, picture: Path | None) -> None:
             if draw == 0:
                 tiles.append(draw_case(case, noisy, [*surfaces.positions_m, None][0], truth))
     for name, found in shares.items():
-        show(figures, f"{name} object: position error, median", float(np.median(errors[name])), "mm")
-        show(figures, f"{name} object: share of valid depth", float(np.median(found)), "of 1")
+        figures.add(f"{name} object: position error, median", float(np.median(errors[name])), "mm")
+        figures.add(f"{name} object: share of valid depth", float(np.median(found)), "of 1")
     if picture is not None:
         cv2.imwrite(str(picture), np.hstack(tiles))
 
@@ -175,8 +170,7 @@ def measure_rendered(figures: Figures, count: int) -> None:
         true = name == "true masks"
         for what, share in (("median", 50), ("p95", 95)):
             target = {"median": "under 3 mm", "p95": "under 10 mm"}[what] if true else ""
-            show(
-                figures,
+            figures.add(
                 f"rendered scenes, {name}: position error, {what}",
                 float(np.percentile(found, share)),
                 "mm",
@@ -261,17 +255,15 @@ def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> Non
     positions = [item.position_m for item in whole if item.position_m is not None]
     what = f"kitchen, {name} on {len(whole)} frames wholly in view"
     sure = sum(not item.doubtful for item in whole)
-    show(figures, f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
+    figures.add(f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
     if positions:
         offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
-        show(
-            figures,
+        figures.add(
             f"{what}: distance from the median position, median",
             100 * float(np.median(offsets)),
             "cm",
         )
-        show(
-            figures,
+        figures.add(
             f"{what}: distance from the median position, maximum",
             100 * float(offsets.max()),
             "cm",
@@ -318,8 +310,8 @@ def measure_time(figures: Figures) -> None:
         what = (
             f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
         )
-        show(figures, what, extra, "ms", "under 1 ms")
-        show(figures, f"{what}, of which decoding", medians["decoding"], "ms")
+        figures.add(what, extra, "ms", "under 1 ms")
+        figures.add(f"{what}, of which decoding", medians["decoding"], "ms")
 
 
 def measure_step(figures: Figures) -> None:
@@ -339,7 +331,7 @@ def measure_step(figures: Figures) -> None:
                     pipeline.add(FramePrompt(box=list(box)), seq=frame.seq)
     ratios = np.divide(spent["with"][5:], spent["without"][5:])
     what = f"step of nano with {len(boxes)} objects on the CPU, with depth / without: CPU time, median"
-    show(figures, what, float(np.median(ratios)), "ratio")
+    figures.add(what, float(np.median(ratios)), "ratio")
 
 
 class Case(NamedTuple):

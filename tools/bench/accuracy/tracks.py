@@ -139,7 +139,7 @@ def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.tracks")
+    args, figures = arguments(), Figures("accuracy.tracks", show=False)
     with errors_in_one_line():
         settings = make_settings(args)
         models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})

@@ -114,7 +114,7 @@ def keep_figures(
 
 
 def main() -> None:
-    args, sheet, figures = arguments(), Sheet(), Figures("accuracy.vos")
+    args, sheet, figures = arguments(), Sheet(), Figures("accuracy.vos", show=False)
     with errors_in_one_line():
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]

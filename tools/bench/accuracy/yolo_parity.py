@@ -267,7 +267,7 @@ def report_differences(pictures: list[Picture], figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.yolo_parity")
+    args, figures = arguments(), Figures("accuracy.yolo_parity", show=False)
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
     ours, scale = converted(args.checkpoint)
     theirs = Theirs(args.checkpoint, scale, len(text))

@@ -366,7 +366,7 @@ def measure(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("engines.engines")
+    args, figures = arguments(), Figures("engines.engines", show=False)
     if args.threads:
         torch.set_num_threads(args.threads)
     measure(args, figures)

@@ -156,7 +156,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("engines.layers")
+    args, figures = arguments(), Figures("engines.layers", show=False)
     heads = f"{'layers':>7s} {'attentions':>11s} {'FP8 products':>13s} {'memory MB':>10s} {'plan MB':>8s}"
     print(f"{'stage':14s} {'gpu':6s} {heads}   traits")
     with tempfile.TemporaryDirectory(prefix="layers_") as folder:

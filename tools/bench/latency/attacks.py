@@ -475,7 +475,7 @@ def main() -> None:
     parser.add_argument("--model", default="nano", help="weights of the node")
     parser.add_argument("--threads", default="1", help="CPU threads of the node's model")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, help="attacks to run")
-    args, figures = parser.parse_args(), Figures("latency.attacks")
+    args, figures = parser.parse_args(), Figures("latency.attacks", show=False)
     with Robot(args.model, args.threads, args.objects) as robot:
         measure(robot, SETTLE_S)
         print(HEADER)

@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
     parser.add_argument("--model", default="nano", help="weights of the node")
     parser.add_argument("--threads", default="1", help="CPU threads of the node's model; 0 lets torch choose")
-    args, figures = parser.parse_args(), Figures("latency.cameras")
+    args, figures = parser.parse_args(), Figures("latency.cameras", show=False)
     endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(4)]
     settings = {"NAME": args.model, "THREADS": args.threads}
     model = {f"SAM3_MODEL__{name}": value for name, value in settings.items()}

@@ -24,7 +24,7 @@ from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import encode_image
-from tools.bench.common import RUNS, Figures, make_parser, spread_text
+from tools.bench.common import RUNS, Figures, make_parser
 from tools.command import errors_in_one_line
 
 UNREACHED_SCORE = 0.99  # no detection scores as high
@@ -99,22 +99,18 @@ def prompt(pipelines: tuple[Pipeline, Pipeline], ids: np.ndarray) -> None:
 
 
 def report(runs: list[Run], every: int, figures: Figures) -> None:
-    """Print the percentiles over all runs and the ratios with their spread."""
-    print(f"{'ms of a frame':<42} {'p50':>7} {'p99':>7}")
+    """Keep the median times and the ratios with their spread."""
     names = {
         "with": "with a detection",
         "between": f"between detections (every {every})",
         "without": "the same frames without a detector",
     }
     for key, name in names.items():
-        values = [value for run in runs for value in run[key]]
-        print(f"{name:<42} {np.percentile(values, 50):>7.1f} {np.percentile(values, 99):>7.1f}")
         figures.add(f"frame {name}, p50", [float(np.percentile(run[key], 50)) for run in runs], "ms")
     for part in (50, 99):
         ratios = [
             float(np.percentile(run["between"], part) / np.percentile(run["without"], part)) for run in runs
         ]
-        print(f"{f'between / without, p{part}':<42} {spread_text(ratios)}")
         figures.add(f"frame between detections / the same frame without a detector, p{part}", ratios, "x")
 
 

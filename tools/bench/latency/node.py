@@ -324,7 +324,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="measure a whole node's frames a second instead")
     parser.add_argument("--seconds", type=float, default=24.0, help="seconds of each run, at each frame size")
     parser.add_argument("--objects", type=int, default=1, help="tracked objects")
-    args, figures = parser.parse_args(), Figures("latency.node")
+    args, figures = parser.parse_args(), Figures("latency.node", show=False)
     if args.whole:
         report_whole(args.objects, args.seconds, args.runs, figures)
         figures.write(args.json)

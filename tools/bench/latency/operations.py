@@ -97,13 +97,10 @@ def main() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = count_stages(model, args.objects)
     found |= count_methods(args.model, args.objects)
-    print(f"{f'{args.model}, {args.objects} object(s)':30s}     TFLOP        GB   kernels")
     for stage, counts in found.items():
-        tera, giga = counts.flops / 1e12, counts.traffic / 1e9
-        print(f"{stage:30s} {tera:9.4f} {giga:9.3f} {counts.kernels:9d}")
         what = f"{args.model}, {args.objects} object(s), {stage}"
-        figures.add(f"arithmetic of {what}", tera, "TFLOP")
-        figures.add(f"memory traffic of {what}", giga, "GB")
+        figures.add(f"arithmetic of {what}", counts.flops / 1e12, "TFLOP")
+        figures.add(f"memory traffic of {what}", counts.traffic / 1e9, "GB")
         figures.add(f"kernels of {what}", counts.kernels, "kernels")
     figures.write(args.json)
 

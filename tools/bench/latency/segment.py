@@ -117,7 +117,6 @@ def main() -> None:
         print(
             f"{result.name:12s} {result.iou:6.3f} {result.score:7.3f} {result.encode_ms:11.0f} {result.answer_ms:11.0f}"
         )
-    print(f"{'mean':12s} {np.mean([result.iou for result in results]):6.3f}")
     what = f"segment by a box, first frames of {len(results)} DAVIS sequences, {args.weights.name}"
     figures.add(f"{what}: mean IoU", float(np.mean([result.iou for result in results])), "IoU")
     figures.add(f"{what}: encoding a frame", [result.encode_ms for result in results], "ms")

@@ -96,7 +96,6 @@ def main() -> None:
         ("copy for a snapshot in the main loop, longest", max(copies), "ms"),
         ("writing a snapshot in a thread, p50", statistics.median(writes), "ms"),
     ):
-        print(f"{name:56s} {value:8.2f} {unit}")
         figures.add(f"{name}: {what}", value, unit, "under 50 ms" if "copy" in name else "")
     figures.write(args.json)
 

@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--peer-dtype", choices=DTYPES, default=DTYPES[0], help="dtype of transformers")
     parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
     parser.set_defaults(runs=None)
-    args, figures = parser.parse_args(), Figures("latency.step")
+    args, figures = parser.parse_args(), Figures("latency.step", show=False)
     torch.set_num_threads(args.threads)
     full = args.model == "full"
     frames, runs = args.frames or (4 if full else 40), args.runs or (1 if full else RUNS)

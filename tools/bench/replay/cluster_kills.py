@@ -127,7 +127,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=20, help="workers to kill in all")
     parser.add_argument("--seed", type=int, default=0, help="seed of moments and choice of workers")
-    args, figures = parser.parse_args(), Figures("replay.cluster_kills")
+    args, figures = parser.parse_args(), Figures("replay.cluster_kills", show=False)
     with tempfile.TemporaryDirectory() as folder:
         code = run(args.kills, args.seed, Path(folder), figures)
     figures.write(args.json)

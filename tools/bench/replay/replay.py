@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import statistics
 import tempfile
 import threading
 import time
@@ -39,7 +38,7 @@ from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job, ObjectOnFrame, settings_for
 from sam3_node.replay.run import Prefetcher, run_job
 from sam3_node.types import NANOSECONDS, Frame, Mask
-from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor, spread_text
+from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
 CAMERA = "bench"
@@ -133,13 +132,10 @@ def compare(folder: Path, frames: int, runs: int, objects: int, threads: int, fi
         bare.append(bare_rate(perception, in_memory, objects))
         for rates, rate in zip(replays.values(), replay_rates(job, perception), strict=True):
             rates.append(rate)
-    base = statistics.median(bare)
     what = f"{objects_text(objects)}, {perception.model.name}"
-    print(f"bare pipeline        {base:8.1f} frames/s, {what}")
     figures.add(f"bare pipeline, {what}", bare, "frames/s")
     for name, rates in replays.items():
         ratios = [rate / bare_run for rate, bare_run in zip(rates, bare, strict=True)]
-        print(f"{name:20s} {statistics.median(rates):8.1f} frames/s   {spread_text(ratios, 3)} of bare")
         figures.add(f"{name} / bare pipeline, {what}", ratios, "x", target="at least 0.95")
         figures.add(f"{name}, {what}", rates, "frames/s")
 
@@ -159,10 +155,6 @@ def compare_workers(folder: Path, frames: int, objects: int, runs: int, figures:
         for count in rates:
             rates[count].append(workers_rate(folder / f"workers{run}{count}", count, frames, objects))
     ratios = [two_rate / one_rate for one_rate, two_rate in zip(rates[1], rates[2], strict=True)]
-    print(
-        f"two workers          {statistics.median(rates[2]):8.1f} frames/s   {spread_text(ratios)} times one "
-        f"({statistics.median(rates[1]):.1f})"
-    )
     figures.add("two workers / one worker", ratios, "x", target="at least 1.7")
     figures.add("two workers, one thread each", rates[2], "frames/s")
 
@@ -218,7 +210,6 @@ def soak(folder: Path, args: argparse.Namespace, figures: Figures) -> None:
         at_s, rss = samples[number * (len(samples) - 1) // 10]
         print(f"{at_s:9.0f} {rss / 1e6:9.1f} {(rss - base) / 1e6:10.1f}")
     peak = max(rss for _, rss in samples[len(samples) // 10 :])
-    print(f"peak after the first tenth: {peak / 1e6:.1f} MB, {(peak - base) / 1e6:+.1f}")
     what = f"replay of {frames} frames with all outputs"
     figures.add(f"{what}: growth of resident memory after the first tenth", (peak - base) / 1e6, "MB")
 
@@ -236,7 +227,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         read, decoded = reading_rates(folder)
-        print(f"reading              {read:8.0f} frames/s of 640x480 JPEG, {decoded:.0f} with decoding")
         figures.add("reading 640x480 JPEG from a recording", read, "frames/s", target="at least 500")
         figures.add("reading 640x480 JPEG from a recording, with decoding", decoded, "frames/s")
         compare(folder, args.frames, args.runs, args.objects, args.threads, figures)
