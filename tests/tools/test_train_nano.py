@@ -296,7 +296,7 @@ def test_what_lies_halfway_from_the_start_is_exported(
 
 
 @pytest.mark.parametrize(
-    "words", [("gate", "overfit", "--beside", "x"), ("curves", "--beside", "x"), ("export", "--halfway")]
+    "words", [("gate", "--beside", "x"), ("curves", "--beside", "x"), ("export", "--halfway")]
 )
 def test_an_option_of_another_command_is_refused(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -153,8 +153,8 @@ by the calibrated confidence and by the decoder's score alone. The cross is the 
         "bench-memory.png",
         "Growth of the node's memory in long runs",
         """**Memory in long runs.** Growth of resident memory in each run, with bounds in black; the node's memory over
-time where a soak has kept it, which the results so far have not. [Development](development.md#long-runs) shows the course of the hour
-([soak](benchmarks/soak.md), [latency-past](benchmarks/latency-past.md),
+time where a soak has kept it, which the results so far have not. [Development](development.md#long-runs) shows the
+course of the hour ([soak](benchmarks/soak.md), [latency-past](benchmarks/latency-past.md),
 [latency-attacks](benchmarks/latency-attacks.md)).""",
         plot_memory,
     ),
