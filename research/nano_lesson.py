@@ -31,7 +31,7 @@ HURRY = 10.0  # how much faster its maps learn: they begin at zero
 
 
 class Lesson(nn.Module):
-    """Compares features with those of the tracker `weights`, as `load_tracker` takes them.
+    """Compares features with the tracker `weights`, as `load_tracker` takes them.
 
     It holds the linear maps; the teacher's weights are no part of its state.
     """

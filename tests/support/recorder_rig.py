@@ -63,7 +63,7 @@ RecorderProcess = Process.spawn
 
 
 def read_seqs(path: Path) -> list[int]:
-    """Check that the frames of a file are those of `frame`; return their seqs."""
+    """Check that a file has the frames that `frame` makes; return their seqs."""
     frames = list(RecordingReader([path]).frames())
     for item in frames:
         expected = dataclasses.replace(frame(item.seq, len(item.colour)), sent_ns=item.sent_ns)

@@ -79,7 +79,7 @@ class OutOfTimeError(Exception):
 
 
 class Scale(NamedTuple):
-    """Sizes of the measurements: those of SAM 3 on a GPU, or small ones for a dry run on a CPU."""
+    """Sizes of the measurements: SAM 3's on a GPU, or small ones for a dry run on a CPU."""
 
     device: torch.device
     model: str

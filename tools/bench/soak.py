@@ -5,8 +5,8 @@
     python -m tools.bench.soak --minutes 60 --chaos     a node in which something breaks every minute, then an overload
     python -m tools.bench.soak --summarise FOLDER       the summary of such a run again, also of one that was cut
 
-Weights are tiny and random: the memory bank, the bookkeeping and the messages are those of large weights. The first
-200 steps fill the bank and warm up the allocators. On a CPU, tensor memory is that of the garbage collector's live
+Weights are tiny and random: the memory bank, the bookkeeping and the messages are as with large weights. The first
+200 steps fill the bank and warm up the allocators. On a CPU, tensor memory is counted over the garbage collector's live
 tensors, each storage counted once; on a GPU it is the memory that torch has allocated there.
 
 The chaos writes FOLDER/log.jsonl while it runs, and at its end summary.json and plot.png. It shows that no state is

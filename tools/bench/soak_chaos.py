@@ -93,7 +93,7 @@ class Reader:
                 self._confused += 1
 
     def add(self, camera: str, epoch: int | None, object_id: int, label: str) -> None:
-        """Take a new object's id, which nobody may have had before."""
+        """Take a new object's id, which no object may have had before."""
         with self._lock:
             key = (camera, epoch, object_id)
             self._reused += key in self._given or self._labels.get(key, label) != label

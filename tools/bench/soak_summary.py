@@ -20,7 +20,7 @@ from tools.plots import draw
 Row = dict[str, Any]
 WARM_S = 30.0
 """Seconds after the first masks of a process's life that do not count for its growth: it fills caches. Its memory
-reaches its highest mark after some minutes only, so that of the quiet end is judged, which an overload precedes."""
+reaches its highest mark after some minutes only, so the quiet end is judged, which an overload precedes."""
 MARGIN_MS = 20.0
 """Age at the start of a step beyond one interval of the camera."""
 MAX_GROWTH_MB, MAX_GROWTH_DESCRIPTORS = 10.0, 2.0

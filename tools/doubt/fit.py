@@ -124,7 +124,7 @@ def write(path: Path, found: Fit, command: str) -> None:
         "",
         f"    {command}",
         "",
-        "Features are those of `tracking.confidence.FEATURES`; others have weight 0. Other models use the same table,",
+        "Features as in `tracking.confidence.FEATURES`; others have weight 0. Other models use the same table,",
         'uncalibrated."""',
         "",
         f"BIAS = {found.bias:.4g}",

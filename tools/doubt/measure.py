@@ -75,7 +75,7 @@ def calibration_error(bins: list[Bin]) -> float:
 
 
 class Played(NamedTuple):
-    """All masks that have a known truth, except those of prompts."""
+    """All masks that have a known truth, without prompted frames."""
 
     features: Floats
     """[N, F], see `confidence.FEATURES`"""

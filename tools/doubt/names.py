@@ -178,7 +178,7 @@ def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float
         "",
         f"    {command}",
         "",
-        "Features are those of `tracking.names.FEATURES`. Other detectors use them uncalibrated, without margins.",
+        "Features as in `tracking.names.FEATURES`. Other detectors use them uncalibrated, without margins.",
         '"""',
         "",
         f"BIAS = {bias:.4g}",

@@ -51,7 +51,7 @@ def draw_similar(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[lis
 
 
 def fit_view(rng: Rng, models: list[ObjectModel]) -> tuple[list[ObjectModel], float]:
-    """Return those of the models that fit together, and the width of a view in which they have a useful size."""
+    """Return the models that fit together, and the width of a view in which they have a useful size."""
     width = float(np.median([model.extent for model in models]) / rng.uniform(*SHARE))
     fitting = [model for model in models if EXTREMES[0] < model.extent / width < EXTREMES[1]]
     return fitting, width

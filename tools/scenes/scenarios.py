@@ -36,7 +36,7 @@ VERBS = ("carry", "carry", "carry", "push", "push", "slide", "slide", "spin", "e
 SHORT_S = 2.5  # a clip up to this long has one event, which fills it
 LABELLED = 0.4  # of the occluders
 STEEP = math.radians(42)  # seen from higher up, a screen would have to be too tall
-ALIKE = 0.6  # share of arms, in training clips, whose colour has the name of that of what they hide
+ALIKE = 0.6  # share of arms, in training clips, that are named by the colour of what they hide
 NEAREST, FARTHEST = 0.35, 0.85  # of the way from the camera to what the arm hides
 LOOKS_AWAY = 0.15  # of the clips in which something leaves: the camera turns instead
 

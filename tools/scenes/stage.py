@@ -150,7 +150,7 @@ class Hand:
     busy_until: float = -np.inf
 
     def path(self, times: Array) -> Array:
-        """Return positions [n, 3]: the path of the keys, or that of a held object."""
+        """Return positions [n, 3]: along the keys, or along a held object."""
         positions = keyframes(times, self.keys)
         for start, end, actor, offset in self.holds:
             held = (times >= start) & (times <= end)

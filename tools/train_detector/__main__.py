@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenes", type=Path, default=Path("out/scenes"), help="with train, val, test")
-    parser.add_argument("--beside", type=Path, help="further clips, such as those of --nameless")
+    parser.add_argument("--beside", type=Path, help="further clips, such as --nameless renders")
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/train_detector"), help="results")
     parser.add_argument("--minutes", type=float, default=60, help="minutes of training")

@@ -62,7 +62,7 @@ class Picture(NamedTuple):
 class Scenes:
     """Clips of a folder, and the words that name their objects. Raises CameraError if there are no such clips.
 
-    beside: a folder of further clips, such as those of solids without a name, for BESIDE of the pictures.
+    beside: a folder of further clips, such as solids without a name, for BESIDE of the pictures.
     """
 
     def __init__(self, folder: Path, sprites: Sequence[Sprite] = (), beside: Path | None = None) -> None:
@@ -80,7 +80,7 @@ class Scenes:
         shown = set(np.unique(labels).tolist())
         names = {number: name for number, name in read_names(clip).items() if number in shown}
         distracted = bool(self._sprites) and rng.random() < DISTRACTED
-        if distracted:  # a cut-out's number may be that of an object out of view
+        if distracted:  # a cut-out's number may belong to an object out of view
             some = [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
             (image,), (labels,) = compose(rng, [image], [labels], some)
         augmentation = Augmentation.draw(rng, labels.shape)
@@ -235,7 +235,7 @@ def query(
 ) -> list[Phrase]:
     """Return `length` phrases in random order; a phrase may occur twice.
 
-    names: those of the objects in the picture. anything: True if "object" may occur.
+    names: of the objects in the picture. anything: True if "object" may occur.
     """
     phrases = [] if rng.random() < NONE_TRUE else _true(rng, names, anything)[: (length + 1) // 2]
     while len(phrases) < length:

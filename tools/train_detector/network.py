@@ -89,7 +89,7 @@ def _read(checkpoint: Path) -> tuple[Words, LearntDetector]:
 
 @torch.no_grad()
 def _go_towards(detector: LearntDetector, other: LearntDetector, share: float) -> None:
-    """Move weights and words by a share of the way to those of another detector."""
+    """Move weights and words by a share of the way to another detector's."""
     for own, theirs in zip(detector.state_dict().values(), other.state_dict().values(), strict=True):
         if own.is_floating_point():
             own.lerp_(theirs, share)

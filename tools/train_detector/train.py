@@ -1,4 +1,4 @@
-"""The training loop: limited by time, as that of the nano tracker; resumes after a kill."""
+"""Train for a limited time, as the nano tracker does, and resume after a kill."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def load_videos(folder: Path, cache: Path) -> list[list[npt.NDArray[np.uint8]]]:
 
 
 def video_frames(path: Path, every: int = 4, width: int = 320) -> Iterator[npt.NDArray[np.uint8]]:
-    """JPEG files as uint8 [n]: those of a folder as they are, or every fourth frame of a video, 320 px wide."""
+    """JPEG files as uint8 [n]: a folder's as they are, or every fourth frame of a video, 320 px wide."""
     if path.is_dir():
         yield from (np.fromfile(jpeg, np.uint8) for jpeg in sorted(path.glob("*.jpg")))
         return

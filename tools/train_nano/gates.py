@@ -1,6 +1,6 @@
 """Four gates, in this order; the training asks each before it spends the hours behind it.
 
-overfit   eight images with box prompts can be overfitted: IoU well above that of a filled box
+overfit   eight images with box prompts can be overfitted: IoU well above a filled box's
 parity    the training forward gives what transformers' streaming inference gives, on the same weights
 bank      on held-out clips the bank beats no bank, and both beat copying the first mask
 figures   on unseen scenes the exported weights reach what is asked of them

@@ -286,7 +286,7 @@ def mask_logits(mask: Tensor) -> Tensor:
 
 
 def hide(logits: Tensor, present: Tensor) -> Tensor:
-    """Logits [N, h, w] with those of absent objects at the reference's floor."""
+    """Logits [N, h, w] with absent objects at the reference's floor."""
     return logits.masked_fill(~present[:, None, None], ABSENT_LOGIT)
 
 

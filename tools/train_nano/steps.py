@@ -1,7 +1,7 @@
 """Run one forward of training: single frames with prompts and corrections, and clips through the memory.
 
 Prompts are drawn from ground-truth masks, as users give them. Losses are cross entropy and dice against the covered
-share of each cell, and those of the IoU and presence heads.
+share of each cell, and the losses of the IoU and presence heads.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def clip_cost(
     again: a later frame on which the objects are prompted a second time; 0 for none.
 
     A frame's loss reaches the writing of memories, but not, through a followed frame's mask, the frames before it.
-    Through a chain of eight or sixteen masks the median norm of gradients was up to 16 and 54 times that of single
+    Through a chain of eight or sixteen masks the median norm of gradients was up to 16 and 54 times the norm on single
     frames, see tools/train_nano/README.md.
     """
     frames = batch.images.shape[1]

@@ -22,7 +22,7 @@ Watch = Callable[[int, TrueFrame, Masks], None]
 
 @dataclass
 class ObjectRecord:
-    """One object under one setting; lists begin with the frame after that of its prompt.
+    """One object under one setting; lists begin with the frame after its prompt.
 
     Frames on which its truth is unknown are not in them.
     `object_shares` and `mask_shares` are the shares of the image that the object and its mask cover.

@@ -115,7 +115,7 @@ class Occlusion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OcclusionCount:
-    """Occlusions and recoveries; hidden frames and those of them that had a mask."""
+    """Occlusions and recoveries; hidden frames, and how many had a mask."""
 
     cases: int = 0
     recovered: int = 0

@@ -31,7 +31,7 @@ WHITE = (255, 255, 255)
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Return the figures of the first setting; where there are several, those of all under `settings`."""
+    """Return the figures of the first setting; where there are several, all are under `settings`."""
     reports = all_settings(results)
     first = next(iter(reports.values()))
     return first | {"settings": reports} if len(reports) > 1 else first

@@ -102,7 +102,7 @@ def follow(tracker: Tracker, case: Case, frames: int, every: int) -> dict[str, l
 
 
 def report(clip: str, areas: dict[str, list[int]], what: str, figures: Figures) -> None:
-    """Print the figures of each object, and keep those of the clip."""
+    """Print the figures of each object, and keep the clip's."""
     runaway = withheld = total = 0
     for name, sizes in areas.items():
         ratio = np.array(sizes[1:]) / max(sizes[0], 1)

@@ -151,7 +151,7 @@ def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
 
 
 def measure_rendered(figures: Figures, count: int) -> None:
-    """Compare positions on rendered clips with the truth, with true masks and with those of the tracker."""
+    """Compare positions on rendered clips with the truth, with true masks and with the tracker's."""
     from tools.scenes.generate import generate
     from tools.scenes.plan import ClipSettings
     from tools.scenes.render import Renderer

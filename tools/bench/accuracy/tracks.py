@@ -3,7 +3,7 @@
     python -m tools.bench.accuracy.tracks out/scenes/tracks                   the default, and without association
     python -m tools.bench.accuracy.tracks FOLDER --every 1,5,10 --names name  periods; "red mug", not "mug"
 
-FOLDER has rendered clips with the names of their objects, for example those of
+FOLDER has rendered clips with the names of their objects, for example from
 `python -m tools.scenes --split test --scenario free,leave,lookalike,occlusion --frames 1440 --size 640x480 --seed 21
 --clips 4 -o out/scenes/tracks`. The detector does not look for names that it does not know. Frames go through the
 pipeline one after another, with the clip's own time stamps and none skipped. A mask is right if its IoU with an object

@@ -10,7 +10,7 @@ prompted for each object once, on the first frame where it can be seen, by its t
 scored on all frames between that one and the last, but those on which its truth is unknown
 (`tools.vos.sequences.UNKNOWN`). All objects of a sequence are tracked together, and each mask is scored as the node
 would publish it, with overlaps. tools/vos/metrics.py defines recovery. `--json` without a file
-prints all figures, those of each sequence and object included, as JSON and nothing else.
+prints all figures, of each sequence and object too, as JSON and nothing else.
 """
 
 from __future__ import annotations

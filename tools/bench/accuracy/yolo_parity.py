@@ -7,7 +7,7 @@ The package never imports the public implementation: install it by hand beside s
 `sam3-node weights convert` reads, so no code of the checkpoint is run. The benchmark compares all boxes and scores that
 the networks give for the first frame of each file, those that each implementation's own non-maximum suppression keeps,
 and, from the frame to the boxes on it, all detections from a score of 0.2. Passes alternate, with the same threads for
-both. Each of --runs runs is one pass of each over all frames; the ratio of a run is that of its median times. The exit
+both. Each of --runs runs is one pass of each over all frames; the ratio of a run compares its median times. The exit
 code is 1 if a difference exceeds 1e-3, or 0.5 px and 0.01 from frame to boxes.
 """
 

@@ -5,7 +5,7 @@
 Four cameras of 640x480 and a node are processes. In each run there is a time with all cameras at their rates, and a
 time in which the first camera sends as fast as it can. A camera's fair share is a quarter of the node's frames, or
 all of its own if it sends fewer; what it does not use is shared by the others. The flood's own work takes CPU time from
-the node where they share the cores, so the shares are those of the same time; the rates of both times are compared too.
+the node where they share the cores, so the shares are of the same time; the rates of both times are compared too.
 
 It also compares the encoder on the frames of two cameras at once with the encoder on each, in one process.
 """

@@ -1,4 +1,4 @@
-"""Compare the time of frames between two detections with that of the same frames without a detector.
+"""Compare the time of frames between two detections with the same frames' time without a detector.
 
     python -m tools.bench.latency.detect --every 5 --frames 300
     python -m tools.bench.latency.detect --detector yolo-world:./yolo --names mug,bottle

@@ -1,4 +1,4 @@
-"""Measure how long the import of the client takes, beside those of the packages that it needs.
+"""Measure how long the import of the client takes, beside the packages that it needs.
 
     python -m tools.bench.latency.imports
 

@@ -19,7 +19,7 @@ peers check, pack, decode and count nothing. Their time runs from the capture un
 
 Frames are drawn ahead and stamped when they are due, at 30 Hz. One camera process serves the four paths in turn, a
 second each, so that other load on the machine slows all. The processes start once; each of --runs runs collects for
---seconds, and the ratios of a run are those of its percentiles.
+--seconds, and the ratios of a run compare its percentiles.
 
 With --whole, a camera draws 640x480 frames at 30 Hz, and a node tracks objects on them with nano and without a
 detector, in float32 and, on a CPU that has it, in bfloat16, in turns. Camera, node and subscriber share the cores.

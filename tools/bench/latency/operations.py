@@ -5,10 +5,9 @@
 
 Frames and memories are fake: they have shapes, but no values, so that neither time nor a GPU is needed. FLOPs are those
 of matrix products, convolutions and attention, two for each multiplication with addition. A kernel is an operation that
-is no view; its traffic is the size of its inputs and outputs. The path is that of bfloat16 outside of compilers: its
+is no view; its traffic is the size of its inputs and outputs. The path is bfloat16's outside of compilers: its
 fused attention takes values that are padded to the width of the keys. The read is also counted in float32, where plain
-attention on a CPU takes them as they are. "static" is the read with static shapes, "engine" that of an engine, with a
-mask.
+attention on a CPU takes them as they are. "static" is the read with static shapes, "engine" an engine's, with a mask.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kill workers of a local Ray during replays, and compare the results with those of uninterrupted replays.
+"""Kill workers of a local Ray during replays, and compare the results with uninterrupted replays.
 
     python -m tools.bench.replay.cluster_kills              20 kills with SIGKILL, nano on the CPU, two workers
     python -m tools.bench.replay.cluster_kills --kills 5

@@ -8,8 +8,8 @@ The recording has the 640x480 JPEG frames of the bundled one, repeated in a loop
 
     reading    reading frames from the file, still encoded; then with decoding, in the threads that replay uses for it
     bare       the pipeline's step on the same frames in memory; decoding is a part of the step
-    replay     run_job: reading, decoding ahead, the same steps, and writing results to shards. Its rate is that of its
-               summary, which leaves out loading and writing outputs. "With outputs" is the whole call, with masks.mcap
+    replay     run_job: reading, decoding ahead, the same steps, and writing results to shards. Its rate is its
+               summary's, which leaves out loading and writing outputs. "With outputs" is the whole call, with masks.mcap
     workers    replays by processes of one thread each, on recordings of their own: one alone, then two at once
 
 Bare and replay alternate, and so do one and two workers, so that other load on the machine slows both.
@@ -141,7 +141,7 @@ def compare(folder: Path, frames: int, runs: int, objects: int, threads: int, fi
 
 
 def work(job: Job, barrier: threading.Barrier) -> float:
-    """Return the frames/s of a replay that begins when those of all workers do; runs in a worker's process."""
+    """Return the frames/s of a replay that begins together with all workers; runs in a worker's process."""
     perception = Perception.load(settings_for(job, None))
     bare_rate(perception, list(read_frames(WARM)), len(job.objects))
     barrier.wait()
@@ -149,7 +149,7 @@ def work(job: Job, barrier: threading.Barrier) -> float:
 
 
 def compare_workers(folder: Path, frames: int, objects: int, runs: int, figures: Figures) -> None:
-    """Compare the rate of two workers together with that of one, in turns."""
+    """Compare the rate of two workers together with the rate of one, in turns."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     for run in range(runs):
         for count in rates:
