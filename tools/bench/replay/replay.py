@@ -9,7 +9,7 @@ The recording has the 640x480 JPEG frames of the bundled one, repeated in a loop
     reading    reading frames from the file, still encoded; then with decoding, in the threads that replay uses for it
     bare       the pipeline's step on the same frames in memory; decoding is a part of the step
     replay     run_job: reading, decoding ahead, the same steps, and writing results to shards. Its rate is its
-               summary's, which leaves out loading and writing outputs. "With outputs" is the whole call, with masks.mcap
+               summary's, without loading and writing outputs. "With outputs" is the whole call, with masks.mcap
     workers    replays by processes of one thread each, on recordings of their own: one alone, then two at once
 
 Bare and replay alternate, and so do one and two workers, so that other load on the machine slows both.
